@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Decode speed and memory of KvantCache beside transformers' own caches, with random weights: CSV rows on
-stdout, one per cache and shape. All caches of a shape run in one process, in turn, in several rounds; a row has the
-median round.
+"""Decode speed and memory of KvantCache beside transformers' own caches, with random weights and a context of random
+rows: CSV rows on stdout, one per cache. A row has the median of several rounds; a round is what model.generate takes for
+many tokens less what it takes for a few.
 
-    bench/bench_transformers.py --layers 32 --context 32768 --batch 8 --device cuda
-    bench/bench_transformers.py --layers 4 --context 2048 --hidden 576 --heads 9 --kv-heads 3 --head-dim 64   # on a CPU
-"""
+    bench/bench_transformers.py --device cuda
+    bench/bench_transformers.py --layers 4 --shapes 1x2048 --hidden 576 --heads 9 --kv-heads 3 --head-dim 64   # on a CPU
+
+cache_bytes: memory of the device that a full cache takes, and decoding with it; with buffers and graphs. plain:PRESET is
+a KvantCache without kvant.transformers.graphs."""
 
 import argparse
 import csv
+import gc
 import pathlib
 import statistics
 import sys
 import time
+import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integrations" / "python"))
 
@@ -21,9 +25,11 @@ import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.transformers import KvantCache  # noqa: E402
+from kvant.transformers import KvantCache, graphs  # noqa: E402
 
-COLUMNS = "cache preset batch context tokens_per_s ms_per_token prefill_s cache_bytes peak_bytes".split()
+COLUMNS = "cache preset layers batch context tokens_per_s ms_per_token cache_bytes decode_bytes first_s".split()
+FEW = 8  # tokens of the shorter call
+PART = 8192  # tokens of random rows that are made at once
 
 
 def arguments():
@@ -36,20 +42,17 @@ def arguments():
         kv_heads=8,
         head_dim=128,
         feed_forward=14336,
-        batch=1,
-        context=32768,
-        tokens=32,
+        tokens=64,
         rounds=3,
-        prefill_chunk=4096,
     ).items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    parser.add_argument("--shapes", default="8x32768,1x131072", help="batch x context, with commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--presets", default="balanced", help="of kvant, with commas")
-    parser.add_argument(
-        "--stock", default="dynamic,static", help="of transformers, with commas: dynamic, static, quanto"
-    )
-    return parser.parse_args()
+    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, plain:PRESET, dynamic, static, quanto")
+    a = parser.parse_args()
+    a.shapes = [tuple(map(int, shape.split("x"))) for shape in a.shapes.split(",")]
+    return a
 
 
 def make_model(a):
@@ -62,7 +65,7 @@ def make_model(a):
         head_dim=a.head_dim,
         intermediate_size=a.feed_forward,
         vocab_size=32000,
-        max_position_embeddings=2 * (a.context + a.tokens),
+        max_position_embeddings=2 * max(context for _, context in a.shapes),
         initializer_range=0.02,
     )
     with torch.device(a.device):
@@ -73,83 +76,123 @@ def make_model(a):
     return model
 
 
+def grown(a):
+    """Tokens that a cache has room for."""
+    return a.context + (a.rounds + 1) * (a.tokens + 2 * FEW) + 64
+
+
 def make_cache(a, model, name):
     kind, _, preset = name.partition(":")
-    if kind == "kvant":
-        return KvantCache(model.config, preset, max_tokens=a.batch * (a.context + a.tokens + 64))
+    if kind in ("kvant", "plain"):
+        return KvantCache(model.config, preset, max_tokens=a.batch * grown(a))
     if kind == "static":
-        return StaticCache(config=model.config, max_cache_len=a.context + a.tokens)
+        return StaticCache(config=model.config, max_cache_len=grown(a))
     if kind == "quanto":
         return transformers.QuantizedCache("quanto", model.config, nbits=4)
     return DynamicCache(config=model.config)
 
 
-def synchronize(a):
-    if a.device != "cpu":
-        torch.cuda.synchronize()
+def fill(a, cache, name):
+    generator = torch.Generator(a.device).manual_seed(1)
+    part = a.context if name == "quanto" else PART  # it quantises its first rows alone
 
+    def rows(n):
+        shape = a.batch, a.kv_heads, n, a.head_dim
+        return torch.randn(shape, dtype=getattr(torch, a.dtype), device=a.device, generator=generator)
 
-def size_of(cache):
+    for layer in range(a.layers):
+        for first in range(0, a.context, part):
+            cache.update(rows(min(part, a.context - first)), rows(min(part, a.context - first)), layer)
     if isinstance(cache, KvantCache):
-        return cache.bytes
-    return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values) if torch.is_tensor(x))
+        assert cache.bytes > 0  # the rows are appended
 
 
-def round_of(a, model, name):
-    """Seconds per token, seconds of prefill, bytes of the cache, peak."""
-    model.set_attn_implementation("kvant" if name.startswith("kvant") else "sdpa")
-    cache = make_cache(a, model, name)
-    generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(0, 32000, (a.batch, a.context), generator=generator).to(a.device)
-    with torch.inference_mode():
-        synchronize(a)
+def used(a):
+    """Memory of the device: PyTorch's tensors, and what others took."""
+    if a.device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    available, total = torch.cuda.mem_get_info()
+    return total - available - torch.cuda.memory_reserved() + torch.cuda.memory_allocated()
+
+
+class Run:
+    """A cache that decodes further in every round."""
+
+    def __init__(self, a, model, name):
+        self.a, self.model, self.name = a, model, name
+        self.ids = torch.ones((a.batch, a.context + 1), dtype=torch.int64, device=a.device)
+        before = used(a)
+        self.cache = make_cache(a, model, name)
+        with torch.inference_mode(False), torch.no_grad():
+            fill(a, self.cache, name)
+        self.bytes = used(a) - before
+        self.seconds = []
+        started = time.perf_counter()
+        self.take(FEW)  # compiles, captures
+        self.first = time.perf_counter() - started
+        self.decode_bytes = used(a) - before
+
+    def take(self, n):
+        self.model.set_attn_implementation("kvant" if isinstance(self.cache, KvantCache) else "sdpa")
         start = time.perf_counter()
-        for part in prompt.split(a.prefill_chunk, 1):
-            token = model(part, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
-        synchronize(a)
-        prefill = time.perf_counter() - start
+        self.ids = self.model.generate(
+            self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            past_key_values=self.cache,
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        self.ids[0, -1].item()
+        return time.perf_counter() - start
+
+    def round(self):
+        few = self.take(FEW)
+        self.seconds.append((self.take(FEW + self.a.tokens) - few) / self.a.tokens)
+
+    def row(self):
+        seconds, (kind, _, preset) = statistics.median(self.seconds), self.name.partition(":")
+        speed = f"{self.a.batch / seconds:.2f}", f"{1000 * seconds:.3f}"
+        sizes = int(self.bytes), int(self.decode_bytes), f"{self.first:.1f}"
+        return [kind, preset, self.a.layers, self.a.batch, self.a.context, *speed, *sizes]
+
+
+def compare(a, model, rows):
+    """One cache at a time has room."""
+    for name in a.caches.split(","):
+        run = None
+        forward = model.forward
+        try:
+            if name.startswith("kvant"):
+                graphs(model)
+            run = Run(a, model, name)
+            for _ in range(a.rounds):
+                run.round()
+            rows.writerow(run.row())
+        except Exception as error:  # the others go on
+            traceback.print_exc()
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
+        model.forward = forward
+        del run
         if a.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-        token = model(token, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)  # the first has more to set up
-        synchronize(a)
-        start = time.perf_counter()
-        for _ in range(a.tokens - 1):
-            token = model(token, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
-        synchronize(a)
-        seconds = (time.perf_counter() - start) / (a.tokens - 1)
-    return seconds, prefill, size_of(cache), torch.cuda.max_memory_allocated() if a.device != "cpu" else 0
+            gc.collect()
+            torch.cuda.empty_cache()
+        sys.stdout.flush()
 
 
 def main():
     a = arguments()
     model = make_model(a)
-    names = [f"kvant:{preset}" for preset in a.presets.split(",") if preset] + [x for x in a.stock.split(",") if x]
     print(
         f"PyTorch {torch.__version__}, transformers {transformers.__version__}, kvant {kvant.version()}",
         file=sys.stderr,
     )
-    rounds = {name: [] for name in names}
-    for _ in range(a.rounds):
-        for name in names:
-            rounds[name].append(round_of(a, model, name))
     rows = csv.writer(sys.stdout)
     rows.writerow(COLUMNS)
-    for name, found in rounds.items():
-        seconds, prefill, size, peak = (statistics.median(values) for values in zip(*found))
-        kind, _, preset = name.partition(":")
-        rows.writerow(
-            [
-                kind,
-                preset,
-                a.batch,
-                a.context,
-                f"{a.batch / seconds:.2f}",
-                f"{1000 * seconds:.3f}",
-                f"{prefill:.3f}",
-                int(size),
-                int(peak),
-            ]
-        )
+    for a.batch, a.context in a.shapes:
+        compare(a, model, rows)
 
 
 if __name__ == "__main__":

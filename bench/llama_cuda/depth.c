@@ -1,7 +1,7 @@
 /* depth.c - tokens per second of decoding at depths, without computing the prompts: rows of 4096 tokens are computed once
  * and restored as often as a depth needs. For time alone.
  *
- *   depth LIBRARIES MODEL DEVICE CACHE_TYPE DEPTH...      depths rise; prints one line, "tg@DEPTH ..." */
+ *   depth LIBRARIES MODEL DEVICE CACHE_TYPE DEPTH...      depths rise; prints one line, "tg@DEPTH ... pp512@DEPTH ..." */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
-enum { CHUNK = 4096, WARM = 8, TIMED = 64 };
+enum { CHUNK = 4096, WARM = 8, TIMED = 64, PROMPT = 512, PROMPTS = 2 };
 
 static struct llama_context *context;
 static int vocabulary;
@@ -57,7 +57,7 @@ static void start(char **argv, int most)
     params.n_seq_max = 2;
     params.kv_unified = true;
     params.n_batch = 2048;
-    params.n_ubatch = 512;
+    params.n_ubatch = PROMPT;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.type_k = params.type_v = type_of(argv[4]);
     context = llama_init_from_model(loaded, params);
@@ -105,6 +105,16 @@ static double rate(void)
     return TIMED / (now() - begun);
 }
 
+/* Of prompts of one ubatch. */
+static double prompt_rate(void)
+{
+    const double begun = now();
+
+    for (int i = 0; i < PROMPTS; i++)
+        decode(PROMPT, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
+    return PROMPT * PROMPTS / (now() - begun);
+}
+
 int main(int argc, char **argv)
 {
     unsigned char *state;
@@ -129,12 +139,10 @@ int main(int argc, char **argv)
             add(state, bytes);
         fprintf(stderr, "depth %d filled in %.1f s\n", depth, now() - begun);
         printf("tg@%d %.1f  ", depth, rate());
+        printf("pp512@%d %.0f  ", depth, prompt_rate());
         fflush(stdout);
     }
-    begun = now();
-    decode(512, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
-    decode(512, llama_memory_seq_pos_max(llama_get_memory(context), 0) + 1, 0);
-    printf("pp1024@%d %.0f\n", depth, 1024 / (now() - begun));
+    printf("\n");
     llama_free(context);
     return 0;
 }

@@ -8,7 +8,7 @@
 # PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers are needed. LC is the working folder
 # (/tmp/lc). BUILD: a build of kvant with ggml-kvant and kvant_cuda; without it one is made in LC. SPECS: what same
 # compares, "preset:NAME" or a spec. RUNS: what depth and bench measure, each as WHAT@DEPTHS with a spec, "preset:NAME" or
-# "stock:CACHE_TYPE".
+# "stock:CACHE_TYPE" or "accel:CACHE_TYPE".
 set -u
 pack=$1 source=$2 out=$3
 shift 3
@@ -87,6 +87,7 @@ choose() { # WHAT@DEPTHS: name, device, cache type, depths, variables
     name=${what_run##*:}
     case $what_run in
     stock:*) device=CUDA0 type=$name ;;
+    accel:*) type=$name variables="$variables KVANT_ACCEL=1" name=accel_$name ;;
     *) variables="$variables $(setting "$what_run")" ;;
     esac
 }

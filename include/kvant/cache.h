@@ -105,10 +105,45 @@ KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer,
                                              const kvant_attention_problem *problem);
 
 /* The rows of n tokens from first on, as attention sees them: k is n x n_kv_heads x head_dim, v n x n_kv_heads x v_head_dim floats.
- * Tokens of dropped blocks are zeros. For reference and for engines that attend by themselves: attention does without. On the CPU;
- * KVANT_ERR_UNSUPPORTED on a GPU. */
+ * Tokens of dropped blocks are zeros. For reference and for engines that attend by themselves: attention does without. */
 KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n,
                                         float *k, float *v);
+
+/* Decode steps that a CUDA graph replays: one token per step of each of n sequences. Their rows lie in fp16 beside the cache, and
+ * attention sees them.
+ *
+ *     kvant_steps_begin(cache, sequences, n, &info)      waits for nothing, but is as slow as some steps
+ *     up to info.n_steps times: kvant_steps_next(cache), then kvant_cache_step of every layer, or a graph of these calls
+ *     kvant_cache_append of the same rows to every layer, and begin again
+ *
+ * Calls of kvant_cache_step have the same arguments in every step, and only enqueue work on their stream. Between begin and the
+ * appends nothing else changes the sequences. */
+typedef struct kvant_steps_info {
+    size_t size;      /* set by the caller to sizeof(kvant_steps_info) */
+    uint32_t n_steps; /* until the first sequence fills a block */
+    uint64_t graph;   /* graphs captured while it was the same may be replayed */
+    bool floats;      /* steps take KVANT_CUDA_F32 alone */
+} kvant_steps_info;
+
+/* KVANT_ERR_UNSUPPORTED on the CPU, while centres and scales are not learnt yet (64 tokens), and for a softcap over keys with a
+ * centre; KVANT_ERR_FULL, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
+KVANT_API kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+
+/* Before the work of a step; enqueues a copy on the cache's stream. */
+KVANT_API kvant_status kvant_steps_next(kvant_cache *cache);
+
+typedef struct kvant_step {
+    size_t size;                /* set by the caller to sizeof(kvant_step) */
+    const void *q, *k, *v;      /* sequences x heads x head_dim of the token, contiguous, on the device */
+    void *out;                  /* as q */
+    int type;                   /* kvant_cuda_type of all four */
+    uint32_t window;            /* these four as in kvant_attention_problem; 0: the cache's, or none */
+    float scale, logit_softcap;
+    void *stream;               /* cudaStream_t */
+    const float *sinks;
+} kvant_step;
+
+KVANT_API kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 
 /* Sequences are numbered from 0. create and fork return -1 when max_sequences are in use or memory
  * is short. */

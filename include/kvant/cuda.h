@@ -264,6 +264,58 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
+/* ---- sinks beside keys with a centre ---- */
+
+/* Keys with a centre c lack <q, c> in their scores, which a softmax ignores, but sinks do not. Attention without
+ * sinks, with lse; then this: out becomes out * w / (w + exp(sink)), w = exp(lse + scale <q, c>). */
+typedef struct kvant_cuda_sinks_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_sinks_args) */
+    uint32_t n_queries, n_heads, n_kv_heads, head_dim;
+    const float *q; /* n_queries x n_heads x head_dim, as the model has them */
+    size_t q_token_stride, q_head_stride;
+    float scale;
+    const float *center; /* n_kv_heads x head_dim */
+    const float *sinks;  /* n_heads */
+    const float *lse;    /* n_queries x n_heads */
+    float *out;          /* n_queries x n_heads x head_dim, contiguous */
+} kvant_cuda_sinks_args;
+
+KVANT_API kvant_status kvant_cuda_add_sinks(const kvant_cuda_sinks_args *args, kvant_cuda_stream stream);
+
+/* ---- attention over rows in ggml's block formats ---- */
+
+/* The row of (token, kv head) of a sequence; strides in bytes. Pointer and strides are multiples of a row's bytes'
+ * largest power of two, at most 16. */
+typedef struct kvant_cuda_block_rows {
+    uint32_t type; /* kvant_block_type: q8_0 or q4_0 */
+    const void *data;
+    size_t token_stride, head_stride, batch_stride;
+} kvant_cuda_block_rows;
+
+typedef struct kvant_cuda_block_args {
+    size_t size;                /* set by the caller to sizeof(kvant_cuda_block_args) */
+    kvant_cuda_block_rows k, v; /* of one type */
+    uint32_t head_dim;          /* 64, 128 or 256 */
+    uint32_t n_tokens, batch, query_tokens, n_heads, n_kv_heads; /* at most 16 query rows per kv head */
+    const float *q;                                              /* strides of q, out and mask are elements */
+    size_t q_batch_stride, q_token_stride, q_head_stride;
+    float *out;
+    size_t out_batch_stride, out_token_stride, out_head_stride;
+    float scale, logit_softcap, max_bias; /* as in kvant_cuda_attention_args */
+    const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
+    size_t mask_batch_stride, mask_token_stride;
+    const float *sinks; /* n_heads, or NULL */
+    void *workspace;    /* device */
+    size_t workspace_bytes;
+} kvant_cuda_block_args;
+
+/* Bytes of workspace; 0 when the problem is not taken (workspace and its size are not looked at). */
+KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
+
+/* Every query token sees every token, but for the mask. Queries, weights and values are rounded to fp16.
+ * KVANT_ERR_UNSUPPORTED for what is not taken. */
+KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
+
 /* ---- queries of transform=file ---- */
 
 typedef struct kvant_cuda_query_args {

@@ -15,6 +15,8 @@
 /* Beyond what any model has; a number in a name must not run over. */
 #define MAX_LAYER 100000u
 
+#define GPU_ALIGN 256u /* of open pages */
+
 /* One llama context: its settings, and the tensors of all its caches (a model with a sliding window
  * has two). */
 struct kvp_layers {
@@ -26,6 +28,7 @@ struct kvp_layers {
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
     bool told;
+    bool other_state; /* layers without keys and values */
     kvp_settings settings;
 };
 
@@ -112,6 +115,14 @@ static struct kvp_layers *current_layers(char *err, size_t errlen)
     if (layers == NULL && kvp_kv_new_context(err, errlen))
         layers = pthread_getspecific(current_key);
     return layers;
+}
+
+void kvp_kv_note_state(void)
+{
+    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    if (layers != NULL)
+        layers->other_state = true;
 }
 
 static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
@@ -221,6 +232,36 @@ static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
+/* An open page has 4 times the bytes of a sealed one, so they are 3 % of a long cache. */
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape)
+{
+    const uint32_t n = kvp_kv_blocks(shape) / 128;
+
+    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+}
+
+/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first tokens (sink=,
+ * which a centre brings with it). */
+static bool has_open_pages(const char *spec)
+{
+    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=" };
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strstr(spec, words[i]) != NULL)
+            return true;
+    return false;
+}
+
+size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    if (!shape->in_order || (info.settings == NULL && !has_open_pages(info.k) && !has_open_pages(info.v)))
+        return 0;
+    return (size_t)kvp_kv_open_pages(shape) * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+}
+
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 {
     struct kvp_layers *layers = current_layers(err, errlen);
@@ -232,7 +273,7 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
         return 0;
     place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
     if (kvant_scheme_most_bytes(layers->settings.scheme, &place, shape->row, &params, &bytes) == KVANT_OK)
-        return bytes;
+        return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, &layers->settings) : bytes;
     snprintf(err, errlen, "%s", kvant_error_message());
     return 0;
 }
@@ -319,7 +360,7 @@ static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, dou
     size_t bytes = 0;
 
     if (kv->remote != NULL)
-        return pages;
+        return pages + (double)kvp_kv_open_bytes(&kv->shape, kv->settings);
     kvant_tensor_size(&params, &bytes);
     return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
@@ -362,7 +403,7 @@ static void tell(struct kvp_layers *layers)
             layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
             layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
-    if (layers->n_here < layers->n)
+    if (layers->n_here < layers->n && !layers->other_state)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "
                   "--device KVANT alone",
                   layers->n_here, layers->n, layers->n - layers->n_here);

@@ -101,6 +101,9 @@ struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
 
+/* Some layers of the context being created have another state instead, as recurrent layers have. */
+void kvp_kv_note_state(void);
+
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */
@@ -112,6 +115,14 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
+
+/* On a GPU: fp16 pages of 64 rows behind the sealed ones, at the end of what is reserved; 0 bytes where no codec of the context needs
+ * them. */
+#define KVP_LEAST_OPEN 8u
+#define KVP_MOST_OPEN 20u
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape);
+size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+
 void kvp_kv_free(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why

@@ -1,8 +1,8 @@
 /* plugin.c - the entry point of libggml-kvant.so. ggml calls ggml_backend_init once and gets a
  * registry entry with its devices, or NULL after a message with the reason.
  *
- * KVANT_ACCEL chooses the device, and otherwise whether ggml has a CUDA back end: KVANT0, KVANT1, ... then, else
- * KVANT. llama.cpp gives its cache to every GPU-type device that it finds, so they never appear together. */
+ * Where ggml has a CUDA back end they are KVANT0, KVANT1, ...; KVANT_ACCEL tells what they do. Elsewhere it chooses
+ * between KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type device that it finds, so they never appear together. */
 #include <string.h>
 
 #include "attributes.h"
@@ -61,13 +61,14 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
 }
 
 /* The GPUs of a llama.cpp with CUDA, after the device of the computer's memory: they share its buffers' code. */
-static void find_gpus(void)
+static void find_gpus(bool accel)
 {
     char err[768] = "";
 
+    kvp_gpu_set_accel(accel);
     n_gpus = kvp_gpu_setup(&reg, err, sizeof(err));
     if (n_gpus == 0 && err[0] != '\0')
-        kvp_error("warning: llama.cpp has a CUDA back end, but the cache stays in the computer's memory: %s", err);
+        kvp_error("warning: llama.cpp has a CUDA back end, but kvant works in the computer's memory: %s", err);
 }
 
 abi_reg *ggml_backend_init(void)
@@ -98,8 +99,8 @@ abi_reg *ggml_backend_init(void)
     accel_device = kvp_accel_setup(&reg);
     if (accel)
         reg_device = accel_device;
-    else if (gpu)
-        find_gpus();
+    if (gpu)
+        find_gpus(accel);
     reg = (abi_reg){
         .api_version = kvp_api.api,
         .iface = { .get_name = reg_get_name,

@@ -180,36 +180,14 @@ kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequ
     return kvant_cache_append_batch(cache, layer, &sequence, 1, k, v, n);
 }
 
-static kvant_status read_run(const kvant_cache *cache, uint32_t layer, kvant_role role, int32_t block, uint32_t offset, uint32_t n,
-                             float *rows)
-{
-    const size_t width = (size_t)cache->params.n_kv_heads *
-                         (role == KVANT_ROLE_K ? cache->params.head_dim : cache->params.v_head_dim);
-    if (block == KVANT_NO_BLOCK) {
-        memset(rows, 0, n * width * sizeof *rows);
-        return KVANT_OK;
-    }
-    return kvant_tensor_read(*kvant_cache_tensor(cache, layer, role), (size_t)block * KVANT_PAGE_TOKENS + offset, n, rows, width);
-}
-
 kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k,
                               float *v)
 {
     const kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
-    if (cache->device != &kvant_device_cpu)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache: rows are read on the CPU; export blocks to a cache there");
     if (layer >= cache->params.n_layers || !k || !v || first > s->lengths[layer] || n > s->lengths[layer] - first)
         return invalid("no such layer or tokens, or k or v is missing");
-    const size_t heads = cache->params.n_kv_heads;
-    for (uint32_t done = 0, here; done < n; done += here) {
-        const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS;
-        const int32_t block = s->table[(first + done) / KVANT_PAGE_TOKENS];
-        here = n - done < KVANT_PAGE_TOKENS - offset ? n - done : KVANT_PAGE_TOKENS - offset;
-        KVANT_FORWARD(read_run(cache, layer, KVANT_ROLE_K, block, offset, here, k + done * heads * cache->params.head_dim));
-        KVANT_FORWARD(read_run(cache, layer, KVANT_ROLE_V, block, offset, here, v + done * heads * cache->params.v_head_dim));
-    }
-    return KVANT_OK;
+    return cache->device->read((kvant_cache *)cache, layer, sequence, first, n, k, v);
 }
 
 /* Attention */
@@ -258,6 +236,43 @@ kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequ
                                 uint32_t n)
 {
     return kvant_cache_attend_batch(cache, layer, &sequence, 1, q, out, n);
+}
+
+/* Steps */
+
+static kvant_status no_steps(const kvant_cache *cache)
+{
+    return cache ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache: there are no steps on the CPU") : KVANT_ERR_ARGUMENT;
+}
+
+kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info)
+{
+    kvant_steps_info full = { .size = sizeof full };
+    if (!cache || !cache->device->steps_begin)
+        return no_steps(cache);
+    for (uint32_t i = 0; i < n; i++)
+        KVANT_RETURN_IF(!sequences || !kvant_sequence_of(cache, sequences[i]), KVANT_ERR_ARGUMENT);
+    if (!n || !info)
+        return invalid("no sequences, or info is missing");
+    KVANT_FORWARD(cache->device->steps_begin(cache, sequences, n, &full));
+    return KVANT_GIVE(kvant_steps_info, info, &full, floats) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+kvant_status kvant_steps_next(kvant_cache *cache)
+{
+    return cache && cache->device->steps_next ? cache->device->steps_next(cache) : no_steps(cache);
+}
+
+kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_step *step)
+{
+    kvant_step s;
+    if (!cache || !cache->device->step)
+        return no_steps(cache);
+    if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_step, &s, step, sinks) || !s.q || !s.k || !s.v || !s.out)
+        return invalid("no such layer, or something of the step is missing");
+    s.scale = s.scale > 0 ? s.scale : cache->params.scale;
+    s.logit_softcap = s.logit_softcap > 0 ? s.logit_softcap : cache->params.logit_softcap;
+    return cache->device->step(cache, layer, &s);
 }
 
 /* What it says of itself */

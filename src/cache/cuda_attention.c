@@ -16,39 +16,12 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "cuda_layers.h"
+#include "cuda_attention.h"
 
 #define MOST_QUERIES 32767u /* per call of the kernels */
 #define NO_PART 0xffu
 
-/* Lists of pages to gather: from, to, for each kv role and state. */
 enum { SEALED, OPEN };
-
-typedef struct gather_list {
-    int32_t *from, *to; /* staging */
-    uint32_t n;
-} gather_list;
-
-typedef struct attention_call {
-    const kvant_cache *cache;
-    cuda_memory *memory;
-    cuda_layer *layer;
-    uint32_t number; /* of the layer */
-    const kvant_attention_problem *p;
-    const int32_t *sequences;
-    uint32_t batch, stride; /* sequences; blocks of the longest */
-    int32_t *blocks;        /* staging: batch x stride, without dropped ones, KVANT_NO_BLOCK behind the last */
-    uint32_t n_blocks, dropped, n_kv_heads, head_dim; /* n_blocks: batch x stride; dropped: tokens, of one sequence */
-    uint32_t n_gathered;
-    gather_list lists[2][2]; /* by kvant_role, SEALED or OPEN */
-    uint32_t n_parts;
-    uint8_t versions[KVANT_CUDA_MOST_PARTS][2]; /* of keys, of values */
-    int32_t *tables; /* staging: n_parts x batch x stride */
-    bool any_open;   /* entries below 0 */
-    bool merged;
-    bool centers_back;                     /* keys are gathered with their centre */
-    uint32_t ends[2][KVANT_MAX_VERSIONS]; /* of keys' lists then: by state, where each version's blocks end */
-} attention_call;
 
 /* Checks */
 
@@ -102,15 +75,20 @@ static uint32_t n_blocks_of(uint32_t tokens)
     return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
 }
 
+uint32_t kvant_cuda_call_blocks(const attention_call *c)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < c->batch; i++) {
+        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]), rest = n - n_dropped(sequence_of(c, i), n);
+        most = rest > most ? rest : most;
+    }
+    return most;
+}
+
 /* Staging grows with the batch; what was in it is not needed any more. */
 static kvant_status find_room(attention_call *c)
 {
     cuda_memory *memory = c->memory;
-    for (uint32_t i = 0; i < c->batch; i++) {
-        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]), rest = n - n_dropped(sequence_of(c, i), n);
-        c->stride = rest > c->stride ? rest : c->stride;
-    }
-    c->stride = c->stride ? c->stride : 1;
     c->n_blocks = c->batch * c->stride;
     const size_t words = kvant_cuda_staging_words(c->batch, c->n_blocks);
     if (words > memory->staging_words) {
@@ -143,6 +121,13 @@ static bool is_there(const attention_call *c, uint32_t i)
     return c->blocks[i] >= 0;
 }
 
+/* Whether entry i is the block of its sequence's next row, which steps write. */
+static bool is_next(const attention_call *c, uint32_t i)
+{
+    const uint32_t sequence = i / c->stride;
+    return c->steps && i % c->stride == (uint32_t)c->memory->staging[sequence] / KVANT_PAGE_TOKENS;
+}
+
 static const kvant_block *block_of(const attention_call *c, int role, uint32_t i)
 {
     return &c->layer->parts[role].tensor->blocks[c->blocks[i]];
@@ -165,8 +150,10 @@ static void find_parts(attention_call *c)
     c->n_parts = c->n_parts ? c->n_parts : 1; /* no blocks: zeros are an output, too */
 }
 
+/* Rows of steps in a new block have the versions of the block before it. */
 static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
 {
+    i -= !is_there(c, i) && is_next(c, i);
     return is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == c->versions[part][KVANT_ROLE_K] &&
            block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
 }
@@ -183,21 +170,22 @@ static int32_t page_of(const attention_call *c, int role, uint32_t i)
 /* Whether some block's open pages cannot be read where they lie. */
 static bool must_gather(const attention_call *c)
 {
+    if (c->steps)
+        return true;
     for (uint32_t i = 0; i < c->n_blocks; i++)
         if (is_there(c, i) && page_of(c, KVANT_ROLE_K, i) != page_of(c, KVANT_ROLE_V, i))
             return true;
     return false;
 }
 
-static void gather(attention_call *c, uint32_t i)
+static void gather(attention_call *c, uint32_t i, uint32_t to)
 {
     for (int role = 0; role < 2; role++) {
         const int32_t page = page_of(c, role, i);
         gather_list *list = &c->lists[role][page >= 0 ? OPEN : SEALED];
         list->from[list->n] = page >= 0 ? page : c->blocks[i];
-        list->to[list->n++] = (int32_t)c->n_gathered;
+        list->to[list->n++] = (int32_t)to;
     }
-    c->n_gathered++;
 }
 
 static void gather_version(attention_call *c, uint32_t version)
@@ -205,7 +193,7 @@ static void gather_version(attention_call *c, uint32_t version)
     for (uint32_t i = 0; i < c->n_blocks; i++)
         if (is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == version) {
             c->tables[i] = -1 - (int32_t)c->n_gathered;
-            gather(c, i);
+            gather(c, i, c->n_gathered++);
         }
     for (int state = 0; state < 2; state++)
         c->ends[state][version] = c->lists[KVANT_ROLE_K][state].n;
@@ -215,20 +203,24 @@ static void gather_version(attention_call *c, uint32_t version)
 static void make_table(attention_call *c)
 {
     const bool gathers = must_gather(c);
-    c->any_open = c->centers_back;
+    c->any_open = c->centers_back || c->steps;
+    c->n_gathered = c->steps ? c->batch : 0;
     for (uint32_t version = 0; c->centers_back && version < KVANT_MAX_VERSIONS; version++)
         gather_version(c, version);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        if (!is_there(c, i))
-            c->tables[i] = 0; /* behind a sequence's last block: not read */
-        if (!is_there(c, i) || c->centers_back)
+        const bool next = is_next(c, i), there = is_there(c, i);
+        if (next || !there)
+            c->tables[i] = next ? -1 - (int32_t)(i / c->stride) : 0; /* behind a sequence's last block: not read */
+        if (next && there)
+            gather(c, i, i / c->stride);
+        if (next || !there || c->centers_back)
             continue;
         const int32_t k = page_of(c, KVANT_ROLE_K, i), v = page_of(c, KVANT_ROLE_V, i);
         const bool open = k >= 0 || v >= 0;
         c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
         c->any_open |= open;
         if (open && gathers)
-            gather(c, i);
+            gather(c, i, c->n_gathered++);
     }
 }
 
@@ -250,6 +242,8 @@ static kvant_status stage(attention_call *c)
     c->tables = at;
     make_table(c);
     split_table(c);
+    c->lengths = memory->tables.at;
+    c->on_device = c->lengths + (at - memory->staging);
     const size_t words = (size_t)(at - memory->staging) + (size_t)c->n_parts * c->n_blocks, bytes = words * sizeof *at;
     if (words == memory->n_copied && memcmp(copied, memory->staging, bytes) == 0)
         return KVANT_OK;
@@ -268,10 +262,10 @@ static const int32_t *staged(const attention_call *c, const int32_t *at)
 
 /* Gathered pages: role after role, kv head after kv head, so that a decoded block is contiguous per
  * kv head. Where a pool must be named and nothing is gathered, there is one block of room. */
-static kvant_cuda_pages gathered_pages(const attention_call *c, int role)
+kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role)
 {
-    const size_t page = c->layer->parts[role].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
-    return (kvant_cuda_pages){ (uint8_t *)c->memory->gathered.at + (size_t)role * c->n_kv_heads * n * page, page,
+    const size_t page = c->layer->parts[role].tensor->open_page_bytes, n = c->gathered->bytes / (2 * c->n_kv_heads * page);
+    return (kvant_cuda_pages){ (uint8_t *)c->gathered->at + (size_t)role * c->n_kv_heads * n * page, page,
                                n * page };
 }
 
@@ -282,7 +276,7 @@ static kvant_status decode(const attention_call *c, int role, int state, uint32_
     const gather_list *list = &c->lists[role][state];
     if (first == end)
         return KVANT_OK;
-    const kvant_cuda_pages to = gathered_pages(c, role);
+    const kvant_cuda_pages to = kvant_cuda_call_pages(c, role);
     const kvant_cuda_decode_args args = { .size = sizeof args,
                                           .codec = state == OPEN ? part->open_codec : part->codec,
                                           .pages = kvant_cuda_pages_of(part, state == OPEN),
@@ -303,7 +297,7 @@ static kvant_status gather_pages(attention_call *c)
 {
     const size_t page = c->layer->parts[0].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
     if (c->any_open)
-        KVANT_FORWARD(kvant_cuda_grow(&c->memory->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
+        KVANT_FORWARD(kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
     for (int i = 0; i < 4; i++)
         if (!c->centers_back || i / 2 == KVANT_ROLE_V)
             KVANT_FORWARD(decode(c, i / 2, i % 2, 0, c->lists[i / 2][i % 2].n, NULL));
@@ -367,7 +361,7 @@ static kvant_cuda_pages open_pool(const attention_call *c, int role)
     const bool own = !c->n_gathered && (c->layer->n_pending || (k->n_open_pages && v->n_open_pages));
     return !c->any_open ? (kvant_cuda_pages){ 0 }
            : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
-                        : gathered_pages(c, role);
+                        : kvant_cuda_call_pages(c, role);
 }
 
 /* What all parts share. */
@@ -384,11 +378,11 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .v_open = open_pool(c, KVANT_ROLE_V),
                                         .table_stride = c->stride,
                                         .blocks_per_row = c->stride,
-                                        .lengths = staged(c, c->memory->staging),
+                                        .lengths = c->lengths,
                                         .batch = c->batch,
                                         .n_heads = p->n_heads,
                                         .n_kv_heads = c->n_kv_heads,
-                                        .type = KVANT_CUDA_F32,
+                                        .type = c->type,
                                         .q = p->q,
                                         .q_batch_stride = p->n_queries * p->q_token_stride,
                                         .q_head_stride = p->q_head_stride,
@@ -417,7 +411,7 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
                        v = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_V], c->versions[part][KVANT_ROLE_V]);
     const size_t rows = (size_t)args.batch * args.query_tokens * args.n_heads;
     float *outs = c->memory->partial.at;
-    args.block_table = staged(c, c->tables + (size_t)part * c->n_blocks);
+    args.block_table = c->on_device + (size_t)part * c->n_blocks;
     args.k_scale = k.attention_scale;
     args.v_scale = v.attention_scale;
     args.v_center = v.center;
@@ -479,20 +473,24 @@ static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
     args->workspace_bytes = scratch->bytes;
 }
 
-static kvant_status attend_parts(attention_call *c)
+kvant_status kvant_cuda_call_room(const attention_call *c)
 {
     const size_t rows = (size_t)c->batch * c->p->n_queries * c->p->n_heads;
+    return kvant_cuda_grow(&c->memory->partial, c->merged ? c->n_parts * rows * (c->head_dim + 1) * sizeof(float) : 0,
+                           "memory for outputs");
+}
+
+kvant_status kvant_cuda_call_run(attention_call *c)
+{
     kvant_cuda_attention_args args = arguments_of(c);
     find_scratch(c, &args);
-    if (c->merged)
-        KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
-                                      "memory for outputs"));
+    KVANT_FORWARD(kvant_cuda_call_room(c));
     for (uint32_t part = 0; part < c->n_parts; part++)
         KVANT_FORWARD(attend_part(c, part, args));
     return c->merged ? merge(c) : KVANT_OK;
 }
 
-static bool has_center(const attention_call *c)
+bool kvant_cuda_call_centred(const attention_call *c)
 {
     for (uint32_t part = 0; part < c->n_parts; part++)
         if (kvant_version_affine(c->layer->parts[KVANT_ROLE_K].tensor, c->versions[part][KVANT_ROLE_K], 0).center)
@@ -500,28 +498,43 @@ static bool has_center(const attention_call *c)
     return false;
 }
 
+kvant_status kvant_cuda_call_stage(attention_call *c)
+{
+    KVANT_FORWARD(find_room(c));
+    find_blocks(c);
+    find_parts(c);
+    const bool centred = kvant_cuda_call_centred(c);
+    c->centers_back = centred && c->p->logit_softcap > 0;
+    c->merged = c->n_parts > 1 || (centred && !c->centers_back && (c->p->lse || c->p->sinks));
+    KVANT_FORWARD(stage(c));
+    return gather_pages(c);
+}
+
+attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                  const kvant_attention_problem *p)
+{
+    cuda_memory *memory = cache->memory;
+    return (attention_call){ .cache = cache,
+                             .memory = memory,
+                             .layer = kvant_cuda_layer(cache, layer),
+                             .number = layer,
+                             .p = p,
+                             .sequences = sequences,
+                             .batch = n_sequences,
+                             .n_kv_heads = cache->params.n_kv_heads,
+                             .head_dim = cache->params.head_dim,
+                             .gathered = &memory->gathered,
+                             .type = KVANT_CUDA_F32 };
+}
+
 kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                                       const kvant_attention_problem *p)
 {
-    attention_call c = { .cache = cache,
-                         .memory = cache->memory,
-                         .layer = kvant_cuda_layer(cache, layer),
-                         .number = layer,
-                         .p = p,
-                         .sequences = sequences,
-                         .batch = n_sequences,
-                         .n_kv_heads = cache->params.n_kv_heads,
-                         .head_dim = cache->params.head_dim };
+    attention_call c = kvant_cuda_call_of(cache, layer, sequences, n_sequences, p);
     KVANT_FORWARD(kvant_cuda_refused(c.memory));
     KVANT_FORWARD(check_problem(&c));
-    KVANT_FORWARD(find_room(&c));
-    find_blocks(&c);
-    find_parts(&c);
-    const bool centred = has_center(&c);
-    c.centers_back = centred && p->logit_softcap > 0;
-    c.merged = c.n_parts > 1 || (centred && !c.centers_back && (p->lse || p->sinks));
-    KVANT_FORWARD(stage(&c));
-    KVANT_FORWARD(gather_pages(&c));
-    KVANT_FORWARD(attend_parts(&c));
+    c.stride = kvant_cuda_call_blocks(&c);
+    KVANT_FORWARD(kvant_cuda_call_stage(&c));
+    KVANT_FORWARD(kvant_cuda_call_run(&c));
     return kvant_cuda_said(c.memory->status, c.memory->failed);
 }

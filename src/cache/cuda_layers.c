@@ -139,22 +139,37 @@ static kvant_status create_feedback(cuda_part *part)
     return KVANT_OK;
 }
 
+static const float *matrix_of(const cuda_part *part, uint32_t head)
+{
+    return kvant_codec_get_view(part->tensor->codecs[head])->transform.matrix;
+}
+
+/* A rotation from a calibration (hessian) is each kv head's own. */
+static uint32_t count_matrices(const cuda_part *part, size_t bytes)
+{
+    for (uint32_t head = 1; head < part->tensor->n_kv_heads; head++)
+        if (memcmp(matrix_of(part, head), matrix_of(part, 0), bytes) != 0)
+            return part->tensor->n_kv_heads;
+    return 1;
+}
+
 static kvant_status create_matrix(cuda_part *part)
 {
-    const kvant_codec *codec = part->tensor->codecs[0];
-    const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
-    const size_t d = codec->info.head_dim;
+    const size_t d = part->tensor->head_dim, n = d * d;
     void *memory;
-    if (transform->rotate != KVANT_ROTATE_DENSE || part->n_weights > d)
+    if (!matrix_of(part, 0) || part->n_weights > d)
         return KVANT_OK;
-    float *both = kvant_alloc(2 * d * d, sizeof *both);
+    const uint32_t heads = count_matrices(part, n * sizeof(float));
+    float *both = kvant_alloc(2 * n * heads, sizeof *both);
     KVANT_RETURN_IF(!both, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for a rotation"));
-    for (size_t i = 0; i < d * d; i++)
-        both[i % d * d + i / d] = both[d * d + i] = transform->matrix[i];
-    kvant_status status = kvant_cuda_memory_new(&memory, 2 * d * d * sizeof *both);
+    for (size_t head = 0; head < heads; head++)
+        for (size_t i = 0; i < n; i++)
+            both[2 * n * head + i % d * d + i / d] = both[2 * n * head + n + i] = matrix_of(part, (uint32_t)head)[i];
+    part->matrix_stride = heads > 1 ? 2 * n : 0;
+    kvant_status status = kvant_cuda_memory_new(&memory, 2 * n * heads * sizeof *both);
     part->matrix = memory;
     if (status == KVANT_OK)
-        status = kvant_cuda_memory_copy(memory, both, 2 * d * d * sizeof *both, part->memory->stream);
+        status = kvant_cuda_memory_copy(memory, both, 2 * n * heads * sizeof *both, part->memory->stream);
     kvant_free(both);
     return kvant_cuda_said(status, "a rotation");
 }
@@ -162,7 +177,10 @@ static kvant_status create_matrix(cuda_part *part)
 kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back)
 {
     const uint32_t d = part->tensor->head_dim, n = part->tensor->n_kv_heads;
-    return (kvant_cuda_turn_args){ .n_kv_heads = n, .head_dim = d, .matrix = part->matrix + (back ? (size_t)d * d : 0) };
+    return (kvant_cuda_turn_args){ .n_kv_heads = n,
+                                   .head_dim = d,
+                                   .matrix = part->matrix + (back ? (size_t)d * d : 0),
+                                   .matrix_stride = part->matrix_stride };
 }
 
 /* R W (c / s) of a version, behind its other numbers. */
@@ -374,6 +392,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     cuda_memory *memory = cache->memory;
     if (!memory)
         return;
+    kvant_cuda_steps_destroy(cache);
     for (uint32_t i = 0; memory->layers && i < 2 * cache->params.n_layers; i++) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
         if (part->owns_codecs) {

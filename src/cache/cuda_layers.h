@@ -3,7 +3,9 @@
  *   cuda_layers.c     makes it: codecs, memory, centres and scales of versions
  *   cuda_pending.c    rows that are encoded later
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
- *   cuda_attention.c  reads pages */
+ *   cuda_attention.c  reads pages
+ *   cuda_steps.c      decode steps of a CUDA graph
+ *   cuda_read.c       rows of pages */
 #pragma once
 
 #include "../base/error.h"
@@ -29,7 +31,8 @@ typedef struct cuda_part {
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
     float *feedback;                      /* device: pivots and columns of each kv head; NULL: none */
-    float *matrix;                        /* device: R^T, then R, of a dense rotation; NULL: none */
+    float *matrix;                        /* device: R^T, then R, of a dense rotation, of each kv head or of all; NULL: none */
+    size_t matrix_stride;                 /* from a kv head's to the next one's; 0: one for all */
     uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
@@ -74,8 +77,11 @@ typedef struct cuda_buffer {
     size_t bytes;
 } cuda_buffer;
 
+typedef struct cuda_steps cuda_steps;
+
 struct cuda_memory {
     kvant_cuda_stream stream;
+    cuda_steps *steps; /* NULL: none yet */
     cuda_layer *layers;
     uint32_t n_layers;
     cuda_arguments *arguments;
@@ -102,6 +108,13 @@ kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
 kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                                       const kvant_attention_problem *problem);
+
+kvant_status kvant_cuda_layers_read(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n,
+                                    float *k, float *v);
+kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+kvant_status kvant_cuda_steps_next(kvant_cache *cache);
+kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
+void kvant_cuda_steps_destroy(kvant_cache *cache);
 
 /* cuda_pending.c */
 
@@ -155,6 +168,9 @@ const float *kvant_cuda_weights(const cuda_part *part, bool inverse);
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
+
+/* What append is told of rows; append's types are floats (device_cuda.c). */
+kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *append);
 
 /* Remembers an error of work on pages. */
 void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what);

@@ -60,6 +60,14 @@ struct kvant_device {
      * block_table are the sequence's. Arrays of the problem are on the device. */
     kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                            const kvant_attention_problem *problem);
+
+    /* What cache.h says of kvant_cache_read; tokens are there. */
+    kvant_status (*read)(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k, float *v);
+
+    /* kvant_steps_begin, kvant_steps_next, kvant_cache_step; NULL: there are no steps. */
+    kvant_status (*steps_begin)(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
+    kvant_status (*steps_next)(kvant_cache *cache);
+    kvant_status (*step)(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 };
 
 extern const kvant_device kvant_device_cpu, kvant_device_cuda;

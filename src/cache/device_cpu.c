@@ -1,10 +1,12 @@
 /* device_cpu.c - a cache in the computer's memory. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "device.h"
+#include "tensor.h"
 
 typedef struct cpu_memory {
     void **pages; /* of each tensor, as they were allocated */
@@ -104,4 +106,30 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     return KVANT_OK;
 }
 
-const kvant_device kvant_device_cpu = { .create = create, .destroy = destroy, .append = append, .attend = attend };
+static kvant_status read_run(const kvant_tensor *tensor, int32_t block, uint32_t offset, uint32_t n, float *rows)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    if (block != KVANT_NO_BLOCK)
+        return kvant_tensor_read(tensor, (size_t)block * KVANT_PAGE_TOKENS + offset, n, rows, width);
+    memset(rows, 0, n * width * sizeof *rows);
+    return KVANT_OK;
+}
+
+static kvant_status read_rows(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k, float *v)
+{
+    const kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K), *values = *kvant_cache_tensor(cache, layer, KVANT_ROLE_V);
+    for (uint32_t done = 0, here; done < n; done += here) {
+        const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS;
+        const int32_t block = cache->sequences[sequence].table[(first + done) / KVANT_PAGE_TOKENS];
+        here = n - done < KVANT_PAGE_TOKENS - offset ? n - done : KVANT_PAGE_TOKENS - offset;
+        KVANT_FORWARD(read_run(keys, block, offset, here, k + done * kvant_tensor_width(keys)));
+        KVANT_FORWARD(read_run(values, block, offset, here, v + done * kvant_tensor_width(values)));
+    }
+    return KVANT_OK;
+}
+
+const kvant_device kvant_device_cpu = { .create = create,
+                                        .destroy = destroy,
+                                        .append = append,
+                                        .attend = attend,
+                                        .read = read_rows };

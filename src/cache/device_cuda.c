@@ -32,7 +32,7 @@ static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
     rows->center = rows->scale = rows->weights = NULL;
 }
 
-static kvant_cuda_rows rows_of(const cuda_append *a)
+kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
 {
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_version version = kvant_cuda_version(a->part, a->version);
@@ -75,9 +75,9 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
                                     .refused = memory->refused,
                                     .exact = { k && k->waits ? k->part->exact : NULL, v && v->waits ? v->part->exact : NULL } };
     if (k)
-        args.k = rows_of(k);
+        args.k = kvant_cuda_rows_of(k);
     if (v)
-        args.v = rows_of(v);
+        args.v = kvant_cuda_rows_of(v);
     args.transformed = any->part->matrix != NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
@@ -338,4 +338,8 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
 const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .destroy = kvant_cuda_layers_destroy,
                                          .append = append,
-                                         .attend = kvant_cuda_layers_attend };
+                                         .attend = kvant_cuda_layers_attend,
+                                         .read = kvant_cuda_layers_read,
+                                         .steps_begin = kvant_cuda_steps_begin,
+                                         .steps_next = kvant_cuda_steps_next,
+                                         .step = kvant_cuda_step };

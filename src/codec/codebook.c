@@ -39,3 +39,12 @@ void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits)
     for (uint32_t i = 0; i + 1 < 1u << bits; i++)
         book->thresholds[i] = (book->values[i] + book->values[i + 1]) / 2;
 }
+
+kvant_codebook_place kvant_codebook_get_place(const kvant_codec *codec, const kvant_codebook *book)
+{
+    return (kvant_codebook_place){ .n = book->dim,
+                                   .bits = book->bits,
+                                   .values = kvant_codec_place(codec, book->values),
+                                   .thresholds = kvant_codec_place(codec, book->thresholds),
+                                   .inverse_sqrt_dim = book->inverse_sqrt_dim };
+}

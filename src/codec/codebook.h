@@ -29,5 +29,8 @@ float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *k
 /* Whether the row has a code: both scales that quantize computes fit fp16. */
 bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
+/* Of a codebook within the codec's state. */
+kvant_codebook_place kvant_codebook_get_place(const kvant_codec *codec, const kvant_codebook *book);
+
 /* y[j] = scale * values[codes[j]] */
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y);

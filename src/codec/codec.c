@@ -1,6 +1,7 @@
 /* codec.c - the public functions of codec.h: creation, argument checks, decoding and products.
  *
  * Owns no quantisation: families quantise, behind kvant_quantizer. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,6 +298,26 @@ int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info 
            a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
            (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
            (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
+}
+
+void kvant_codec_set_tables(kvant_codec *codec, size_t bytes)
+{
+    codec->view.tables = codec->state;
+    codec->view.table_bytes = bytes;
+}
+
+uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers)
+{
+    return (uint32_t)(numbers - (const float *)codec->state);
+}
+
+kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec, const kvant_transform *rotation)
+{
+    const bool dense = rotation->rotate == KVANT_ROTATE_DENSE;
+    return (kvant_rotation_place){ .n = rotation->head_dim,
+                                   .dense = dense,
+                                   .numbers = kvant_codec_place(codec, dense ? rotation->matrix : rotation->signs),
+                                   .scale = (float)(1.0 / sqrt((double)rotation->head_dim)) };
 }
 
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,

@@ -101,6 +101,12 @@ typedef struct kvant_request {
     const kvant_site *site;
 } kvant_request;
 
+/* The family's state, of so many bytes, as the tables of the view's general form; and the place there of
+ * numbers that are part of it. */
+void kvant_codec_set_tables(kvant_codec *codec, size_t bytes);
+uint32_t kvant_codec_place(const kvant_codec *codec, const float *numbers);
+kvant_rotation_place kvant_codec_rotation_place(const kvant_codec *codec, const kvant_transform *rotation);
+
 /* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
 

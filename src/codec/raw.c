@@ -124,6 +124,8 @@ static kvant_status create_raw(kvant_codec *codec, const kvant_request *request,
     ((raw_state *)codec->state)->type = type;
     codec->transform.head_dim = codec->info.head_dim;
     codec->quantizer = &raw_quantizer;
+    codec->view.general.kind = KVANT_GENERAL_RAW;
+    codec->view.general.raw = (uint32_t)type;
     kvant_codec_set_sizes(codec, 0, 0, (type == RAW_F32 ? 4u : 2u) * KVANT_PAGE_TOKENS * codec->info.head_dim);
     snprintf(codec->spec, sizeof codec->spec, "%s", spec->name);
     return KVANT_OK;

@@ -222,6 +222,15 @@ static void set_view(kvant_codec *codec)
                               .n_scales = (uint32_t)kvant_uniform_n_scales(codec),
                               .levels = (uint32_t)(u->symmetric ? u->sym_levels : u->asym_levels),
                               .offset = u->symmetric ? -u->bias : 0 };
+    codec->view.general.kind = KVANT_GENERAL_UNIFORM;
+    codec->view.general.uniform.bits = codec->info.bits;
+    codec->view.general.uniform.mode = (uint32_t)u->mode;
+    codec->view.general.uniform.per_channel = u->per_channel;
+    codec->view.general.uniform.group = u->group;
+    codec->view.general.uniform.n_scales = (uint32_t)kvant_uniform_n_scales(codec);
+    codec->view.general.uniform.sym_levels = u->sym_levels;
+    codec->view.general.uniform.asym_levels = u->asym_levels;
+    codec->view.general.uniform.bias = u->bias;
 }
 
 static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_error *error)

@@ -70,6 +70,72 @@ typedef struct kvant_chunk_view {
     uint32_t n_secondaries;
 } kvant_chunk_view;
 
+/* ---- one form for the families of papers ---- */
+
+/* Quantisers that no member of kvant_codec_view.of describes whole. Places count floats from the view's
+ * tables. */
+typedef enum kvant_general_kind {
+    KVANT_GENERAL_NONE = 0,   /* not in this form */
+    KVANT_GENERAL_RAW,        /* no codes */
+    KVANT_GENERAL_SKETCH,     /* a sketch alone */
+    KVANT_GENERAL_UNIFORM,    /* hybrid groups, or what centroids leave of a row */
+    KVANT_GENERAL_CODEBOOK,
+    KVANT_GENERAL_TIERS,      /* two codebooks: of outlier channels, of the others */
+    KVANT_GENERAL_TRIPLETS,   /* octahedral directions */
+    KVANT_GENERAL_DIRECTIONS, /* 4 channels: a codeword times a radius */
+    KVANT_GENERAL_POLAR
+} kvant_general_kind;
+
+/* A rotation of n numbers by the matrix at `numbers`, or by signs there and a Hadamard matrix. */
+typedef struct kvant_rotation_place {
+    uint32_t n, dense, numbers;
+    float scale; /* of the Hadamard matrix: 1 / sqrt(n) */
+} kvant_rotation_place;
+
+typedef struct kvant_codebook_place {
+    uint32_t n, bits, values, thresholds; /* n: numbers of a row */
+    float inverse_sqrt_dim;
+} kvant_codebook_place;
+
+typedef enum kvant_direction_search_kind {
+    KVANT_SEARCH_COSETS,   /* a secondary, then a Hurwitz unit */
+    KVANT_SEARCH_SIGNS,    /* a unit, then signs of projections on the rest */
+    KVANT_SEARCH_PRODUCTS, /* the codeword of the largest product */
+    KVANT_SEARCH_GREEDY    /* an entry of each of two books, one after the other */
+} kvant_direction_search_kind;
+
+typedef struct kvant_general_view {
+    kvant_general_kind kind;
+    uint32_t raw; /* raw_type of raw.c: 0 binary32, 1 binary16, 2 bfloat16 */
+    uint32_t unbiased;
+    float inverse_sqrt_dim;
+    /* The sketch of what codes leave; bytes of the page. */
+    uint32_t sketched, sketch_codes, sketch_norms;
+    kvant_rotation_place projection;
+    kvant_codebook_place books[2];
+    struct {
+        kvant_rotation_place rotations[2];
+        uint32_t codes[2], scales[2], mask; /* bytes of the page */
+    } tiers;
+    /* Mode as in uniform.h; index_bytes per token at byte `index` of the page; clusters is 0 without centroids. */
+    struct {
+        uint32_t bits, mode, per_channel, group, n_scales;
+        float sym_levels, asym_levels, bias;
+        uint32_t clusters, centroids, columns, index, index_bytes;
+    } uniform;
+    struct {
+        uint32_t n, index_bits, length_bits, rounding;
+        uint32_t direction, direction_thresholds, norm, norm_thresholds; /* places: triplets */
+        uint32_t slots, n_codewords, codewords, table; /* directions; table: what the search reads */
+        float multiple;
+        kvant_direction_search_kind search;
+    } chunks;
+    struct { /* books of a list: cosines and sines of 16 levels, then of thresholds */
+        uint32_t bits, depth, books, last_books, stride; /* stride: from a list's books to the next one's */
+        float sqrt_dim;
+    } polar;
+} kvant_general_view;
+
 typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KVANT_ROTATE_DENSE = 2 } kvant_rotate;
 
 /* y = R W ((x - c) / s), queries R W^-1 q (transform.h). */
@@ -105,4 +171,7 @@ typedef struct kvant_codec_view {
         kvant_trellis_view trellis;
         kvant_chunk_view chunk;
     } of; /* by kind */
+    kvant_general_view general;
+    const void *tables; /* that general's places are in */
+    size_t table_bytes;
 } kvant_codec_view;

@@ -52,6 +52,7 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
     case KVANT_CUDA_CODES_QUATERNIONS: return launch_append_chunks;
+    case KVANT_CUDA_CODES_GENERAL: break;
     }
     return nullptr;
 }
@@ -84,6 +85,8 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
+    if (codec.codes == KVANT_CUDA_CODES_GENERAL)
+        return launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream));
     if (takes_any(codec, args.from != nullptr))
         return from_cuda((groups_of_tokens(codec) ? launch_seal_any : launch_append_any)(
             args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
@@ -284,8 +287,12 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->transformed != 0 };
     if (args->transformed)
         without_transform(p.codec);
+    kvant_cuda_codec placed;
+    const kvant_status status = kvant_cuda_codec_placed(args->codec, &placed);
+    if (status != KVANT_OK)
+        return status;
     return from_cuda(
-        launch_decode(p, *args->codec, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+        launch_decode(p, placed, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status kvant_cuda_table_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,

@@ -49,4 +49,30 @@ inline cudaError_t allow_shared(const void *kernel, int bytes)
     return error == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) : error;
 }
 
+/* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its blocks start
+ * while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
+inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters, size_t shared,
+                                cudaStream_t stream)
+{
+    static const bool driver_knows = [] {
+        int version = 0;
+        return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+    }();
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaFuncAttributes code{};
+    const cudaError_t error = cudaFuncGetAttributes(&code, kernel);
+    if (error != cudaSuccess)
+        return error;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = driver_knows && code.ptxVersion >= 90 ? 1 : 0;
+    return cudaLaunchKernelExC(&config, kernel, parameters);
+}
+
 } // namespace kvant

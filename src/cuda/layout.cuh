@@ -2,10 +2,14 @@
  * (format.md). */
 #pragma once
 
+#include "places.h"
+
 #include <cstdint>
 
 namespace kvant
 {
+
+using Place = kvant_code_place;
 
 constexpr int PAGE_TOKENS = 64;
 
@@ -35,11 +39,7 @@ __host__ __device__ constexpr int code_bytes(int bits, int row_tiles, int column
     return 4 * words;
 }
 
-/* Word and bit of the code at (row, column) in a plane of p bits. */
-struct Place {
-    int word, bit;
-};
-
+/* Of the code at (row, column) in a plane of p bits. */
 __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles, int row, int column)
 {
     int tiles = 4 / p, units = (column_tiles + tiles - 1) / tiles;
@@ -47,22 +47,6 @@ __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles
     int left = row_tiles - 4 * g, in_group = left < 4 ? left : 4;
     int lane = 4 * (r % 8) + c % 8 / 2, field = 4 * (ct % tiles) + r / 8 + 2 * (c / 8);
     return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
-}
-
-/* The same by shifts: of a token's channel in a plane of 2^log bits. tiles: of channels. */
-__host__ __device__ constexpr Place code_place(int log, bool keys, int tiles, int token, int channel)
-{
-    const int row = keys ? token : channel, column = keys ? channel : token, rt = row >> 4, ct = column >> 4,
-              c = column & 15, group = keys ? 0 : rt >> 2, left = keys ? 4 : tiles - 4 * group, shift = 2 - log,
-              lane = 4 * (row & 7) + (c >> 1 & 3), field = 4 * (ct & ((1 << shift) - 1)) + (row >> 3 & 1) + 2 * (c >> 3);
-    return Place{ (128 * group << log) + (32 * (ct >> shift) + lane) * (left < 4 ? left : 4) + (rt & 3),
-                  (field << log) + 16 * (c & 1) };
-}
-
-/* Words of such a plane. */
-__host__ __device__ constexpr int code_plane_words(int log, bool keys, int tiles)
-{
-    return keys ? ((tiles << log) + 3) / 4 * 128 : tiles * 32 << log;
 }
 
 /* use(log, first word, shift of the code) for each plane of codes of so many bits. */
@@ -76,13 +60,7 @@ template <class F> __host__ __device__ __forceinline__ void for_each_plane(int b
     }
 }
 
-/* Chunk codes: words of a plane of p bits, and of all planes above it, each a multiple of 16
- * bytes. */
-__host__ __device__ constexpr int chunk_plane_words(int p, int chunks, bool keys)
-{
-    return ((keys ? 4 * p * ((chunks + 1) / 2) : 2 * p * chunks) + 3) / 4 * 4;
-}
-
+/* Chunk codes: words of all planes above that of p bits. */
 __host__ __device__ constexpr int chunk_plane_at(int bits, int p, int chunks, bool keys)
 {
     int words = 0;

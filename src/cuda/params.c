@@ -59,13 +59,12 @@ static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
     return u->group == 32 && bits <= 3 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_UNIFORM_ANY;
 }
 
-static kvant_status init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view, const kvant_cuda_error *error)
+static bool init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     const kvant_uniform_view *u = &view->of.uniform;
     kvant_cuda_params *params = &out->params;
     if (u->hybrid)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; uniform codes there are not hybrid",
-                                 view->info->spec);
+        return false;
     params->kind = uniform_kind(u, view->info->bits);
     if (u->per_channel)
         params->grouping = KVANT_CUDA_GROUP_TOKENS32;
@@ -78,7 +77,7 @@ static kvant_status init_uniform(kvant_cuda_codec *out, const kvant_codec_view *
     params->symmetric = u->symmetric;
     params->levels = (float)u->levels;
     params->offset = u->offset;
-    return KVANT_OK;
+    return true;
 }
 
 /* Probability of each level's cell under a unit normal, near enough for a weight. */
@@ -147,46 +146,68 @@ static bool guess_curve(kvant_cuda_params *params)
     return best < 0.4;
 }
 
-static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view,
-                                  const kvant_cuda_error *error)
+/* Levels that stand too unevenly for a curve are looked up like those of wide codes. */
+static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
     const kvant_codebook_view *book = &view->of.codebook;
     const uint32_t bits = view->info->bits;
-    const bool wide = bits < 2 || bits > 4;
     kvant_cuda_params *params = &out->params;
     params->codes = KVANT_CUDA_CODES_CODEBOOK;
-    params->kind = wide ? KVANT_CUDA_CODEBOOK_WIDE : kinds[bits - 2];
+    params->kind = KVANT_CUDA_CODEBOOK_WIDE;
     params->unbiased = book->unbiased;
     params->feedback = view->feedback.pivots != NULL;
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
-    if (wide) {
-        memcpy(out->wide.values, book->values, sizeof *book->values << bits);
-        memcpy(out->wide.thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
-        return KVANT_OK;
-    }
+    memcpy(out->wide.values, book->values, sizeof *book->values << bits);
+    memcpy(out->wide.thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
+    if (bits < 2 || bits > 4)
+        return;
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
-    if (!guess_curve(params) && kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
-                                 view->info->spec);
-    return KVANT_OK;
+    if (guess_curve(params) || !kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
+        params->kind = kinds[bits - 2];
 }
 
-static kvant_status init_codes(kvant_cuda_codec *out, const kvant_codec_view *view, const kvant_cuda_error *error)
+bool kvant_cuda_general_init(kvant_cuda_codec *out, const kvant_codec_view *view)
+{
+    kvant_cuda_params *params = &out->params;
+    if (view->general.kind == KVANT_GENERAL_NONE)
+        return false;
+    params->codes = KVANT_CUDA_CODES_GENERAL;
+    params->kind = KVANT_CUDA_GENERAL;
+    params->grouping = view->info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS32 : KVANT_CUDA_GROUP_TOKEN;
+    out->general = (kvant_general){ .view = view->general,
+                                    .head_dim = params->head_dim,
+                                    .keys = params->role == KVANT_ROLE_K,
+                                    .metadata = params->metadata_offset };
+    return true;
+}
+
+/* Whether kernels other than the general ones know the codes. */
+static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     switch (view->kind) {
-    case KVANT_CODES_UNIFORM: return init_uniform(out, view, error);
-    case KVANT_CODES_CODEBOOK: return init_codebook(out, view, error);
-    case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(out, view); return KVANT_OK;
-    case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view, error);
+    case KVANT_CODES_UNIFORM: return init_uniform(out, view);
+    case KVANT_CODES_CODEBOOK: init_codebook(out, view); return true;
+    case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(out, view); return true;
+    case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view);
     case KVANT_CODES_NONE: break;
     }
-    return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                             "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus, hqmq and "
-                             "trellis, of whole bits and with no sketch",
-                             view->info->spec);
+    return false;
+}
+
+/* The tables of a codec in the general form. */
+static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *view)
+{
+    kvant_cuda_tables_of *tables = calloc(1, sizeof *tables + view->table_bytes);
+    KVANT_RETURN_IF(!tables, KVANT_ERR_MEMORY);
+    out->tables = tables;
+    tables->host = tables + 1;
+    tables->bytes = view->table_bytes;
+    if (view->table_bytes)
+        memcpy(tables->host, view->tables, view->table_bytes);
+    return KVANT_OK;
 }
 
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_view *view,
@@ -203,7 +224,14 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
     init_transform(out, view);
-    return init_codes(out, view, error);
+    if (init_codes(out, view))
+        return KVANT_OK;
+    if (view->general.uniform.clusters)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: %s; centroids are different for every kv head", info->spec);
+    if (!kvant_cuda_general_init(out, view))
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", view->info->spec);
+    return copy_tables(out, view);
 }
 
 kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_cuda_codec **out, char *err,
@@ -255,6 +283,8 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, 
 
 void kvant_cuda_table_codec_free(kvant_cuda_codec **codec)
 {
+    kvant_cuda_tables_free((*codec)->tables);
+    free((*codec)->tables);
     free(*codec);
     *codec = NULL;
 }

@@ -4,10 +4,13 @@
  * and CUDA share this header. */
 #pragma once
 
+#include <stdbool.h>
+
 #include <kvant/cuda.h>
 
 #include "../base/attributes.h"
 #include "../codec/view.h"
+#include "general_view.h"
 
 KVANT_BEGIN_C
 
@@ -23,7 +26,8 @@ typedef enum kvant_cuda_codes {
     KVANT_CUDA_CODES_CODEBOOK,
     KVANT_CUDA_CODES_TRELLIS,
     KVANT_CUDA_CODES_TRIPLETS,   /* chunks of 3 channels */
-    KVANT_CUDA_CODES_QUATERNIONS /* chunks of 4 */
+    KVANT_CUDA_CODES_QUATERNIONS, /* chunks of 4 */
+    KVANT_CUDA_CODES_GENERAL      /* kvant_cuda_codec.general says; kernels of any/ alone */
 } kvant_cuda_codes;
 
 /* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order:
@@ -48,6 +52,7 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_HQMQ_S192R6,
     KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
     KVANT_CUDA_OPEN, /* fp16 rows */
+    KVANT_CUDA_GENERAL, /* kernels of any/ alone */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
@@ -154,7 +159,7 @@ static inline uint32_t kvant_cuda_knows(uint32_t head_dim)
 static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
 {
     return !kvant_cuda_knows(params->head_dim) || params->kind == KVANT_CUDA_UNIFORM_ANY ||
-           params->kind == KVANT_CUDA_HQMQ_ANY;
+           params->kind == KVANT_CUDA_HQMQ_ANY || params->kind == KVANT_CUDA_GENERAL;
 }
 
 static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
@@ -169,8 +174,18 @@ typedef struct kvant_cuda_any {
     uint16_t steps[KVANT_CUDA_MOST_DIM]; /* of a trellis: a channel's place in the circle */
 } kvant_cuda_any;
 
+#define KVANT_CUDA_MOST_DEVICES 64
+
+/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/tables.cu). */
+typedef struct kvant_cuda_tables_of {
+    void *host, *device[KVANT_CUDA_MOST_DEVICES];
+    size_t bytes;
+} kvant_cuda_tables_of;
+
 struct kvant_cuda_codec {
     kvant_cuda_params params;
+    kvant_general general; /* of KVANT_CUDA_CODES_GENERAL; tables: set in copies for a launch */
+    kvant_cuda_tables_of *tables;
     kvant_cuda_any any;
     kvant_cuda_book book;       /* of chunks */
     kvant_cuda_trellis trellis; /* of a trellis */
@@ -193,9 +208,15 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
                                     const kvant_cuda_error *error);
 
-/* The part of params_init for chunks (chunk_params.c). */
-kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
-                                   const kvant_cuda_error *error);
+/* The part of params_init for chunks (chunk_params.c); false: kernels for chunks do not know them. */
+bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view);
+/* Fills a codec's general form; false when the view has none. No tables. */
+bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
+
+/* The codec with tables of the current GPU, for a launch (any/tables.cu). The first call there allocates and waits. */
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, kvant_cuda_codec *placed);
+void kvant_cuda_tables_free(kvant_cuda_tables_of *tables); /* of GPUs; NULL is fine */
+
 /* The part of params_init for a trellis (trellis_params.c). */
 void kvant_cuda_trellis_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 

@@ -68,6 +68,20 @@ KVANT_INLINE void store_matrices(const uint32_t (&m)[4], uint32_t row)
                  : "memory");
 }
 
+/* The same of transposed matrices: numbers 2 (l mod 4) and + 1 of column l / 4. */
+KVANT_INLINE void store_transposed(const uint32_t (&m)[4], uint32_t row)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row), "r"(m[0]),
+                 "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
+/* Two of them: the addresses of lanes 0 to 15. */
+KVANT_INLINE void store_two_matrices(const uint32_t (&m)[2], uint32_t row)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(row), "r"(m[0]), "r"(m[1]) : "memory");
+}
+
 KVANT_INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
@@ -128,6 +142,28 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0,[%1],%2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
     return before;
+}
+
+/* What a kernel needs that launch_early began before the one before it in the stream has ended: wait comes before
+ * the first access to memory that others write; begin_next lets the next kernel begin, which then waits itself. */
+KVANT_INLINE void wait_for_former()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+KVANT_INLINE void begin_next()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* A line into the second-level cache. */
+KVANT_INLINE void prefetch_line(const void *base, size_t at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
 }
 
 KVANT_INLINE uint32_t shared_address(const void *p)

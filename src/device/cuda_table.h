@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 4u
+#define KVANT_CUDA_TABLE_VERSION 5u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last twelve by those of memory.h.
@@ -36,6 +36,8 @@ extern "C" {
     X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
     X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
     X(void, limit_shared_memory, (size_t bytes))                                                                   \
+    X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                                \
+    X(kvant_status, block_attention, (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                \
     X(kvant_status, transform_queries, (const kvant_cuda_query_args *args, kvant_cuda_stream stream))              \
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, copy_blocks,                                                                                   \

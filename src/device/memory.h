@@ -48,14 +48,15 @@ typedef struct kvant_cuda_note_args {
 
 kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream);
 
-/* out[i] = after sum over j of matrix[j][i] before_j (rows_j - center_j) / divisor_j, of every row; one matrix for all
- * heads. rows and out may be the same. Arrays are on the device; NULL leaves a factor out. */
+/* out[i] = after sum over j of matrix[j][i] before_j (rows_j - center_j) / divisor_j, of every row; matrices of kv heads
+ * are matrix_stride numbers apart, 0: all have the same. rows and out may be the same. Arrays are on the device; NULL leaves a factor out. */
 typedef struct kvant_cuda_turn_args {
     const float *rows; /* n_tokens x n_heads x head_dim */
     size_t token_stride, head_stride;
     uint32_t n_tokens, n_heads, n_kv_heads, head_dim;
     const float *center, *divisor, *before, *after; /* n_kv_heads x head_dim */
     const float *matrix;
+    size_t matrix_stride;
     float *out;
     size_t out_token_stride, out_head_stride;
 } kvant_cuda_turn_args;

@@ -21,8 +21,9 @@
  * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
  * and u of the offset of symmetric codes;
  * their weights are relative to the largest weight times unit.
- * Kernels of any head_dim (any/attention.cu) round the decoder's own numbers to fp16 in the row's unit: u of
- * the number and 2^-25 of the unit, which is at most twice the row's largest number. */
+ * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
+ * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
+ * unit is at most four times the row's largest number, and a number at most 8 units. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -69,14 +70,16 @@ static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, do
 }
 
 /* valid: tokens of the page that are there. */
-static sizes sizes_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t token, uint32_t valid)
+static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token, uint32_t valid)
 {
+    const kvant_cuda_params *p = &codec->params;
+    const uint32_t group = codec->any.group;
     sizes s = { 0, 0, 0x1p-14, 0x1p-14 };
     if (p->grouping == KVANT_CUDA_GROUP_TOKEN)
         grow(p, page, token, &s.scale, &s.zero);
     for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS32 && j < p->head_dim; j++)
-        grow(p, page, token / 32 * p->head_dim + j, &s.scale, &s.zero);
-    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS32 && g < p->head_dim / 32; g++) {
+        grow(p, page, token / group * p->head_dim + j, &s.scale, &s.zero);
+    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS32 && g * group < p->head_dim; g++) {
         grow(p, page, g * 64 + token, &s.scale, &s.zero);
         for (uint32_t t = 0; t < valid; t++)
             grow(p, page, g * 64 + t, &s.page_scale, &s.page_zero);
@@ -100,16 +103,33 @@ static bool may_have_tiles(const fixture *f)
     return f->c->n_heads / f->c->n_kv_heads * tokens > 16;
 }
 
-/* The units of unpack.cuh: a power of two above the page's scales, whose zero points are at most 2^23 times as
+/* Kernels of any/ alone serve it. */
+static bool is_any(const fixture *f)
+{
+    return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+}
+
+/* The arithmetic for a codec. */
+static units units_for(units units, const kvant_cuda_codec *codec)
+{
+    return units == ROW_UNITS && codec->params.codes == KVANT_CUDA_CODES_UNIFORM ? PAGE_UNITS : units;
+}
+
+/* The units of unpack.cuh, and of any/ for the scales of one token: a power of two above the page's scales, whose zero points are at most 2^23 times as
  * large. Zero points stand in the unit too and have to stay within fp16's 2^16, so the unit is 2^9 times that
  * power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits have none: 2, and
  * numbers of at most 2^7. */
-static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t valid)
+static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token, uint32_t valid)
 {
-    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64;
+    const kvant_cuda_params *p = &codec->params;
+    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : p->codes == KVANT_CUDA_CODES_GENERAL ? 0 : 64;
+    const uint32_t group = codec->any.group;
+    const bool any = is_any(f);
     double top = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if ((p->grouping == KVANT_CUDA_GROUP_TOKENS32 ? i / p->head_dim * 32 : i % 64) >= valid)
+        const bool tokens = p->grouping == KVANT_CUDA_GROUP_TOKENS32;
+        const uint32_t of = tokens ? i / p->head_dim * group : i % 64;
+        if (of >= valid || (any && of != (tokens ? token / group * group : token)))
             continue;
         top = fmax(top, half_at(p, page, i));
         if (p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric)
@@ -118,7 +138,7 @@ static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
     const double above = fmax(top > 0 ? exp2(floor(log2(top)) + 1) : 0, 0x1p-24);
     switch (p->codes) {
     case KVANT_CUDA_CODES_CODEBOOK: return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
-    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 && p->symmetric ? 2 : 0x1p9) * above;
+    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 && p->symmetric && !any ? 2 : 0x1p9) * above;
     case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 0x1p9 * above * p->step : above;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;
@@ -142,8 +162,10 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
         page->at = locate(f, role, b, t, kv);
         page->valid = left < 64 ? (uint32_t)left : 64;
         kvant_codec_decode(page->at.codec, NULL, page->at.page, 0, page->valid, page->rows, d);
-        const kvant_cuda_codec *codec = role == KVANT_ROLE_K ? f->cache.gpu_k : f->cache.gpu_v;
-        page->unit = page->at.open ? 1 : unit_of(&codec->params, page->at.page, page->valid);
+    }
+    const kvant_cuda_codec *codec = role == KVANT_ROLE_K ? f->cache.gpu_k : f->cache.gpu_v;
+    if (t % 64 == 0 || is_any(f)) {
+        page->unit = page->at.open ? 1 : unit_of(f, codec, page->at.page, (uint32_t)t % 64, page->valid);
         page->resolution = page->at.open ? 0 : 0x1p-23 * page->unit * length_range(&codec->params);
     }
     return page->rows + (uint32_t)t % 64 * d;
@@ -194,8 +216,9 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
 }
 
 /* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, units units, uint32_t kv, const float *given, double *scores)
+static double score_errors(const fixture *f, const query *at, units wanted, uint32_t kv, const float *given, double *scores)
 {
+    const units units = units_for(wanted, f->cache.gpu_k);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b;
     static rows_of_page page;
@@ -227,11 +250,11 @@ static double score_errors(const fixture *f, const query *at, units units, uint3
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
-            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy + 0x1p-24 * largest * q1;
+            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy + 0x1p-23 * largest * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
-        sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+        sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         if (kvant_cuda_has_chunks(p) && !page.at.open)
@@ -247,8 +270,9 @@ static double score_errors(const fixture *f, const query *at, units units, uint3
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_row(const fixture *f, const query *at, units units, reference *r)
+static void compute_row(const fixture *f, const query *at, units wanted, reference *r)
 {
+    const units units = units_for(wanted, f->cache.gpu_v);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
@@ -258,7 +282,7 @@ static void compute_row(const fixture *f, const query *at, units units, referenc
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = units == ROW_UNITS ? 0 : step_error(f->cache.gpu_v);
-    double delta = score_errors(f, at, units, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
+    double delta = score_errors(f, at, wanted, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
     if (isinf(top)) { /* sees nothing */
@@ -281,12 +305,12 @@ static void compute_row(const fixture *f, const query *at, units units, referenc
         }
         total += w;
         norms += w * sqrt(norm);
-        if (units == ROW_UNITS) { /* the unit is between norm / root and twice the norm */
+        if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += 2 * w * sqrt(norm);
             summed += w * sqrt(norm);
-            small += root;
-            largest = fmax(largest, 2 * w * sqrt(norm));
-            tile += w * (0x1p-24 * sqrt(norm) + 0x1p-64) * root;
+            small += 8 * root;
+            largest = fmax(largest, 4 * w * sqrt(norm));
+            tile += w * (0x1p-23 * sqrt(norm) + 0x1p-64) * root;
             continue;
         }
         if (tiles) {
@@ -294,7 +318,7 @@ static void compute_row(const fixture *f, const query *at, units units, referenc
             small += sqrt(norm) / page.unit;
             largest = fmax(largest, w * page.unit);
             tile += w * page.resolution * root;
-            const sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+            const sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
             weighted_scale += w * s.scale;
             summed += w * (s.scale * code + s.zero) * root + w * sqrt(norm);
             tile += p->symmetric ? w * 0x1p-11 * s.zero * root : 0;
@@ -307,7 +331,7 @@ static void compute_row(const fixture *f, const query *at, units units, referenc
             largest = fmax(largest, w * 0x1p-16);
             continue;
         }
-        sizes s = sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+        sizes s = sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         weighted_scale += w * s.scale;
         summed += w * (s.scale * code + s.zero) * root;
         if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
@@ -358,7 +382,7 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
     if (f->c->lengths[b] <= 0 || f->p.no_blocks)
         return;
     const query at = { b, token, head };
-    const bool any = kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+    const bool any = is_any(f);
     const units least = any ? ROW_UNITS : NO_UNITS, most = any || may_have_tiles(f) ? ROW_UNITS : NO_UNITS;
     *r = (reference){ 0 };
     for (units units = least; units <= most; units++) { /* of those that may have served the problem, the widest */

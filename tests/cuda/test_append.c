@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "../unit/specs.h"
+
 enum { HEADS = 3, BLOCKS = 9 };
 
 static float scale[HEADS * 512]; /* of rows that have a centre */
@@ -300,12 +302,46 @@ static void test_any(void **unused)
         }
 }
 
+/* The general form (src/cuda/any/general.h). */
+static void test_families(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "f32",
+                                         "f16",
+                                         "bf16",
+                                         "int-3:group=32,hybrid",
+                                         "int-4:group=24,hybrid=code",
+                                         PAPERS("turboquant-4:qjl,rotate=hadamard",
+                                                "turboquant-1:qjl,rotate=hadamard",
+                                                "turboquant-3:qjl,sketch=gaussian,rotate=none",
+                                                "octopus-1:rotate=hadamard",
+                                                "octopus-5:rotate=none",
+                                                "octopus-4:split=7.1,rotate=none,scale=norm",
+                                                "octopus-3:split=5.2,round=full,rotate=none",
+                                                "octopus-2:qjl,rotate=hadamard",
+                                                "polar-2:rotate=hadamard",
+                                                "polar-3:rotate=none,scale=norm",
+                                                "polar-4:rotate=hadamard",
+                                                "hqmq-s341r6",
+                                                "hqmq-s96r4:med3",
+                                                "hqmq-s24r3:med=1,slots=5,scale=norm",
+                                                "spherical-r4jl4",
+                                                "addvq-k24r3",
+                                                "addvq-k48r4:search=greedy,scale=unbiased", ) };
+    static const uint32_t dims[] = { 64, 128, 80, 256, 512, 16 }, counts[] = { 150, 1, 7, 80 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
+            run_append(&(append_case){ specs[s], dims[i], (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
+                                       (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0 });
+}
+
 /* Old bytes around what is written stay as they are: pages of 0xa5 keep every bit that is not the token's. */
 static void test_keeps_neighbours(void **unused)
 {
     (void)unused;
     static const char *const specs[] = { "int-4",      "int-8",       "turboquant-3", "octopus-2", "octopus-4",
-                                         "hqmq-s96r4", "hqmq-s192r6", "trellis-3",    "trellis-4" };
+                                         "hqmq-s96r4", "hqmq-s192r6", "trellis-3",    "trellis-4",
+                                         PAPERS("polar-3", "turboquant-3:qjl", "hqmq-s96r4:med3", ) };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
         test_cache cache;
         cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
@@ -406,6 +442,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_any),
+        cmocka_unit_test(test_families),
         cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
         cmocka_unit_test(test_copy_blocks),

@@ -122,6 +122,13 @@ static const spec_pair pairs[] = {
     { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false },
 #if KVANT_PAPERS
     { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false },
+    /* the general form */
+    { "turboquant-2.5", "turboquant-3.5", NULL, false, false, false },
+    { "turboquant-3:qjl,rotate=hadamard,center=first", "innerq-hybrid", NULL, false, false, false },
+    { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false },
+    { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true },
+    /* rotations of a calibration: each kv head's own, and one of a layer */
+    { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
@@ -142,12 +149,24 @@ static void bytes_and_outputs_agree(void **unused)
         random_calls(&pairs[i], true);
 }
 
+#if KVANT_PAPERS
+/* The reference of outputs has one codec for the values of all kv heads: bytes alone. */
+static void heads_differ(void **unused)
+{
+    (void)unused;
+    const spec_pair pair = { .k = "int-4", .v = "hessian-4", .calibrated = true };
+    random_calls(&pair, false);
+}
+#endif
+
 /* A codec with random windows, centre, scale and rotation, which the CPU and the GPU have. */
 static void random_spec(kvant_role role, char spec[96])
 {
     static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u",
-                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2",
-                                                   "innerq-base", "innerq-small", ) },
+                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2", "kivi-4",
+                                                   "innerq-base", "innerq-small", "innerq-hybrid", "turboquant-2.5",
+                                                   "turboquant-3.5", "polar-%u", "octopus-1", "octopus-5", "hqmq-s341r6",
+                                                   "spherical-r4jl4", "addvq-k24r3", ) },
                       *const options[] = { "sink=%u", "recent=%u", "center=first", "norm=first", "rotate=dense",
                                            "rotate=none" };
     for (;;) {
@@ -329,7 +348,9 @@ static void refuses(const char *k, const char *v, const char *words)
 static void what_is_missing_is_refused(void **unused)
 {
     (void)unused;
-    refuses("f16", "f16", "not on the GPU");
+#if KVANT_PAPERS
+    refuses("kmeans-4:c=4", "int-4", "not on the GPU");
+#endif
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
     kvant_sequence_create(t.cpu);
@@ -349,6 +370,13 @@ static void what_is_missing_is_refused(void **unused)
     twins_free(&t);
 }
 
+static void steps_are_appends(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        twins_steps(&pairs[i]);
+}
+
 static int save_calibration(void **unused)
 {
     (void)unused;
@@ -364,17 +392,23 @@ static int remove_calibration(void **unused)
     return remove(CALIBRATION);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     if (!have_device())
         return 77; /* CTest: skipped */
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_outputs_agree),
         cmocka_unit_test(random_codecs_agree),
+#if KVANT_PAPERS
+        cmocka_unit_test(heads_differ),
+#endif
         cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(cut_blocks_are_sealed_again),
         cmocka_unit_test(blocks_change_devices),
         cmocka_unit_test(what_is_missing_is_refused),
+        cmocka_unit_test(steps_are_appends),
     };
     return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
 }

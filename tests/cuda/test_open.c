@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "../unit/open_codec.h"
+#include "../unit/specs.h"
 
 enum { HEADS = 3, BLOCKS = 5, MAX_D = 512 };
 
@@ -285,7 +286,18 @@ static void test_any(void **unused)
                                          "int-8:group=40",
                                          "kivi-2",
                                          "kivi-4",
-                                         "innerq-base" };
+                                         "innerq-base",
+                                         "int-3:axis=channel,hybrid=code",
+                                         "f16",
+                                         PAPERS("turboquant-2.5",
+                                                "turboquant-3.5:scale=norm,rotate=hadamard",
+                                                "innerq-hybrid",
+                                                "innerq-hybrid:group=64,hybrid=code",
+                                                "turboquant-3:qjl,rotate=hadamard",
+                                                "polar-3:rotate=hadamard",
+                                                "octopus-5:rotate=hadamard",
+                                                "hqmq-s341r6:med3",
+                                                "spherical-r4jl4", ) };
     static const uint32_t dims[] = { 80, 512, 192, 112, 128, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)

@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "../unit/specs.h"
+
 static const int32_t lengths[] = { 1, 0, 64, 63, 65, 200, -3, 300, 7, 129 };
 
 static attention_case case_of(const char *k, const char *v, uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_heads,
@@ -331,6 +333,36 @@ static void test_random(void **unused)
     }
 }
 
+/* The general form (src/cuda/any/general.h), beside each other and beside usual codecs. */
+static void test_families(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "bf16", "int-3:group=32,hybrid" },
+#if KVANT_PAPERS
+                  { "turboquant-2.5", "turboquant-3.5" },
+                  { "turboquant-3:qjl,rotate=hadamard", "turboquant-4:rotate=hadamard" },
+                  { "turboquant-1:qjl,rotate=none", "turboquant-4:qjl,sketch=gaussian,rotate=none" },
+                  { "innerq-hybrid", "innerq-hybrid" },
+                  { "int-4", "innerq-hybrid:hybrid=code,group=16" },
+                  { "hqmq-s341r6:med3", "hqmq-s1024r4" },
+                  { "octopus-5:rotate=hadamard", "octopus-4:split=7.1,rotate=hadamard" },
+                  { "octopus-2:qjl,rotate=hadamard", "trellis-4:rotate=hadamard" },
+                  { "polar-4:rotate=hadamard", "polar-3:rotate=hadamard" },
+                  { "spherical-r4jl4", "addvq-k24r3" },
+                  { "kivi-4", "turboquant-2.5" },
+#endif
+    };
+    static const uint32_t dims[] = { 128, 64, 80, 256, 512 }, tokens[] = { 1, 5, 20, 70 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
+            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = tokens[(s + i) % 4], .causal = i % 3 != 0, .sinks = (s + i) % 6 == 0 };
+            run_problem(&c, &p);
+        }
+}
+
 /* The struct's size is the caller's: what an older version does not have is zero, what a newer one has must be. */
 static void test_sizes(void **unused)
 {
@@ -393,7 +425,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };

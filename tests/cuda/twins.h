@@ -62,6 +62,10 @@ void twins_compare(twins *t);
 /* Random queries to a layer on the GPU (twins_attention.c). Outputs are within the bound that
  * attention_bound.c derives for a softmax in binary64 over the rows of the exported bytes. */
 void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *problem);
+/* Decode steps in rounds, each against a softmax over rows; rows that are read back (twins_steps.c). */
+void twins_steps(const spec_pair *spec);
+void twins_read(twins *t, int32_t s);
+
 kvant_attention_problem problem_of(const fixture *f, uint32_t n, void *q, void *out);
 
 #endif

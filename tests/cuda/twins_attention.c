@@ -291,11 +291,12 @@ static double matrix_error(const kvant_codec *codec, const float *q)
     kvant_cuda_tables tables = { .size = sizeof tables };
     double worst = 0, largest = 0;
     assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+    const float *matrix = tables.inverse_weights ? tables.inverse_weights : kvant_codec_get_view(codec)->transform.matrix;
     for (uint32_t i = 0; i < DIM; i++) {
         double row = 0, column = 0;
         for (uint32_t j = 0; j < DIM; j++) {
-            row += fabs(tables.inverse_weights[i * DIM + j]);
-            column += fabs(tables.inverse_weights[j * DIM + i]);
+            row += fabs(matrix[i * DIM + j]);
+            column += fabs(matrix[j * DIM + i]);
         }
         worst = fmax(worst, fmax(row, column));
         largest = fmax(largest, fabs(q[i]));

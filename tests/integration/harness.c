@@ -36,6 +36,7 @@ static const char text[] =
     "the highest wave had been exactly as high as the keeper had guessed, less the width of a hand. ";
 
 static struct llama_model *models[2]; /* own cache, kvant's */
+static char models_path[4096];
 static ggml_backend_reg_t plugin;
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
@@ -45,15 +46,16 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
         fputs(message, stderr);
 }
 
-static struct llama_model *load_model(ggml_backend_dev_t device)
+/* On one device or two. */
+static struct llama_model *load_model(const char *path, ggml_backend_dev_t device, ggml_backend_dev_t other, bool planned)
 {
-    const char *path = getenv("KVANT_TEST_MODEL");
     struct llama_model_params params = llama_model_default_params();
-    ggml_backend_dev_t devices[2] = { device, NULL };
+    ggml_backend_dev_t devices[3] = { device, other, NULL };
 
     params.devices = devices;
     params.n_gpu_layers = 99;
-    return llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, params);
+    params.no_alloc = planned;
+    return llama_model_load_from_file(path, params);
 }
 
 bool harness_on_gpu(void)
@@ -61,24 +63,48 @@ bool harness_on_gpu(void)
     return getenv("KVANT_TEST_STANDIN") != NULL;
 }
 
+bool harness_has_standin(void)
+{
+    return harness_on_gpu() && strcmp(getenv("KVANT_TEST_STANDIN"), "none") != 0;
+}
+
+int harness_gpus(void)
+{
+    const char *n = getenv("KVANT_TEST_GPUS");
+
+    return !harness_on_gpu() ? 0 : n != NULL ? atoi(n) : 1;
+}
+
 int harness_load_plugin(void **state)
 {
     (void)state;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
-    if (harness_on_gpu() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
+    if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
         return -1;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     return plugin != NULL ? 0 : -1;
 }
 
+static ggml_backend_dev_t second_gpu(void)
+{
+    return harness_gpus() > 1 ? ggml_backend_reg_dev_get(plugin, 1) : NULL;
+}
+
+int harness_load_models(const char *path)
+{
+    harness_stop(NULL);
+    snprintf(models_path, sizeof(models_path), "%s", path);
+    models[0] = load_model(path, NULL, NULL, false);
+    models[1] = load_model(path, ggml_backend_reg_dev_get(plugin, 0), second_gpu(), false);
+    return models[0] != NULL && models[1] != NULL ? 0 : -1;
+}
+
 int harness_start(void **state)
 {
-    if (harness_load_plugin(state) != 0)
-        return -1;
-    models[0] = load_model(NULL);
-    models[1] = load_model(ggml_backend_reg_dev_get(plugin, 0));
-    return models[0] != NULL && models[1] != NULL ? 0 : -1;
+    const char *path = getenv("KVANT_TEST_MODEL");
+
+    return harness_load_plugin(state) != 0 ? -1 : harness_load_models(path != NULL ? path : KVANT_TEST_MODEL);
 }
 
 int harness_stop(void **state)
@@ -128,7 +154,7 @@ struct llama_context *harness_context(const harness_options *options)
     params.n_seq_max = options->n_seq ? options->n_seq : 1;
     params.kv_unified = options->unified;
     params.n_threads = params.n_threads_batch = N_THREADS;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.flash_attn_type = options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     if (options->spec != NULL && options->spec[0] == '\0') {
         unsetenv("KVANT_K");
         unsetenv("KVANT_V");
@@ -143,15 +169,33 @@ struct llama_context *harness_context(const harness_options *options)
     if (options->type != NULL)
         params.type_k = params.type_v = type_of(options->type);
     setenv("KVANT_ACCEL", options->accel ? "1" : "0", 1);
-    context = llama_init_from_model(models[options->spec != NULL], params);
+    context = llama_init_from_model(models[options->spec != NULL || (options->accel && harness_on_gpu())], params);
     assert_non_null(context);
     return context;
+}
+
+void harness_plan(const harness_options *options)
+{
+    struct llama_model *own = models[1];
+
+    models[1] = load_model(models_path, ggml_backend_reg_dev_get(plugin, 0), second_gpu(), true);
+    assert_non_null(models[1]);
+    llama_free(harness_context(options));
+    llama_model_free(models[1]);
+    models[1] = own;
 }
 
 void harness_tokens(llama_token *tokens, int n)
 {
     llama_token once[1024];
-    int n_once = llama_tokenize(harness_vocab(), text, (int32_t)strlen(text), once, 1024, true, false);
+    int n_once;
+
+    if (llama_vocab_type(harness_vocab()) == LLAMA_VOCAB_TYPE_NONE) {
+        for (int i = 0; i < n; i++)
+            tokens[i] = (llama_token)((unsigned)i * 2654435761u >> 8) % llama_vocab_n_tokens(harness_vocab());
+        return;
+    }
+    n_once = llama_tokenize(harness_vocab(), text, (int32_t)strlen(text), once, 1024, true, false);
 
     assert_true(n_once > 200);
     for (int i = 0; i < n; i++)

@@ -19,6 +19,7 @@ typedef struct harness_options {
     const char *type; /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
     bool accel;       /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
     bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
+    bool fa_auto;     /* llama.cpp decides whether flash attention is on */
     uint32_t n_ctx;
     uint32_t n_seq; /* 0 means 1 */
     bool unified;
@@ -30,19 +31,28 @@ int harness_start(void **state);
 /* The same without the model. */
 int harness_load_plugin(void **state);
 int harness_stop(void **state);
+/* Takes other models' place. */
+int harness_load_models(const char *path);
 
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);
 
-/* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory. */
+/* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory.
+ * "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
+bool harness_has_standin(void);
+/* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
+int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);
 
 struct llama_context *harness_context(const harness_options *options);
+/* A context in which llama.cpp only plans memory (--fit). */
+void harness_plan(const harness_options *options);
 
-/* Tokens of an English text that is long enough for n of them (it repeats after about 400). */
+/* Tokens of an English text that is long enough for n of them (it repeats after about 400); of a model without a vocabulary, made
+ * up. */
 void harness_tokens(llama_token *tokens, int n);
 
 /* Decodes n tokens of one sequence from position pos on, in one batch. Logits are kept for the last one, or

@@ -1,6 +1,7 @@
-/* standin_cuda.c - a ggml back end in the place of ggml-cuda: one device "CUDA0" whose memory is the computer's and whose
- * kernels are the CPU back end's, on a stream of the driver's stand-in (tests/cuda/host). What is computed while its
- * stream is captured is recorded, as CUDA does, and computed when the graph is launched.
+/* standin_cuda.c - a ggml back end in the place of ggml-cuda: devices "CUDA0" and, with KVANT_TEST_GPUS=2, "CUDA1", whose
+ * memory is the computer's and whose kernels are the CPU back end's, on streams of the driver's stand-in
+ * (tests/cuda/host). What is computed while its stream is captured is recorded, as CUDA does, and computed when the
+ * graph is launched. As with CUDA, llama.cpp runs batches over two devices in a pipeline.
  *
  * Its buffers are no host buffers, so llama.cpp goes through their functions as with a GPU. Tensors that lie in memory of
  * another label are refused, as ggml-cuda refuses them. */
@@ -22,18 +23,36 @@ static struct {
     int (*stream_free)(void *stream);
     int (*stream_wait)(void *stream, void *event, unsigned flags);
     int (*event_record)(void *event, void *stream);
+    int (*event_new)(void **event, unsigned flags);
+    int (*event_free)(void *event);
+    int (*context_get)(void **context, int device);
+    int (*context_set)(void *context);
+    int (*memory_new)(unsigned long long *memory, size_t bytes);
+    int (*memory_free)(unsigned long long memory);
 } driver;
 
+enum { MOST = 2 };
+
 static struct ggml_backend_reg reg;
-static struct ggml_backend_device device;
-static struct ggml_backend_buffer_type buft;
+static struct gpu {
+    struct ggml_backend_device device;
+    struct ggml_backend_buffer_type buft;
+    void *context; /* the driver's */
+    const char *name, *id;
+} gpus[MOST] = { { .name = "CUDA0", .id = "0000:00:00.0" }, { .name = "CUDA1", .id = "0000:01:00.0" } };
+static size_t n_gpus;
 static unsigned long n_direct, n_recorded;
+
+static struct gpu *gpu_of(ggml_backend_dev_t device)
+{
+    return (struct gpu *)device->context; /* a derived device has it, too */
+}
 
 /* Buffers */
 
 static void buffer_free(ggml_backend_buffer_t buffer)
 {
-    free(buffer->context);
+    driver.memory_free((uintptr_t)buffer->context);
 }
 
 static void *buffer_base(ggml_backend_buffer_t buffer)
@@ -61,8 +80,7 @@ static void buffer_get(ggml_backend_buffer_t buffer, const struct ggml_tensor *t
 
 static bool buffer_copy(ggml_backend_buffer_t buffer, const struct ggml_tensor *src, struct ggml_tensor *dst)
 {
-    (void)buffer;
-    if (src->buffer->buft != &buft)
+    if (src->buffer->buft != buffer->buft)
         return false;
     memcpy(dst->data, src->data, ggml_nbytes(src));
     return true;
@@ -77,8 +95,7 @@ static void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value)
 
 static const char *buft_name(ggml_backend_buffer_type_t self)
 {
-    (void)self;
-    return "CUDA0";
+    return gpu_of(self->device)->name;
 }
 
 static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t self, size_t size)
@@ -90,10 +107,13 @@ static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t self, size_t 
                                                         .get_tensor = buffer_get,
                                                         .cpy_tensor = buffer_copy,
                                                         .clear = buffer_clear };
-    void *memory = aligned_alloc(128, (size + 127) / 128 * 128 + 128);
+    unsigned long long memory;
 
-    memset(memory, 0x5a, size); /* a GPU's memory is not zeroed */
-    return ggml_backend_buffer_init(self, iface, memory, size);
+    driver.context_set(gpu_of(self->device)->context);
+    if (driver.memory_new(&memory, size + 128) != 0)
+        return NULL;
+    memset((void *)(uintptr_t)memory, 0x5a, size); /* a GPU's memory is not zeroed */
+    return ggml_backend_buffer_init(self, iface, (void *)(uintptr_t)memory, size);
 }
 
 static size_t buft_alignment(ggml_backend_buffer_type_t self)
@@ -111,6 +131,7 @@ static size_t buft_alloc_size(ggml_backend_buffer_type_t self, const struct ggml
 /* Back end */
 
 typedef struct instance {
+    struct gpu *gpu;
     ggml_backend_t cpu;
     void *stream;
 } instance;
@@ -123,8 +144,7 @@ typedef struct recorded {
 
 static const char *backend_name(ggml_backend_t backend)
 {
-    (void)backend;
-    return "CUDA0";
+    return ((instance *)backend->context)->gpu->name;
 }
 
 static void backend_free(ggml_backend_t backend)
@@ -152,19 +172,19 @@ static void replay(void *data)
 }
 
 /* ggml-cuda reads what lies in its own memory. */
-static bool is_foreign(const struct ggml_tensor *t)
+static bool is_foreign(const struct gpu *gpu, const struct ggml_tensor *t)
 {
     const struct ggml_tensor *root = t->view_src != NULL ? t->view_src : t;
 
-    return root->buffer != NULL && root->buffer->buft != &buft && !ggml_backend_buft_is_host(root->buffer->buft);
+    return root->buffer != NULL && root->buffer->buft != &gpu->buft && !ggml_backend_buft_is_host(root->buffer->buft);
 }
 
-static bool reads_foreign(const struct ggml_tensor *node)
+static bool reads_foreign(const struct gpu *gpu, const struct ggml_tensor *node)
 {
-    bool foreign = is_foreign(node);
+    bool foreign = is_foreign(gpu, node);
 
     for (int i = 0; i < GGML_MAX_SRC; i++)
-        foreign = foreign || (node->src[i] != NULL && is_foreign(node->src[i]));
+        foreign = foreign || (node->src[i] != NULL && is_foreign(gpu, node->src[i]));
     return foreign && node->op != GGML_OP_VIEW && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
            node->op != GGML_OP_TRANSPOSE && node->op != GGML_OP_NONE;
 }
@@ -177,11 +197,12 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
     bool captured;
 
     for (int i = 0; i < graph->n_nodes; i++)
-        if (reads_foreign(graph->nodes[i])) {
+        if (reads_foreign(self->gpu, graph->nodes[i])) {
             fprintf(stderr, "stand-in of CUDA: %s (%s) is not in its memory\n", graph->nodes[i]->name,
                     ggml_op_name(graph->nodes[i]->op));
             abort();
         }
+    driver.context_set(self->gpu->context);
     r = malloc(bytes);
     r->cpu = self->cpu;
     r->graph = *graph;
@@ -227,6 +248,8 @@ static ggml_backend_t device_init(ggml_backend_dev_t dev, const char *params)
     ggml_backend_t backend = calloc(1, sizeof(*backend));
     instance *self = calloc(1, sizeof(*self));
 
+    self->gpu = gpu_of(dev);
+    driver.context_set(self->gpu->context);
     self->cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), params);
     use_one_thread(self->cpu);
     driver.stream_new(&self->stream, 1);
@@ -238,8 +261,7 @@ static ggml_backend_t device_init(ggml_backend_dev_t dev, const char *params)
 
 static const char *device_name(ggml_backend_dev_t dev)
 {
-    (void)dev;
-    return "CUDA0";
+    return gpu_of(dev)->name;
 }
 
 static void device_memory(ggml_backend_dev_t dev, size_t *free_bytes, size_t *total)
@@ -256,17 +278,39 @@ static enum ggml_backend_dev_type device_type(ggml_backend_dev_t dev)
 
 static void device_props(ggml_backend_dev_t dev, struct ggml_backend_dev_props *props)
 {
-    *props = (struct ggml_backend_dev_props){ .name = "CUDA0",
+    *props = (struct ggml_backend_dev_props){ .name = gpu_of(dev)->name,
                                               .description = "stand-in",
                                               .type = GGML_BACKEND_DEVICE_TYPE_GPU,
-                                              .device_id = "0000:00:00.0" };
+                                              .device_id = gpu_of(dev)->id,
+                                              .caps = { .async = true, .events = true } };
     device_memory(dev, &props->memory_free, &props->memory_total);
 }
 
 static ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev)
 {
+    return &gpu_of(dev)->buft;
+}
+
+static ggml_backend_event_t device_event_new(ggml_backend_dev_t dev)
+{
+    ggml_backend_event_t event = malloc(sizeof(*event));
+
+    event->device = dev;
+    driver.event_new(&event->context, 2);
+    return event;
+}
+
+static void device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event)
+{
     (void)dev;
-    return &buft;
+    driver.event_free(event->context);
+    free(event);
+}
+
+static void device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event)
+{
+    (void)dev;
+    (void)event;
 }
 
 static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor *op)
@@ -277,8 +321,7 @@ static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor 
 
 static bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t of)
 {
-    (void)dev;
-    return of == &buft;
+    return of == &gpu_of(dev)->buft;
 }
 
 /* Registry */
@@ -292,13 +335,13 @@ static const char *reg_name(ggml_backend_reg_t self)
 static size_t reg_count(ggml_backend_reg_t self)
 {
     (void)self;
-    return 1;
+    return n_gpus;
 }
 
 static ggml_backend_dev_t reg_device(ggml_backend_reg_t self, size_t index)
 {
     (void)self;
-    return index == 0 ? &device : NULL;
+    return index < n_gpus ? &gpus[index].device : NULL;
 }
 
 static void *reg_address(ggml_backend_reg_t self, const char *name)
@@ -315,35 +358,58 @@ static bool look_up(void *library, const char *name, void *slot)
     return symbol != NULL;
 }
 
+static void set_up(struct gpu *gpu, int number)
+{
+    driver.context_get(&gpu->context, number);
+    gpu->buft = (struct ggml_backend_buffer_type){ .iface = { .get_name = buft_name,
+                                                              .alloc_buffer = buft_alloc,
+                                                              .get_alignment = buft_alignment,
+                                                              .get_alloc_size = buft_alloc_size },
+                                                   .device = &gpu->device };
+    gpu->device = (struct ggml_backend_device){ .iface = { .get_name = device_name,
+                                                           .get_description = device_name,
+                                                           .get_memory = device_memory,
+                                                           .get_type = device_type,
+                                                           .get_props = device_props,
+                                                           .init_backend = device_init,
+                                                           .get_buffer_type = device_buft,
+                                                           .supports_op = device_supports_op,
+                                                           .supports_buft = device_supports_buft,
+                                                           .event_new = device_event_new,
+                                                           .event_free = device_event_free,
+                                                           .event_synchronize = device_event_synchronize },
+                                                .reg = &reg,
+                                                .context = gpu };
+}
+
 GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
 
 ggml_backend_reg_t ggml_backend_init(void)
 {
+    const struct {
+        const char *name;
+        void *slot;
+    } symbols[] = { { "host_record", &driver.record },
+                    { "cuStreamCreate", &driver.stream_new },
+                    { "cuStreamDestroy_v2", &driver.stream_free },
+                    { "cuStreamWaitEvent", &driver.stream_wait },
+                    { "cuEventRecord", &driver.event_record },
+                    { "cuEventCreate", &driver.event_new },
+                    { "cuEventDestroy_v2", &driver.event_free },
+                    { "cuDevicePrimaryCtxRetain", &driver.context_get },
+                    { "cuCtxSetCurrent", &driver.context_set },
+                    { "cuMemAlloc_v2", &driver.memory_new },
+                    { "cuMemFree_v2", &driver.memory_free } };
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
 
-    if (library == NULL || !look_up(library, "host_record", &driver.record) ||
-        !look_up(library, "cuStreamCreate", &driver.stream_new) ||
-        !look_up(library, "cuStreamDestroy_v2", &driver.stream_free) ||
-        !look_up(library, "cuStreamWaitEvent", &driver.stream_wait) ||
-        !look_up(library, "cuEventRecord", &driver.event_record)) {
-        fprintf(stderr, "stand-in of CUDA: no driver: %s\n", dlerror());
-        return NULL;
-    }
-    buft = (struct ggml_backend_buffer_type){ .iface = { .get_name = buft_name,
-                                                         .alloc_buffer = buft_alloc,
-                                                         .get_alignment = buft_alignment,
-                                                         .get_alloc_size = buft_alloc_size },
-                                              .device = &device };
-    device = (struct ggml_backend_device){ .iface = { .get_name = device_name,
-                                                      .get_description = device_name,
-                                                      .get_memory = device_memory,
-                                                      .get_type = device_type,
-                                                      .get_props = device_props,
-                                                      .init_backend = device_init,
-                                                      .get_buffer_type = device_buft,
-                                                      .supports_op = device_supports_op,
-                                                      .supports_buft = device_supports_buft },
-                                           .reg = &reg };
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)
+        if (library == NULL || !look_up(library, symbols[i].name, symbols[i].slot)) {
+            fprintf(stderr, "stand-in of CUDA: no driver: %s\n", dlerror());
+            return NULL;
+        }
+    n_gpus = getenv("KVANT_TEST_GPUS") != NULL ? (size_t)atoi(getenv("KVANT_TEST_GPUS")) % (MOST + 1) : 1;
+    for (size_t i = 0; i < n_gpus; i++)
+        set_up(&gpus[i], (int)i);
     reg = (struct ggml_backend_reg){ .api_version = GGML_BACKEND_API_VERSION,
                                      .iface = { reg_name, reg_count, reg_device, reg_address } };
     return &reg;

@@ -353,13 +353,48 @@ static void shift_on_a_gpu_costs_one_quantisation(void **state)
     assert_true(shifted <= 2 * plain);
 }
 
+/* What a state of one context becomes in another one. */
+static float *continued(const harness_options *from, const harness_options *to)
+{
+    struct llama_context *context = prompted(from);
+    float *logits;
+    uint8_t *saved;
+    size_t size;
+
+    saved = harness_save_state(context, &size);
+    llama_free(context);
+    context = harness_context(to);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+    logits = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    free(saved);
+    return logits;
+}
+
+/* A state goes both ways between stock and a GPU: what is quantised once more costs as much as the first time at most. */
+static void states_are_exchanged_with_stock(void **state)
+{
+    const harness_options stock = { .n_ctx = 512 }, ours = { .spec = "int-8", .n_ctx = 512 };
+    double plain = difference_to_stock("int-8", NULL, N_PROMPT);
+    float *logits[] = { continued(&stock, &stock), continued(&stock, &ours), continued(&ours, &stock) };
+
+    (void)state;
+    for (int i = 1; i < 3; i++) {
+        double difference = rms_difference(logits[0], logits[i]);
+        print_message("rms difference to stock %.5f, %s stock's state %.5f\n", plain, i == 1 ? "from" : "to", difference);
+        assert_true(difference > 0 && difference <= 2 * plain);
+    }
+    for (int i = 0; i < 3; i++)
+        free(logits[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest on_gpu[] = {
         cmocka_unit_test(restoring_on_a_gpu_does_not_quantise_twice), cmocka_unit_test(copy_on_a_gpu_is_exact),
         cmocka_unit_test(streams_in_one_batch_agree),                 cmocka_unit_test(unified_copy_agrees),
         cmocka_unit_test(removal_on_a_gpu_leaves_no_trace),           cmocka_unit_test(clear_on_a_gpu_starts_over),
-        cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation),
+        cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation), cmocka_unit_test(states_are_exchanged_with_stock),
     };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_state_is_exact),

@@ -212,6 +212,7 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_seal_args seal = { .size = sizeof seal };
     kvant_cuda_attention_args attention = { .size = sizeof attention };
     kvant_cuda_query_args queries = { .size = sizeof queries };
+    kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
     const int32_t from = 5, to = 6;
@@ -226,6 +227,7 @@ static void calls_reach_the_table(void **state)
     REACHES(append, kvant_cuda_append(&append, stream), append);
     REACHES(seal, kvant_cuda_seal(&seal, stream), seal);
     REACHES(attention, kvant_cuda_attention(&attention, stream), attention);
+    REACHES(block_attention, kvant_cuda_block_attention(&rows, stream), rows);
     REACHES(transform_queries, kvant_cuda_transform_queries(&queries, stream), queries);
     REACHES(decode, kvant_cuda_decode(&decode, stream), decode);
     REACHES(copy_blocks, kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), copied);

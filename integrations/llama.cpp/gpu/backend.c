@@ -70,7 +70,8 @@ static bool is_computed(const abi_tensor *node)
 
 static bool is_ours(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) && kvp_gpu_touches(node);
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) &&
+           (kvp_gpu_touches(node) || kvp_gpu_accelerates(node));
 }
 
 /* A number for a part of a graph that has one: ggml-cuda compares no nodes then. */
@@ -225,6 +226,8 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     if (!kvp_cu_ok(kvp_cu.capture_end(b->stream, &captured), "capture") || captured == NULL)
         return false;
     b->n_captures++;
+    if (getenv("KVANT_X") == NULL)
+        kvp_gpu_straighten(captured, &b->n_removed, &b->n_early);
     made = status == ABI_STATUS_SUCCESS && make_exec(b, captured);
     kvp_cu.graph_free(captured);
     return made;
@@ -261,15 +264,28 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
+/* The masks of the graph's attention. */
+static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    b->n_attended = 0;
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i]->op == kvp_api.op.flash_attn_ext && is_ours(graph->nodes[i]) &&
+            !kvp_gpu_find_attended(b, graph->nodes[i])) {
+            kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
+            return false;
+        }
+    return true;
+}
+
 /* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
 static bool prepare(kvp_gpu_backend *b, bool *waits)
 {
     bool ok = true;
 
     *waits = true;
-    if (b->n_writes == 0)
-        return true;
     to_ours(b);
+    if (!kvp_gpu_prepare_attended(b))
+        return false;
     pthread_mutex_lock(&b->gpu->lock);
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
@@ -291,11 +307,12 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    if ((!known && !find_writes(b, graph)) || !prepare(b, &waits))
+    if ((!known && !(find_writes(b, graph) && find_masks(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
-    if (b->epoch != epoch || !known || b->waits != waits)
+    if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
         b->captured = false;
+    b->masks_changed = false;
     b->epoch = epoch;
     b->waits = waits;
     if (!known && b->part_uids != NULL)
@@ -312,11 +329,38 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
+/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that: the graph after the one
+ * that notices fails, as the first would have on the CPU. */
+static atomic_uint n_failures; /* of graphs, for rows that were refused before */
+
+static void notice_refusals(kvp_gpu_backend *b)
+{
+    const kvant_status status = kvp_gpu_take_word(b->refused);
+
+    if (status == KVANT_OK)
+        return;
+    b->failed = atomic_load(&n_failures) + 1;
+    kvp_error("%s: cannot store new rows: %s", b->gpu->name, kvant_strerror(status));
+}
+
+static void backend_synchronize(abi_backend *backend)
+{
+    kvp_gpu_backend *b = state_of(backend);
+
+    b->inner.synchronize(backend);
+    notice_refusals(b);
+}
+
 static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
     kvp_gpu_backend *b = state_of(backend);
     bool ours = false;
 
+    notice_refusals(b);
+    if (b->failed == atomic_load(&n_failures) + 1) {
+        atomic_fetch_add(&n_failures, 1);
+        return ABI_STATUS_FAILED;
+    }
     for (int i = 0; i < graph->n_nodes && !ours; i++)
         ours = is_ours(graph->nodes[i]);
     if (!ours)
@@ -351,6 +395,10 @@ static void release(kvp_gpu_backend *b)
         kvp_cu.event_free(b->to_cuda);
     kvp_gpu_release(&b->workspace);
     kvp_gpu_release(&b->queries);
+    kvp_gpu_release(&b->lengths);
+    kvp_gpu_release(&b->lse);
+    if (b->refused != NULL)
+        kvp_cu.host_memory_free(b->refused);
     if (b->compute.cpu != NULL)
         kvp_api.backend_free(b->compute.cpu);
     free(b->nodes);
@@ -363,8 +411,8 @@ static void backend_free(abi_backend *backend)
     kvp_gpu_backend *b = state_of(backend);
     void (*inner_free)(abi_backend *) = b->inner.free;
 
-    kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs, b->n_parts,
-             b->n_captures, b->n_launches);
+    kvp_note("%s: %lu graphs in %lu parts, %lu captures (%lu edges removed, %lu early), %lu launches", b->gpu->name,
+             b->n_graphs, b->n_parts, b->n_captures, b->n_removed, b->n_early, b->n_launches);
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu);
     take_from_list(b);
@@ -379,7 +427,7 @@ static bool start(kvp_gpu_backend *b)
     if (b->inner.event_record == NULL || b->inner.event_wait == NULL || b->inner.synchronize == NULL ||
         !kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.stream_new(&b->stream, CU_NON_BLOCKING), "a stream") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
-        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event"))
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
@@ -392,6 +440,7 @@ static void take_over(kvp_gpu_backend *b, abi_device *device)
 {
     b->backend->device = device;
     b->backend->iface.graph_compute = backend_graph_compute;
+    b->backend->iface.synchronize = backend_synchronize;
     b->backend->iface.free = backend_free;
     pthread_mutex_lock(&b->gpu->list_lock);
     b->next = b->gpu->backends;

@@ -171,7 +171,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->n_weights = tables_of(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved && create_numbers(cells) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && create_numbers(cells) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     pthread_mutex_unlock(&cells->gpu->lock);
@@ -201,13 +201,30 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
 
 /* Learning centre and scale */
 
+/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no memory. */
+static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+    kvant_codec *codec = NULL;
+    char spec[64], err[128];
+
+    kvant_codec_get_info(cells->sources[0], &info);
+    if (info.center == KVANT_CENTER_FILE || info.norm == KVANT_NORM_FILE)
+        return NULL;
+    snprintf(spec, sizeof(spec), "int-8:center=%s,norm=%s", info.center == KVANT_CENTER_FIRST ? "first" : "none",
+             info.norm == KVANT_NORM_FIRST ? "first" : "none");
+    kvant_codec_create(spec, cells->head_dim, info.role, 0, &codec, err, sizeof(err));
+    return codec;
+}
+
 /* The first version that a tensor in the computer's memory makes of these rows; they are repeated until there are
- * enough. */
-static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const float *rows, size_t n, void **memory)
+ * enough. codecs: one per kv head. */
+static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *rows, size_t n,
+                                  void **memory)
 {
     const size_t times = (LEARN_ROWS + n - 1) / n, width = width_of(cells);
     const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = cells->sources,
+                                         .codecs = codecs,
                                          .n_kv_heads = cells->n_kv_heads,
                                          .n_sequences = 1,
                                          .n_blocks = (uint32_t)(times * n / KVANT_PAGE_TOKENS + 2) };
@@ -261,18 +278,26 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
     float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
     bool center, scale, ok;
     void *memory = NULL;
-    kvant_tensor *tensor = numbers != NULL ? learn_tensor(cells, rows, n, &memory) : NULL;
+    kvant_codec *quick = quick_codec(cells);
+    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
+    kvant_tensor *tensor = NULL;
 
+    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
+        codecs[head] = quick != NULL ? quick : cells->sources[head];
+    if (numbers != NULL && codecs != NULL)
+        tensor = learn_tensor(cells, codecs, rows, n, &memory);
     at = (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->n_weights;
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
     if (ok) {
-        cells->center = center ? at : NULL;
+        cells->center = center && !cells->uncentred ? at : NULL;
         cells->scale = scale ? at + width : NULL;
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;
     }
     kvant_tensor_free(&tensor);
+    kvant_codec_free(&quick);
+    free(codecs);
     free(memory);
     free(numbers);
     return ok;
@@ -370,7 +395,8 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const fl
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)n,
                                     .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots };
+                                    .slots = slots,
+                                    .refused = (uint32_t *)cells->gpu->refused };
 
     *(role == KVANT_ROLE_K ? &args.k : &args.v) = kvp_gpu_rows(cells, rows, width_of(cells));
     return kvant_cuda_append(&args, cells->gpu->stream);
@@ -395,6 +421,8 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = append(cells, kv->shape.role, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
+    if (status == KVANT_OK)
+        status = kvp_gpu_take_word(gpu->refused);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }

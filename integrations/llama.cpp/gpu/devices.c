@@ -20,6 +20,7 @@ static abi_reg *inner_reg;
  * also asks for sizes of caches that it never allocates (--fit). */
 static _Thread_local struct {
     bool cache, keys, values;
+    size_t plain; /* bytes of these tensors as ggml-cuda has them */
 } asked;
 
 /* Memory */
@@ -63,6 +64,26 @@ void kvp_gpu_release(kvp_gpu_memory *memory)
     *memory = (kvp_gpu_memory){ 0 };
 }
 
+atomic_uint *kvp_gpu_new_word(void)
+{
+    void *word = NULL;
+
+    if (!kvp_cu_ok(kvp_cu.host_memory_new(&word, sizeof(atomic_uint), CU_HOST_PORTABLE_MAPPED), "memory"))
+        return NULL;
+    atomic_init((atomic_uint *)word, 0);
+    return word;
+}
+
+kvant_status kvp_gpu_take_word(atomic_uint *word)
+{
+    const unsigned bits = atomic_load_explicit(word, memory_order_relaxed);
+
+    if (bits == 0)
+        return KVANT_OK;
+    atomic_store(word, 0);
+    return bits & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE;
+}
+
 /* Buffer types */
 
 static kvp_gpu *gpu_of_buft(const abi_buft *buft)
@@ -81,14 +102,60 @@ static size_t inner_alloc_size(const kvp_gpu *gpu, const abi_tensor *tensor)
                             : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor);
 }
 
+static size_t padded(const kvp_gpu *gpu, size_t bytes)
+{
+    const size_t alignment = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft)
+                                              : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft);
+
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+static bool is_cache(const abi_tensor *tensor)
+{
+    return tensor->view_src == NULL && kvp_kv_name(tensor->name);
+}
+
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
-    const bool cache = tensor->view_src == NULL && kvp_kv_name(tensor->name);
+    const kvp_gpu *gpu = gpu_of_buft(buft);
 
-    asked.keys = cache && (tensor->name[6] == 'k' || (asked.cache && asked.keys));
-    asked.values = cache && (tensor->name[6] == 'v' || (asked.cache && asked.values));
-    asked.cache = cache;
-    return cache ? kvp_buffer_bytes(tensor, true) : inner_alloc_size(gpu_of_buft(buft), tensor);
+    if (!is_cache(tensor)) {
+        asked.cache = false;
+        if (strncmp(tensor->name, "cache_", 6) == 0)
+            kvp_kv_note_state();
+        return inner_alloc_size(gpu, tensor);
+    }
+    if (!asked.cache) {
+        asked.keys = asked.values = false;
+        asked.plain = 0;
+    }
+    asked.cache = true;
+    asked.keys = asked.keys || tensor->name[6] == 'k';
+    asked.values = asked.values || tensor->name[6] == 'v';
+    asked.plain += padded(gpu, inner_alloc_size(gpu, tensor));
+    return kvp_buffer_bytes(tensor, true);
+}
+
+/* Of all tensors of a buffer that is only planned (--fit). */
+static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
+{
+    const kvp_gpu *gpu = gpu_of_buft(buft);
+    bool values = false;
+    size_t bytes = 0;
+
+    for (int i = 0; i < n_tensors; i++)
+        values = values || (is_cache(tensors[i]) && tensors[i]->name[6] == 'v');
+    for (int i = 0; i < n_tensors; i++)
+        if (tensors[i]->data == NULL && tensors[i]->view_src == NULL)
+            bytes += padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
+                                                                : inner_alloc_size(gpu, tensors[i]));
+    return bytes;
+}
+
+/* Of a buffer that is there. */
+static size_t label_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
+{
+    return is_cache(tensor) ? kvp_buffer_bytes(tensor, true) : inner_alloc_size(gpu_of_buft(buft), tensor);
 }
 
 /* What passes on its way to the GPU */
@@ -121,7 +188,7 @@ static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
     return seen;
 }
 
-/* Cell numbers and positions. */
+/* Cell numbers, positions and masks. */
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
     kvp_gpu_seen *seen = NULL;
@@ -130,6 +197,8 @@ static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
         seen = entry_of(gpu, tensor->data);
     else if (tensor->type == ABI_TYPE_I32 && strstr(tensor->name, "inp_pos") != NULL)
         seen = &gpu->positions;
+    else if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
+        kvp_gpu_note_mask(gpu, tensor, data, size);
     if (seen != NULL && !keep(seen, tensor, data, size))
         seen->bytes = 0;
 }
@@ -164,55 +233,57 @@ bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *
     return true;
 }
 
-static abi_buffer *cache_buffer(kvp_gpu *gpu, abi_buffer *inner, bool both)
+/* Memory of CUDA's with its label. */
+static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 {
-    if (!both) {
-        kvp_error("this model keeps keys without values (MLA, an indexer), which the device %s does not compress: run it "
-                  "without --device %s",
-                  gpu->name, gpu->name);
-        kvp_api.buffer_free(inner);
+    abi_buffer *inner = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
+                                         : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
+
+    if (inner == NULL)
         return NULL;
-    }
-    inner->iface.clear(inner, 0);
-    return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);
+    pthread_mutex_lock(&gpu->lock);
+    gpu->set_tensor = inner->iface.set_tensor;
+    pthread_mutex_unlock(&gpu->lock);
+    return inner;
 }
 
 static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
 {
     kvp_gpu *gpu = gpu_of_buft(buft);
-    const bool cache = asked.cache, both = asked.keys && asked.values;
+    const bool cache = asked.cache && asked.values, keys_alone = asked.cache && !asked.values;
     abi_buffer *inner;
 
     asked.cache = false;
     if (cache && kvp_buffer_refused(size))
         return NULL;
-    inner = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
-                             : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
-    if (inner == NULL || cache)
-        return inner != NULL ? cache_buffer(gpu, inner, both) : NULL;
-    pthread_mutex_lock(&gpu->lock);
-    gpu->set_tensor = inner->iface.set_tensor;
-    pthread_mutex_unlock(&gpu->lock);
-    inner->iface.set_tensor = set_tensor; /* of this buffer alone */
+    if (keys_alone)
+        kvp_say("this model keeps keys without values (MLA, an indexer): that cache stays as it is");
+    inner = plain_buffer(gpu, keys_alone ? asked.plain : size);
+    if (inner != NULL && cache) {
+        inner->iface.clear(inner, 0);
+        return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);
+    }
+    if (inner != NULL)
+        inner->iface.set_tensor = set_tensor; /* of this buffer alone */
     return inner;
 }
 
-static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu)
+static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu, size_t (*get_alloc_size)(abi_buft *, const abi_tensor *))
 {
     if (kvp_api.api == 2) {
         buft->v2 = *(const abi_buft_2 *)gpu->inner_buft;
         buft->v2.device = &gpu->device;
         buft->v2.iface.get_name = buft_get_name;
         buft->v2.iface.alloc_buffer = buft_alloc_buffer;
-        buft->v2.iface.get_alloc_size = buft_get_alloc_size;
+        buft->v2.iface.get_alloc_size = get_alloc_size;
     } else {
         buft->v3 = *(const abi_buft_3 *)gpu->inner_buft;
         buft->v3.device = &gpu->device;
         buft->v3.iface.get_name = buft_get_name;
         buft->v3.iface.alloc_buffer = buft_alloc_buffer;
-        buft->v3.iface.get_alloc_size = buft_get_alloc_size;
+        buft->v3.iface.get_alloc_size = get_alloc_size;
         buft->v3.iface.alloc_buffer_n = NULL; /* ggml asks for one size after the other then */
-        buft->v3.iface.get_alloc_size_n = NULL;
+        buft->v3.iface.get_alloc_size_n = buft_get_alloc_size_n;
     }
     kvp_buft_add((abi_buft *)buft);
 }
@@ -235,7 +306,7 @@ static void device_get_props(abi_device *device, abi_device_props *props)
 
 static abi_buft *device_get_buffer_type(abi_device *device)
 {
-    return (abi_buft *)&kvp_gpu_of(device)->buft;
+    return kvp_gpu_accel() ? kvp_gpu_of(device)->inner_buft : (abi_buft *)&kvp_gpu_of(device)->buft;
 }
 
 static bool device_supports_op(abi_device *device, const abi_tensor *node)
@@ -263,8 +334,8 @@ static void derive_device(kvp_gpu *gpu, abi_reg *reg)
     gpu->device.iface.get_buffer_type = device_get_buffer_type;
     gpu->device.iface.supports_op = device_supports_op;
     gpu->device.iface.supports_buft = device_supports_buft;
-    derive_buft(&gpu->buft, gpu);
-    derive_buft(&gpu->kv_buft, gpu);
+    derive_buft(&gpu->buft, gpu, buft_get_alloc_size);
+    derive_buft(&gpu->kv_buft, gpu, label_get_alloc_size);
 }
 
 static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *err, size_t errlen)
@@ -282,7 +353,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
     pthread_mutex_init(&gpu->list_lock, NULL);
     if (props.device_id == NULL || kvp_cu.device_by_bus_id(&number, props.device_id) != 0 ||
         kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
-        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0) {
+        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 || (gpu->refused = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s", props.device_id != NULL ? props.device_id : "?");
         return false;
     }

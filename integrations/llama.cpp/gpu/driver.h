@@ -14,15 +14,20 @@ typedef struct CUstream_st *cu_stream;
 typedef struct CUevent_st *cu_event;
 typedef struct CUgraph_st *cu_graph;
 typedef struct CUgraphExec_st *cu_graph_exec;
+typedef struct CUgraphNode_st *cu_node;
 
-enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2 };
+enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
+
+typedef struct cu_edge_data {
+    unsigned char from_port, to_port, type, reserved[5];
+} cu_edge_data;
 
 typedef struct cu_update_info {
     int result;
     void *error_node, *error_from;
 } cu_update_info;
 
-/* X(member, exported name, parameters); all return 0 for success. */
+/* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers have them from 12.3 on. */
 #define KVP_CUDA_FUNCTIONS(X)                                                                                          \
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                                          \
@@ -30,6 +35,8 @@ typedef struct cu_update_info {
     X(context_set, cuCtxSetCurrent, (cu_context context))                                                              \
     X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                                                  \
     X(memory_free, cuMemFree_v2, (cu_address memory))                                                                  \
+    X(host_memory_new, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                  \
+    X(host_memory_free, cuMemFreeHost, (void *memory))                                                                 \
     X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \
     X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream))                     \
     X(copy_within, cuMemcpyDtoDAsync_v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))             \
@@ -48,7 +55,11 @@ typedef struct cu_update_info {
     X(graph_launch, cuGraphLaunch, (cu_graph_exec exec, cu_stream stream))                                             \
     X(graph_free, cuGraphDestroy, (cu_graph graph))                                                                    \
     X(exec_free, cuGraphExecDestroy, (cu_graph_exec exec))                                                             \
-    X(error_name, cuGetErrorName, (int error, const char **name))
+    X(error_name, cuGetErrorName, (int error, const char **name))                                                      \
+    X(graph_edges, cuGraphGetEdges_v2,                                                                                 \
+      (cu_graph graph, cu_node * from, cu_node * to, cu_edge_data * data, size_t * n))                                 \
+    X(graph_edges_remove, cuGraphRemoveDependencies_v2,                                                                \
+      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data, size_t n))
 
 typedef struct kvp_driver {
 #define KVP_CUDA_MEMBER(member, name, parameters) int (*member) parameters;

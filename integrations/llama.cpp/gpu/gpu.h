@@ -8,7 +8,10 @@
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
+ *   edges.c     captured graphs in one line
+ *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
@@ -17,7 +20,7 @@
  * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
  * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
  * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
- * cleared. With a softcap or sinks such keys are refused. */
+ * cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -44,9 +47,8 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
+#define KVP_SIDE_STREAMS 8
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
-#define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
-#define KVP_MOST_OPEN 20u
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {
@@ -90,6 +92,19 @@ typedef struct kvp_gpu_seen {
     size_t bytes;
 } kvp_gpu_seen;
 
+#define KVP_MOST_STREAMS 256
+#define KVP_MOST_MASKS 8
+
+/* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
+ * other. */
+typedef struct kvp_gpu_mask {
+    struct kvp_gpu_mask *next;
+    const void *at;
+    size_t n_cells, n_rows, n_streams;
+    bool plain;
+    int32_t lengths[KVP_MOST_STREAMS];
+} kvp_gpu_mask;
+
 struct kvp_gpu {
     abi_device device;          /* first: a pointer to one is a pointer to the other */
     abi_any_buft buft, kv_buft; /* of everything; the label of buffers that hold cache tensors */
@@ -98,6 +113,8 @@ struct kvp_gpu {
     char name[16];
     cu_context context;
     cu_stream stream; /* of what is not a part of a graph */
+    cu_stream side[KVP_SIDE_STREAMS]; /* of pages that are opened and encoded; under the lock, as order */
+    cu_event order;
     kvp_remote remote;
     pthread_mutex_t lock;
     kvp_gpu_backend *backends; /* alive; under list_lock */
@@ -105,9 +122,11 @@ struct kvp_gpu {
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
     kvp_gpu_cache *caches;                          /* under the lock */
     kvp_gpu_seen *seen, positions;                  /* under the lock */
+    kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     uint32_t n_cells;
     kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
 
@@ -123,9 +142,10 @@ typedef struct kvp_gpu_cells {
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
+    bool uncentred;                         /* attention has a softcap */
     kvp_gpu_cache *cache;
-    kvp_gpu_memory open; /* NULL: no page was needed yet */
-    kvant_cuda_pages open_pages;
+    kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
+    kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
 } kvp_gpu_cells;
 
@@ -139,6 +159,7 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
     abi_tensor **nodes;   /* of a part of a graph, behind the front */
@@ -150,11 +171,21 @@ struct kvp_gpu_backend {
         const abi_tensor *cells;
     } writes[8];
     int n_writes;
+    struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
+        const void *mask;
+        size_t n_cells, n_rows, n_streams;
+        bool plain;
+    } attended[KVP_MOST_MASKS];
+    int n_attended;
+    kvp_gpu_memory lengths; /* of the streams of each of these */
+    bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
+    atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
+    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
-    unsigned long n_graphs, n_parts, n_captures, n_launches;
+    unsigned long n_graphs, n_parts, n_captures, n_removed, n_early, n_launches;
 };
 
 /* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
@@ -205,8 +236,23 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 
+/* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message. take: what they wrote since. */
+atomic_uint *kvp_gpu_new_word(void);
+kvant_status kvp_gpu_take_word(atomic_uint *word);
+
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
+
+/* masks.c. A mask on its way to the GPU; the lock is held. */
+void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size);
+
+/* Adds an attention node to those of its mask; false: there are too many masks or streams. */
+bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node);
+int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
+
+/* Before a graph: which masks are plain, and how many cells each stream has, on the GPU. */
+bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
+const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */
@@ -224,6 +270,15 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+
+/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
+void kvp_gpu_set_accel(bool on);
+bool kvp_gpu_accel(void);
+bool kvp_gpu_accelerates(const abi_tensor *node);
+int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
+void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);

@@ -20,13 +20,6 @@
 
 /* The cache's tensors */
 
-static uint32_t page_count(uint32_t n_blocks)
-{
-    const uint32_t n = n_blocks / 128; /* an open page has 4 times the bytes of a sealed one: 3 % */
-
-    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
-}
-
 static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
 {
     kvp_gpu_cache *cache = gpu->caches;
@@ -41,7 +34,7 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->id = kv->cache;
     cache->gpu = gpu;
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
-    cache->n_pages = page_count(cache->n_blocks);
+    cache->n_pages = kvp_kv_open_pages(&kv->shape);
     cache->next = gpu->caches;
     gpu->caches = cache;
     return cache;
@@ -113,21 +106,46 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache);
 }
 
-/* Open pages of a tensor: made when one is needed first. */
-static bool have_pages(kvp_gpu_cells *cells, uint32_t n)
+/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
+static bool have_pages(kvp_kv *kv, uint32_t n)
 {
-    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
+    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
 
-    cells->open_pages = (kvant_cuda_pages){ cells->open.at, cells->n_kv_heads * page, page };
-    if (cells->open.at != NULL)
+    if (cells->open_pages.base != NULL)
         return true;
-    if (!kvp_gpu_grow(cells->gpu, &cells->open, n * cells->n_kv_heads * page, true))
+    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
         return false;
-    cells->open_pages.base = cells->open.at;
-    return kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) == KVANT_OK;
+    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
+        return false;
+    cells->open_pages =
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+    return true;
 }
 
-/* Work on pages */
+/* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
+
+static bool spread(kvp_gpu *gpu, cu_stream stream)
+{
+    bool ok = (gpu->order != NULL || kvp_cu_ok(kvp_cu.event_new(&gpu->order, CU_NO_TIMING), "an event")) &&
+              kvp_cu_ok(kvp_cu.event_record(gpu->order, stream), "ordering");
+
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+        ok = (gpu->side[i] != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->side[i], CU_NON_BLOCKING), "a stream")) &&
+             kvp_cu_ok(kvp_cu.stream_wait(gpu->side[i], gpu->order, 0), "ordering");
+    return ok;
+}
+
+static bool gather(kvp_gpu *gpu, cu_stream stream)
+{
+    bool ok = true;
+
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+        ok = kvp_cu_ok(kvp_cu.event_record(gpu->order, gpu->side[i]), "ordering") &&
+             kvp_cu_ok(kvp_cu.stream_wait(stream, gpu->order, 0), "ordering");
+    return ok;
+}
 
 /* Encodes the rows of a page that were not encoded yet. */
 static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
@@ -141,7 +159,8 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
         slots[i] = fresh >> i & 1 ? (int64_t)cache->pages[page].block * KVANT_PAGE_TOKENS + i : -1;
     ok = kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(1), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying");
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying") &&
+         spread(cache->gpu, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         const kvant_cuda_pages *open = &cells->open_pages;
@@ -157,8 +176,9 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
                                .rows = (const char *)open->base + page * open->block_stride,
                                .token_stride = cells->head_dim,
                                .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open.at != NULL && kvant_cuda_append(&args, stream) == KVANT_OK;
+        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
+    ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
     return ok;
 }
@@ -166,11 +186,11 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
 /* Decodes a block's sealed rows into a page. */
 static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_stream stream)
 {
-    bool ok = true;
+    bool ok = spread(cache->gpu, stream);
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = have_pages(cells, cache->n_pages);
+        ok = have_pages(cache->tensors[i], cache->n_pages);
         const kvant_cuda_pages *open = &cells->open_pages;
         const kvant_cuda_decode_args args = { .size = sizeof(args),
                                               .codec = cells->codec,
@@ -183,9 +203,9 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
                                               .token_stride = cells->head_dim,
                                               .head_stride = open->head_stride / sizeof(uint16_t),
                                               .transformed = 1 };
-        ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
+        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
-    return ok;
+    return ok && gather(cache->gpu, stream);
 }
 
 static bool give_up(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)

@@ -38,29 +38,31 @@ static bool is_view(const abi_tensor *node)
            node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
 }
 
-/* Queries see <q, c> nowhere; softmax forgets it, a softcap and sinks do not. */
-static bool needs_center(const abi_tensor *node, const kvp_gpu_cells *k)
+/* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
+static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
     float softcap;
 
     memcpy(&softcap, (const char *)node->op_params + 2 * sizeof(float), sizeof(softcap));
-    return (softcap > 0 || node->src[4] != NULL) && (k->learns || k->center != NULL);
+    if (softcap <= 0 || k->uncentred)
+        return;
+    if (k->learns || k->center != NULL)
+        kvp_note("%s: a softcap: keys have no centre", kvp_root(node->src[1])->name);
+    k->uncentred = true;
+    k->center = NULL;
 }
 
 static bool attention_supported(const abi_tensor *node)
 {
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
+    kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
     const abi_tensor *q = node->src[0];
     const char *name = kvp_root(node->src[1])->name;
     char err[512] = "";
 
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
-    if (needs_center(node, k))
-        kvp_error("%s: attention with a softcap or sinks takes no center=first on a GPU: set KVANT_K and KVANT_V to codecs "
-                  "without it, turboquant-4 for example",
-                  name);
-    else if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
+    leave_out_center(node, k);
+    if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
@@ -76,6 +78,8 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && kvp_is_kv(node->src[i]) && !is_here(gpu, node->src[i]))
             return false; /* another GPU's cache */
+    if (node->op == kvp_api.op.flash_attn_ext && kvp_root(node->src[1]) == kvp_root(node->src[2]))
+        return gpu->inner->iface.supports_op(gpu->inner, node); /* keys alone, which are only planned yet */
     if (node->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(node);
     if (node->op == kvp_api.op.flash_attn_ext)
@@ -153,7 +157,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
                                     .n_kv_heads = first->n_kv_heads,
-                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data };
+                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
+                                    .refused = (uint32_t *)b->refused };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -198,21 +203,36 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
 
 /* FLASH_ATTN_EXT */
 
+/* A part of a node: all of its streams, or one where their masks or queries do not stand one behind the other. */
+typedef struct part {
+    size_t first, n;
+} part;
+
 static const void *stream_of(const abi_tensor *tensor, size_t stream)
 {
     return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+/* Rows of two streams stand as far apart as those of one. */
+static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
+{
+    return rows == NULL || n_streams == 1 ||
+           (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
+}
+
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
-    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + stream;
+    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
+    const int attended = kvp_gpu_attended_of(b, node);
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
     memcpy(parameters, node->op_params, sizeof(parameters));
+    if (b->attended[attended].plain)
+        mask = NULL;
     return (kvant_cuda_attention_args){
         .size = sizeof(kvant_cuda_attention_args),
         .k_codec = k->codec,
@@ -221,18 +241,20 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v = v->pages,
         .k_open = k->open_pages,
         .v_open = v->open_pages,
-        .block_table = (k->open.at != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+        .block_table = (k->open_pages.base != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
                        first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
-        .lengths = kvp_gpu_numbers(k->gpu) + view->ne[1],
-        .batch = 1,
+        .lengths = kvp_gpu_lengths(b, attended) + streams.first,
+        .batch = (uint32_t)streams.n,
         .n_heads = (uint32_t)q->ne[2],
         .n_kv_heads = k->n_kv_heads,
         .type = KVANT_CUDA_F32,
-        .q = stream_of(q, stream),
+        .q = stream_of(q, streams.first),
+        .q_batch_stride = q->nb[3] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
-        .out = (void *)(uintptr_t)stream_of(node, stream),
+        .out = (void *)(uintptr_t)stream_of(node, streams.first),
+        .out_batch_stride = node->nb[3] / sizeof(float),
         .out_head_stride = node->nb[1] / sizeof(float),
         .scale = parameters[0],
         .v_center = v->center,
@@ -241,11 +263,12 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .workspace = b->workspace.at,
         .workspace_bytes = b->workspace.bytes,
         .query_tokens = (uint32_t)q->ne[1],
+        .causal = b->attended[attended].plain && q->ne[1] > 1,
         .q_token_stride = q->nb[1] / sizeof(float),
         .out_token_stride = node->nb[2] / sizeof(float),
         .logit_softcap = parameters[2],
         .max_bias = mask != NULL ? parameters[1] : 0,
-        .mask = stream_of(mask, stream),
+        .mask = stream_of(mask, streams.first),
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
     };
@@ -257,7 +280,7 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
     const size_t width = (size_t)args->n_heads * k->head_dim;
     const kvant_cuda_query_args queries = { .size = sizeof(queries),
                                             .k_codec = k->codec,
-                                            .batch = args->query_tokens,
+                                            .batch = args->batch * args->query_tokens,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
                                             .type = KVANT_CUDA_F32,
@@ -269,6 +292,7 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
 
     args->q = b->queries.at;
     args->q_token_stride = width;
+    args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
     return kvant_cuda_transform_queries(&queries, b->stream);
 }
@@ -278,33 +302,81 @@ static bool is_full(const kvp_gpu_cells *k)
     return k->n_weights > k->head_dim;
 }
 
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
+static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain,
+                                     kvant_cuda_attention_args args)
 {
-    kvant_cuda_attention_args args = arguments_of(b, node, stream);
+    const bool apart = args.sinks != NULL && k->center != NULL;
+    const kvant_cuda_sinks_args sinks = { .size = sizeof(sinks),
+                                          .n_queries = plain->batch * plain->query_tokens,
+                                          .n_heads = plain->n_heads,
+                                          .n_kv_heads = plain->n_kv_heads,
+                                          .head_dim = k->head_dim,
+                                          .q = plain->q,
+                                          .q_token_stride = plain->q_token_stride,
+                                          .q_head_stride = plain->q_head_stride,
+                                          .scale = plain->scale,
+                                          .center = k->center,
+                                          .sinks = plain->sinks,
+                                          .lse = b->lse.at,
+                                          .out = plain->out };
+    kvant_status status;
+
+    if (apart) {
+        args.sinks = NULL;
+        args.lse = b->lse.at;
+    }
+    status = kvant_cuda_attention(&args, b->stream);
+    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
+}
+
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams)
+{
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams);
+    kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
-    if (is_full(k) && args.query_tokens > MOST_QUERIES)
+    if (is_full(k) && (uint64_t)args.batch * args.query_tokens > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k))
         status = transform_queries(b, k, &args);
-    return status == KVANT_OK ? kvant_cuda_attention(&args, b->stream) : status;
+    return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
+}
+
+/* Memory for partial results; for many query rows also for unpacked pages: of the whole cache, or as much as is allowed.
+ * What it grows out of is kept, so it is asked for at its full size. */
+static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const abi_tensor *q = node->src[0];
+    const size_t rows = (size_t)q->ne[1] * (size_t)q->ne[2];
+    size_t scratch = 0;
+
+    if (rows / k->n_kv_heads > KVANT_CUDA_SCRATCH_ROWS)
+        scratch = kvp_kv_blocks(&kvp_kv_of(node->src[1])->shape) * k->n_kv_heads * KVANT_CUDA_SCRATCH_PER_BLOCK(k->head_dim) + 1024;
+    if (scratch > KVANT_CUDA_SCRATCH_BYTES)
+        scratch = KVANT_CUDA_SCRATCH_BYTES;
+    return kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim) + scratch, true) &&
+           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
+           (!is_full(k) ||
+            kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
 }
 
 static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const abi_tensor *q = node->src[0];
+    const size_t n_streams = (size_t)node->src[0]->ne[3];
     kvant_status status = KVANT_OK;
+    part streams = { 0, n_streams };
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim), true) ||
-        (is_full(k) &&
-         !kvp_gpu_grow(b->gpu, &b->queries, (size_t)q->ne[1] * (size_t)q->ne[2] * k->head_dim * sizeof(float), false)))
+    if (!have_workspace(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
-    for (int64_t s = 0; s < q->ne[3] && status == KVANT_OK; s++)
-        status = attend(b, node, (size_t)s);
+    if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
+        streams.n = 1;
+    for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
+        status = attend(b, node, streams);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -341,6 +413,8 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
 {
+    if (!kvp_gpu_touches(node))
+        return kvp_gpu_accelerate(b, node);
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values);
     if (node->op == kvp_api.op.flash_attn_ext)

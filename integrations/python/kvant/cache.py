@@ -277,9 +277,12 @@ class Cache(Owned):
 
     def read(self, layer: int, sequence: int, first: int = 0, n: int | None = None) -> tuple[Any, Any]:
         """The keys and values of n tokens from first on, all by default, as attention sees them:
-        new float32 arrays [n, n_kv_heads, head_dim]. Zeros for dropped tokens. On the CPU only."""
+        new float32 arrays [n, n_kv_heads, head_dim]. Zeros for dropped tokens. On the CPU; read_to
+        is for GPUs."""
         from .arrays import np
 
+        if self.device != "cpu":
+            raise Error("read", 30, "pass arrays of the GPU to read_to")
         layer, first = self._layer(layer), checks.count(first, "first", least=0)
         with self._lock:
             number = self._open(sequence)
@@ -290,6 +293,40 @@ class Cache(Owned):
             status = library().kvant_cache_read(self._handle, layer, number, first, n, k.ctypes.data, v.ctypes.data)
             check("read", status, SAID)
         return k, v
+
+    def read_to(self, layer: int, sequence: int, first: int, k: Any, v: Any) -> None:
+        """The same into arrays where the cache is."""
+        layer, first = self._layer(layer), checks.count(first, "first", least=0)
+        n = k.shape[0]
+        keys = self._place.give(k, "k", "float32", (n, self.n_kv_heads, self.head_dim))
+        values = self._place.give(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
+        with self._lock:
+            number = self._open(sequence)
+            call = library().kvant_cache_read
+            check("read", call(self._handle, layer, number, first, n, keys.address, values.address), SAID)
+
+    # Decode steps that a CUDA graph replays (kvant/cache.h)
+
+    def begin_steps(self, sequences: Sequence[int]) -> tuple[int, int, bool]:
+        """How many steps follow, a number that graphs depend on, and whether steps take float32
+        alone. Error of status 30 where there are none: on the CPU, and before 64 tokens."""
+        found = s.StepsInfo.new()
+        with self._lock:
+            numbers = self._numbers(sequences)
+            status = library().kvant_steps_begin(self._handle, numbers, len(sequences), c.byref(found))
+            check("steps", status, SAID)
+        return found.n_steps, found.graph, found.floats
+
+    def next_step(self) -> None:
+        with self._lock:
+            self._open()
+            check("steps", library().kvant_steps_next(self._handle), SAID)
+
+    def step(self, layer: int, arguments: s.Step) -> None:
+        layer = self._layer(layer)
+        with self._lock:
+            self._open()
+            check("step", library().kvant_cache_step(self._handle, layer, c.byref(arguments)), SAID)
 
     # Stores
 

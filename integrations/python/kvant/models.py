@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 from .calibration import Calibration, Calibrator
 from .library import PAGE_TOKENS
 from .transformers import KvantCache, attention, dense, mask
+from .transformers.fingerprint import fingerprint
 
 Texts = Union[str, Sequence[str], Tensor]
 
@@ -64,7 +65,21 @@ def _attending(model: Any, implementation: str) -> Iterator[None]:
 
 # Calibration
 
-_calibrator: ContextVar[Calibrator] = ContextVar("calibrator")
+
+
+class _Gathering:
+    """A calibrator, which begins with the first attention layer: it says which weights the model has."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.calibrator = options, None  # type: ignore[var-annotated]
+
+    def of(self, module: Any) -> Any:
+        if self.calibrator is None:
+            self.calibrator = Calibrator(model_fingerprint=fingerprint(module), **self.options)
+        return self.calibrator
+
+
+_calibrator: ContextVar[_Gathering] = ContextVar("calibrator")
 
 
 def _host(rows: Tensor) -> Any:
@@ -73,7 +88,7 @@ def _host(rows: Tensor) -> Any:
 
 def _add_attention(layer: int, q: Tensor, k: Tensor, added: Tensor, scale: float) -> None:
     """Of one query in 16, token by token, the heads of a kv head together."""
-    gather, n, group = _calibrator.get(), k.shape[2], q.shape[1] // k.shape[1]
+    gather, n, group = _calibrator.get().calibrator, k.shape[2], q.shape[1] // k.shape[1]
     some = torch.arange(_SAMPLED - 1, q.shape[2], _SAMPLED)
     if not len(some):
         return
@@ -94,7 +109,7 @@ def _observe(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    gather, layer = _calibrator.get(), module.layer_idx
+    gather, layer = _calibrator.get().of(module), module.layer_idx
     for role, rows in (("k", key), ("v", value)):
         gather.add_rows(layer, role, _host(rows[0].transpose(0, 1)))
     group = query.shape[1] // key.shape[1]
@@ -137,7 +152,7 @@ def calibrate(
     if total < least:
         raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
     name = getattr(model.config, "_name_or_path", "") or model.config.model_type
-    gather = Calibrator(name, seed=seed, clusters=clusters, n_threads=n_threads)
+    gather = _Gathering(model=name, seed=seed, clusters=clusters, n_threads=n_threads)
     token = _calibrator.set(gather)
     try:
         with _attending(model, "kvant_observe"):
@@ -149,7 +164,9 @@ def calibrate(
     finally:
         _calibrator.reset(token)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    return gather.finish(progress and (lambda left: progress(1 - 0.5 * left / layers)))
+    if gather.calibrator is None:
+        raise ValueError("model: it has no attention that kvant sees")
+    return gather.calibrator.finish(progress and (lambda left: progress(1 - 0.5 * left / layers)))
 
 
 # Quality

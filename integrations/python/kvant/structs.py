@@ -403,6 +403,26 @@ class CacheInfo(Struct):
     ]
 
 
+class StepsInfo(Struct):
+    _fields_ = [("size", c.c_size_t), ("n_steps", c.c_uint32), ("graph", c.c_uint64), ("floats", c.c_bool)]
+
+
+class Step(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("q", c.c_void_p),
+        ("k", c.c_void_p),
+        ("v", c.c_void_p),
+        ("out", c.c_void_p),
+        ("type", c.c_int),
+        ("window", c.c_uint32),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+        ("stream", c.c_void_p),
+        ("sinks", c.c_void_p),
+    ]
+
+
 # ---- cuda.h ----
 
 

@@ -37,6 +37,10 @@ _operators.define(
     "Tensor? sinks=None, int window=0, bool causal=True, float? scale=None, float? softcap=None, bool exact=False) "
     "-> Tensor"
 )
+_operators.define(
+    "cache_step(Tensor(a!) lengths, Tensor q, Tensor k, Tensor v, int cache, int layer, Tensor? sinks=None, "
+    "int window=0, float? scale=None, float? softcap=None) -> Tensor"
+)
 
 
 def _implement(name: str) -> Any:
@@ -228,15 +232,63 @@ def _cache_attend(
         return out.to(q.dtype)
 
 
-def read(cache: Cache, layer: int, sequence: int, n: int) -> tuple[Tensor, Tensor]:
-    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim]."""
-    if cache.device != "cpu":
-        raise NotImplementedError(
-            "rows of a cache on a GPU are not read back: load the model with "
-            'attn_implementation="kvant", which needs none'
-        )
-    k, v = cache.read(layer, sequence, 0, n)
-    return torch.from_numpy(k), torch.from_numpy(v)
+def stream_of(like: Tensor) -> int:
+    return torch.cuda.current_stream(like.device).cuda_stream if like.device.type == "cuda" else 0
+
+
+@_implement("cache_step")
+def _cache_step(
+    lengths: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: int,
+    layer: int,
+    sinks: Tensor | None = None,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One token of each sequence of kvant.Cache.begin_steps: q [sequences, heads, head_dim], k and v
+    [sequences, kv heads, head_dim], of one dtype, which out has, too. For CUDA graphs: nothing here
+    depends on the step."""
+    q, k, v = (x.detach().contiguous() for x in (q, k, v))
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES:
+        raise ValueError(f"q, k, v: one dtype of {list(_TYPES)} is needed, not {q.dtype}, {k.dtype}, {v.dtype}")
+    held, out, sinks = _cache(cache), torch.empty_like(q), None if sinks is None else _plain(sinks)
+    if q.dim() != 3 or q.shape[1:] != (held.n_heads, held.head_dim) or k.shape != v.shape:
+        raise ValueError(f"q, k, v: shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)} do not fit the cache")
+    if k.shape != (q.shape[0], held.n_kv_heads, held.head_dim):
+        raise ValueError(f"k: {list(k.shape)} does not fit the cache")
+    step = s.Step.new(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        out=out.data_ptr(),
+        type=_TYPES[q.dtype],
+        window=window,
+        scale=scale or 0,
+        logit_softcap=softcap or 0,
+        stream=stream_of(q) or None,
+        sinks=_pointer(sinks),
+    )
+    with on_its_gpu(q):
+        held.step(layer, step)
+    return out
+
+
+@torch.library.register_fake("kvant::cache_step", lib=_operators)
+def _cache_step_shape(lengths: Tensor, q: Tensor, *others: Any, **named: Any) -> Tensor:
+    return torch.empty_like(q)
+
+
+def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim], where like is."""
+    shape = n, cache.n_kv_heads
+    k, v = (torch.empty((*shape, d), device=like.device) for d in (cache.head_dim, cache.v_head_dim))
+    with on_its_gpu(like):
+        cache.read_to(layer, sequence, 0, k, v)
+    return k, v
 
 
 @torch.library.register_fake("kvant::cache_append", lib=_operators)

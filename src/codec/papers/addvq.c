@@ -91,7 +91,8 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
                                           .radius_bits = numbers[1],
                                           .code_bits = 2 * log2(numbers[0]) + numbers[1],
                                           .table_floats = (size_t)8 * numbers[0],
-                                          .search = o.search ? search_greedy : search_joint };
+                                          .search = o.search ? search_greedy : search_joint,
+                                          .searches_by = o.search ? KVANT_SEARCH_GREEDY : KVANT_SEARCH_PRODUCTS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], request->site->seed);
     kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);

@@ -308,6 +308,23 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);
 }
 
+static void set_general_view(kvant_codec *codec, kvant_direction_search_kind search)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    kvant_general_view *view = &codec->view.general;
+    view->kind = KVANT_GENERAL_DIRECTIONS;
+    view->unbiased = direction->unbiased;
+    view->chunks.n = direction->n_chunks;
+    view->chunks.index_bits = direction->index_bits;
+    view->chunks.length_bits = direction->radius_bits;
+    view->chunks.slots = direction->slots;
+    view->chunks.n_codewords = direction->n_codewords;
+    view->chunks.codewords = kvant_codec_place(codec, direction->codewords);
+    view->chunks.table = kvant_codec_place(codec, direction->table);
+    view->chunks.multiple = direction->multiple;
+    view->chunks.search = search;
+}
+
 static void set_view(kvant_codec *codec)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
@@ -344,6 +361,8 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
     codec->quantizer = &direction_quantizer;
     set_page(codec, shape);
     set_view(codec);
+    kvant_codec_set_tables(codec, sizeof(kvant_direction) + numbers * sizeof(float));
+    set_general_view(codec, shape->searches_by);
     return KVANT_OK;
 }
 

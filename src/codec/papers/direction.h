@@ -46,6 +46,7 @@ typedef struct kvant_direction_shape {
     double code_bits;    /* of one chunk as the paper counts, fractional */
     size_t table_floats; /* numbers in the family's own table */
     kvant_direction_search *search;
+    kvant_direction_search_kind searches_by;
 } kvant_direction_shape;
 
 static inline kvant_direction *kvant_direction_of(const kvant_codec *codec)

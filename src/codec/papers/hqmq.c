@@ -96,7 +96,8 @@ static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request
                                           .radius_bits = numbers[1],
                                           .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
                                           .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
-                                          .search = search };
+                                          .search = search,
+                                          .searches_by = KVANT_SEARCH_COSETS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], o.book == 1, request->site->seed);
     set_view(codec, numbers[0]);

@@ -166,7 +166,15 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     codec->product.lines = NULL;
     kvant_codec_set_page(codec, codec->info.bits, codec->info.code_bytes,
                          codec->info.metadata_bytes + index_bits(clusters) * KVANT_PAGE_TOKENS / 8);
-    return place_centroids(codec, k, centroids, error);
+    KVANT_FORWARD(place_centroids(codec, k, centroids, error));
+    kvant_general_view *view = &codec->view.general;
+    kvant_codec_set_tables(codec, sizeof *k + floats * sizeof(float));
+    view->uniform.clusters = clusters;
+    view->uniform.centroids = kvant_codec_place(codec, k->centroids);
+    view->uniform.columns = kvant_codec_place(codec, k->columns);
+    view->uniform.index = (uint32_t)k->index_offset;
+    view->uniform.index_bytes = index_bits(clusters) / 8;
+    return KVANT_OK;
 }
 
 typedef struct kmeans_options {

@@ -130,6 +130,27 @@ static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant
     return KVANT_OK;
 }
 
+static void set_view(kvant_codec *codec, size_t bytes)
+{
+    const octopus *o = codec->state;
+    const kvant_triplet_book *t = &o->book.triplets;
+    kvant_general_view *view = &codec->view.general;
+    kvant_codec_set_tables(codec, bytes);
+    view->kind = KVANT_GENERAL_TRIPLETS;
+    view->unbiased = o->book.unbiased;
+    view->inverse_sqrt_dim = o->book.inverse_sqrt_dim;
+    view->chunks.n = o->book.n_triplets;
+    view->chunks.index_bits = 2 * t->direction_bits;
+    view->chunks.length_bits = t->norm_bits;
+    view->chunks.rounding = (uint32_t)t->rounding;
+    view->chunks.direction = kvant_codec_place(codec, t->direction);
+    view->chunks.direction_thresholds = kvant_codec_place(codec, t->direction_thresholds);
+    view->chunks.norm = kvant_codec_place(codec, t->norm);
+    view->chunks.norm_thresholds = kvant_codec_place(codec, t->norm_thresholds);
+    if (o->qjl.sketch != KVANT_SKETCH_NONE)
+        kvant_qjl_set_view(&o->qjl, codec);
+}
+
 static kvant_status build(kvant_codec *codec, const octopus_options *options, kvant_sketch sketch, uint32_t name_bits,
                           uint64_t seed)
 {
@@ -153,6 +174,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
         kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
     }
     codec->info.nominal_bits = name_bits;
+    set_view(codec, sizeof(octopus) + matrix);
     return KVANT_OK;
 }
 

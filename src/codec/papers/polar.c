@@ -181,6 +181,22 @@ static void fill_levels(polar *p, uint32_t d)
     }
 }
 
+static void set_view(kvant_codec *codec)
+{
+    const polar *p = codec->state;
+    kvant_general_view *view = &codec->view.general;
+    kvant_codec_set_tables(codec, sizeof *p);
+    view->kind = KVANT_GENERAL_POLAR;
+    view->unbiased = p->unbiased;
+    view->inverse_sqrt_dim = p->inverse_sqrt_dim;
+    view->polar.bits = p->bits;
+    view->polar.depth = p->depth;
+    view->polar.books = kvant_codec_place(codec, p->levels[0].book.cos_level);
+    view->polar.last_books = kvant_codec_place(codec, p->levels[0].last.cos_level);
+    view->polar.stride = sizeof p->levels[0] / sizeof(float);
+    view->polar.sqrt_dim = p->sqrt_dim;
+}
+
 typedef struct polar_options {
     int32_t scale;
 } polar_options;
@@ -206,6 +222,7 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
     fill_levels(p, d);
     codec->quantizer = &polar_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
+    set_view(codec);
     kvant_codec_describe(codec, table, o, "polar-%u", (unsigned)bits);
     return KVANT_OK;
 }

@@ -62,6 +62,16 @@ void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_
     qjl->norms_offset = codec->info.metadata_offset + metadata_bytes;
 }
 
+void kvant_qjl_set_view(const kvant_qjl *qjl, kvant_codec *codec)
+{
+    kvant_general_view *view = &codec->view.general;
+    view->sketched = 1;
+    view->sketch_codes = (uint32_t)qjl->codes_offset;
+    view->sketch_norms = (uint32_t)qjl->norms_offset;
+    view->projection = kvant_codec_rotation_place(codec, &qjl->projection);
+    view->inverse_sqrt_dim = qjl->inverse_sqrt_dim;
+}
+
 static float residual_norm(const kvant_qjl *qjl, const float *residual)
 {
     return sqrtf(kvant_dot_ordered(residual, residual, qjl->projection.head_dim)) * qjl->inverse_sqrt_dim;

@@ -47,6 +47,9 @@ kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_d
 void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
                         size_t metadata_bytes);
 
+/* Writes the sketch into the view's general form. */
+void kvant_qjl_set_view(const kvant_qjl *qjl, kvant_codec *codec);
+
 /* Whether the residual's norm fits fp16. */
 bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual);
 

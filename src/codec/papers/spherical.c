@@ -129,7 +129,8 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
                                           .radius_bits = numbers[0],
                                           .code_bits = log2(KVANT_HURWITZ_UNITS) + numbers[0] + numbers[1],
                                           .table_floats = (size_t)4 * MAX_SIGNS,
-                                          .search = search };
+                                          .search = search,
+                                          .searches_by = KVANT_SEARCH_SIGNS };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[1], request->site->seed);
     kvant_codec_describe(codec, table, &o, "spherical-r%ujl%u", (unsigned)numbers[0], (unsigned)numbers[1]);

@@ -169,6 +169,21 @@ static void set_page(tiers *s, kvant_codec *codec, const turboquant_variant *var
     kvant_layout_init(&codec->layout, codec->info.role, d, variant->bits); /* the order of unpacked tiles */
 }
 
+static void set_view(kvant_codec *codec, const tiers *s, size_t bytes)
+{
+    kvant_general_view *view = &codec->view.general;
+    kvant_codec_set_tables(codec, bytes);
+    view->kind = KVANT_GENERAL_TIERS;
+    view->unbiased = s->tier[0].book.unbiased;
+    for (uint32_t k = 0; k < 2; k++) {
+        view->books[k] = kvant_codebook_get_place(codec, &s->tier[k].book);
+        view->tiers.rotations[k] = kvant_codec_rotation_place(codec, &s->tier[k].rotation);
+        view->tiers.codes[k] = (uint32_t)s->tier[k].codes_offset;
+        view->tiers.scales[k] = (uint32_t)s->tier[k].scales_offset;
+    }
+    view->tiers.mask = (uint32_t)s->mask_offset;
+}
+
 kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                      const kvant_error *error)
 {
@@ -177,7 +192,8 @@ kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 needs head_dim 16 or more, not %u",
                           (unsigned)variant->bits, (unsigned)d);
     size_t floats[2] = { kvant_transform_matrix_floats(dims[0]), kvant_transform_matrix_floats(dims[1]) };
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float)));
+    const size_t bytes = sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float);
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, bytes));
     tiers *s = codec->state;
     for (uint32_t k = 0; k < 2; k++) {
         tier *at = &s->tier[k];
@@ -189,5 +205,6 @@ kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_
     }
     codec->quantizer = &tiers_quantizer;
     set_page(s, codec, variant);
+    set_view(codec, s, bytes);
     return KVANT_OK;
 }

@@ -15,6 +15,9 @@ cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream
 /* Open pages of role 0 into sealed pages whose groups are tokens of a channel. */
 cudaError_t launch_seal_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
 
+/* Rows, or open pages, of role 0 into pages of the general form. */
+kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
+
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
  * kernels. */
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,

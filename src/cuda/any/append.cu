@@ -1,10 +1,9 @@
 /* append.cu - rows of any head_dim to pages: open ones, and all sorts of codes with scales of a token's
  * own. Also seals such pages. A warp takes a row and changes no bit of another token's. */
 #include "any.h"
-#include "rows.cuh"
+#include "append_rows.cuh"
 
 #include "../launch.h"
-#include "../encode/append_tokens.cuh"
 #include "../encode/encode_chunks.cuh"
 #include "../encode/trellis_search.cuh"
 
@@ -16,10 +15,6 @@ namespace kvant
 
 constexpr int WARPS = 4, MOST_CHUNKS = (MOST_DIM + 2) / 3 + 10;
 constexpr float MAX_RATIO = 2; /* of a scale to the one for the row's length: codec/feedback.c */
-
-struct AnyAppendArgs : AppendArgs {
-    kvant_cuda_codec codec; /* of the only role; the role's params may lack its transform */
-};
 
 /* A warp's. */
 struct RowSpace {
@@ -71,18 +66,7 @@ template <int P> struct AnyWriter {
 
     KVANT_INLINE R load(uint32_t token, bool &finite)
     {
-        const size_t at = args.from ? kv_head * role.row_head_stride + args.from[token / PAGE_TOKENS] * role.row_block_stride +
-                                          token % PAGE_TOKENS * role.token_stride
-                                    : token * role.token_stride + kv_head * role.row_head_stride;
-        R row = load_any<P>(role.rows, at, args.type, d, lane);
-        bool own = true;
-        each_of(row, d, lane, [&](float &x, int channel) {
-            x = centered(x, role, kv_head * d + channel);
-            own &= is_finite(x);
-        });
-        finite = __all_sync(FULL, own);
-        transform_any(row, role.codec, args.codec.any, weights_of(role.codec, role.weights, kv_head), space.row, lane);
-        return row;
+        return load_transformed<P>(args, token, kv_head, space.row, lane, finite);
     }
 
     /* Codes of one channel to their words. */

@@ -1,13 +1,15 @@
-/* attention.cu - attention of any head_dim over pages of any pair of codecs. In plain form: 32 tokens at
- * a time are decoded to fp16 in shared memory, keys first, then values in the same place, and multiplied
- * by mma.m16n8k16.
+/* attention.cu - attention of any head_dim over pages of any pair of codecs.
  *
- * A thread block takes up to MOST_ROWS query rows of one kv head and all pages that they see, or one of
- * several equal parts of them; the block that ends last adds the parts in order. Every row of a page is
- * divided by a power of two above its largest number, its unit. Weights are 2^(score + log2(unit of the
- * values) - maximum), as in the tile kernels. */
+ * A thread block takes up to 8 or 16 query rows of one kv head and all pages that they see, or one of several
+ * equal parts of them; the block that ends last adds the parts in order. Every warp has pages of its own, and
+ * waits for no other until the end. It decodes 16 or 32 tokens at a time to fp16 in shared memory (a tile), keys
+ * first, then values in the same place, and multiplies them by mma.m16n8k16. Tokens, then channels, are the
+ * rows of the product, query rows its columns, as in decode kernels.
+ *
+ * Every token's numbers stand in a unit. Weights are 2^(score + log2(unit of the values) - reference), as in
+ * softmax.cuh. */
 #include "any.h"
-#include "rows.cuh"
+#include "decode_tile.cuh"
 
 #include "../attention/combine.cuh"
 #include "../attention/scores.cuh"
@@ -21,40 +23,54 @@
 namespace kvant
 {
 
-constexpr int WARPS = 8, TOKENS = 32, SCORE_STRIDE = TOKENS + 4, WEIGHT_STRIDE = TOKENS + 8;
-constexpr float LEAST_UNIT = 0x1p-40f; /* so that weights over units stay within fp32 */
+constexpr int MOST_WARPS = 8;
 
 struct AnyAttentionArgs : AttentionArgs {
     kvant_cuda_codec keys, values;
     int tiles, splits; /* as in TileArgs */
 };
 
-/* Channels that a kernel has registers for, and its query rows. */
-template <int CHANNELS> struct AnyShape {
-    static constexpr int ROWS = CHANNELS > 256 ? 32 : 64, ROW_TILES = ROWS / 16, OUT_TILES = CHANNELS / (8 * WARPS),
-                         AT_ONCE = CHANNELS > 256 ? 1 : CHANNELS > 128 ? 2 : 4, /* tokens that a warp decodes */
-                         BLOCKS = CHANNELS > 128 ? 1 : 2;                       /* of a multiprocessor */
-
-    /* Shared memory: queries, a tile, scores, weights, trellis bits, where results stand in the end. */
-    __host__ __device__ static int stride(int d)
-    {
-        return d + 8; /* halves; rows begin in different banks */
-    }
-    __host__ __device__ static int bytes(int d)
-    {
-        const int work = (ROWS + TOKENS) * stride(d) * 2 + ROWS * (SCORE_STRIDE * 4 + WEIGHT_STRIDE * 2) + WARPS * MOST_DIM;
-        return work > ROWS * d * 4 ? work : ROWS * d * 4;
-    }
+/* Channels that a kernel has registers for, and eights of query rows. */
+template <int CHANNELS, int EIGHTS> struct AnyShape {
+    static constexpr int ROWS = 8 * EIGHTS, TOKENS = CHANNELS > 256 ? 16 : 32, OUT_TILES = CHANNELS / 16,
+                         BLOCKS = CHANNELS * EIGHTS > 256 ? 1 : CHANNELS * EIGHTS > 128 ? 2 : 3; /* of a multiprocessor */
 };
 
 struct AnyRows {
-    static constexpr int ROWS = 64;
-    AnyBook books[2];
+    static constexpr int ROWS = 16;
     size_t mask_row[ROWS];
-    float factor[ROWS], slope[ROWS], max[ROWS], sum[ROWS], shrink[ROWS];
+    float factor[ROWS], slope[ROWS], max[ROWS], sum[ROWS];
+    float warp_max[MOST_WARPS][ROWS], warp_sum[MOST_WARPS][ROWS];
     int position[ROWS];
-    float units[2][TOKENS];
     uint32_t before; /* parts that ended before this one */
+};
+
+/* Shared memory of a thread block, in bytes from its beginning: AnyRows, tables, queries, and for each warp a
+ * tile, the units of keys and values, and scratch. Results take the place of tiles in the end. */
+struct AnyPlaces {
+    int books[2], queries, tiles, tile_bytes, units, scratch, scratch_bytes, end;
+
+    __host__ __device__ static int round_up(int n)
+    {
+        return (n + 15) / 16 * 16;
+    }
+    __host__ __device__ static int stride(int d)
+    {
+        return d + 8;
+    }
+    __host__ __device__ AnyPlaces(const kvant_cuda_codec &k, const kvant_cuda_codec &v, int rows, int tokens, int warps)
+    {
+        const int d = (int)k.params.head_dim;
+        books[0] = round_up((int)sizeof(AnyRows));
+        books[1] = books[0] + AnyBook::bytes(k);
+        queries = books[1] + AnyBook::bytes(v);
+        tiles = round_up(queries + rows * stride(d) * 2);
+        tile_bytes = tokens * stride(d) * 2;
+        units = tiles + warps * tile_bytes;
+        scratch = units + warps * 2 * tokens * 4;
+        scratch_bytes = round_up(any_scratch(k) > any_scratch(v) ? any_scratch(k) : any_scratch(v));
+        end = scratch + warps * scratch_bytes;
+    }
 };
 
 struct AnyWork {
@@ -83,49 +99,31 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
     return w;
 }
 
-/* A power of two above all numbers of a row. */
-template <int P> KVANT_INLINE float unit_of(const Row<P> &row)
-{
-    float largest = 0;
-    unrolled_for (int j = 0; j < Row<P>::PER_LANE; j++)
-        largest = fmaxf(largest, fabsf(row.x[j]));
-    return power_above(largest_of(largest));
-}
-
-template <int CHANNELS> struct AnyAttention {
-    using S = AnyShape<CHANNELS>;
+template <int CHANNELS, int EIGHTS> struct AnyAttention {
+    using S = AnyShape<CHANNELS, EIGHTS>;
     using R = Row<CHANNELS>;
+    static constexpr int TOKENS = S::TOKENS, N = TOKENS / 16;
     const AnyAttentionArgs &p;
     const AnyWork &work;
+    const AnyPlaces &places;
+    uint8_t *memory;
     AnyRows &rows;
-    __half *queries, *tile;
-    float *scores;
-    __half *weights;
-    uint8_t *bits;
-    int d, lane, warp, row_tiles;
-    float o[S::ROW_TILES][S::OUT_TILES][4];
+    __half *queries;
+    int d, stride, lane, warp, warps;
+    float o[EIGHTS][S::OUT_TILES][4], max[EIGHTS][2], sum[EIGHTS][2], factor[EIGHTS][2];
 
-    __device__ AnyAttention(const AnyAttentionArgs &p_, const AnyWork &work_, AnyRows &rows_, uint8_t *memory)
-        : p(p_), work(work_), rows(rows_), d((int)p_.keys.params.head_dim), lane(threadIdx.x & 31),
-          warp(threadIdx.x >> 5), row_tiles((work_.pair.n_columns + 15) / 16), o{}
+    __device__ AnyAttention(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
+        : p(p_), work(work_), places(places_), memory(memory_), rows(*reinterpret_cast<AnyRows *>(memory_)),
+          queries(reinterpret_cast<__half *>(memory_ + places_.queries)), d((int)p_.keys.params.head_dim),
+          stride(AnyPlaces::stride(d)), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), warps(blockDim.x >> 5), o{}
     {
-        queries = reinterpret_cast<__half *>(memory);
-        tile = queries + S::ROWS * S::stride(d);
-        scores = reinterpret_cast<float *>(tile + TOKENS * S::stride(d));
-        weights = reinterpret_cast<__half *>(scores + S::ROWS * SCORE_STRIDE);
-        bits = reinterpret_cast<uint8_t *>(weights + S::ROWS * WEIGHT_STRIDE) + warp * MOST_DIM;
-    }
-
-    KVANT_INLINE void put_row(__half *to, R &row, float inverse) const
-    {
-        each_of(row, d, lane, [&](float x, int channel) { to[channel] = __float2half_rn(x * inverse); });
     }
 
     /* As load_queries of tiles.cuh. */
-    KVANT_INLINE void load_queries()
+    KVANT_INLINE void load_queries() const
     {
 #pragma unroll 1
-        for (int n = warp; n < 16 * row_tiles; n += WARPS) {
+        for (int n = warp; n < S::ROWS; n += warps) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
             R row{};
@@ -135,16 +133,33 @@ template <int CHANNELS> struct AnyAttention {
                 each_of(row, d, lane, [&](float &x, int channel) { x *= p.k_scale[work.pair.kv_head * d + channel]; });
             if (p.k_rotation.block)
                 rotate(row, p.keys.any.rotation, lane);
-            const float unit = unit_of(row);
-            put_row(queries + n * S::stride(d), row, __frcp_rn(unit));
+            float largest = 0;
+            unrolled_for (int j = 0; j < R::PER_LANE; j++)
+                largest = fmaxf(largest, fabsf(row.x[j]));
+            const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+            each_of(row, d, lane, [&](float x, int channel) {
+                queries[n * stride + channel] = __float2half_rn(x * inverse);
+            });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;
                 rows.position[n] = work.first_position + column.token;
                 rows.slope[n] = slope_of(p, column.head);
                 rows.mask_row[n] = at.row * p.mask_token_stride;
-                rows.max[n] = NEVER, rows.sum[n] = 0;
             }
         }
+    }
+
+    /* The lane's query rows are 8 t + row_of(h). */
+    KVANT_INLINE int row_of(int h) const
+    {
+        return 2 * (lane & 3) + h;
+    }
+
+    KVANT_INLINE void begin()
+    {
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++)
+                max[t][h] = NEVER, sum[t][h] = 0, factor[t][h] = rows.factor[8 * t + row_of(h)];
     }
 
     KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
@@ -154,59 +169,75 @@ template <int CHANNELS> struct AnyAttention {
                work.pair.kv_head * from.head_stride;
     }
 
-    /* Pages that are needed next. */
+    /* Pages that the warp needs next. */
     KVANT_INLINE void ask_for(int32_t entry) const
     {
-        const uint32_t bytes = entry < 0 ? 0 : max(p.k.bytes, p.v.bytes);
-        for (uint32_t at = 128 * threadIdx.x; at < bytes; at += 128 * WARPS * 32) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(false, entry) + min(at, p.k.bytes - 1)));
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(true, entry) + min(at, p.v.bytes - 1)));
-        }
+        if (entry < 0)
+            return;
+        for (uint32_t at = 128 * lane; at < p.k.bytes; at += 128 * 32)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(false, entry) + at));
+        for (uint32_t at = 128 * lane; at < p.v.bytes; at += 128 * 32)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(true, entry) + at));
     }
 
-    /* Tokens first, first + 1, ... of a page, of which n are there; zeros for the others. */
-    KVANT_INLINE void decode(bool values, int32_t entry, int first, int n)
+    KVANT_INLINE __half *tile() const
     {
-        const kvant_cuda_codec &codec = values ? p.values : p.keys;
-        const uint8_t *page = page_of(values, entry);
-#pragma unroll S::AT_ONCE
-        for (int t = warp; t < TOKENS; t += WARPS) {
-            R row{};
-            if (t < n && entry < 0)
-                row = load_any<CHANNELS>(page, (size_t)(first + t) * d, KVANT_CUDA_F16, d, lane);
-            else if (t < n)
-                row = read_any<CHANNELS>(codec, rows.books[values], page, first + t, bits, lane);
-            const float unit = fmaxf(unit_of(row), LEAST_UNIT);
-            put_row(tile + t * S::stride(d), row, __frcp_rn(unit));
-            if (lane == 0)
-                rows.units[values][t] = unit;
-        }
+        return reinterpret_cast<__half *>(memory + places.tiles + warp * places.tile_bytes);
     }
 
-    /* Scores of 16 rows and 16 tokens a warp. */
-    KVANT_INLINE void multiply_keys() const
+    KVANT_INLINE float *units(bool values) const
     {
-#pragma unroll 1
-        for (int i = warp; i < 2 * row_tiles; i += WARPS) {
-            const int rt = i / 2, half = i % 2;
-            float s[2][4] = {};
-#pragma unroll 4
-            for (int k = 0; k < d; k += 16) {
-                uint32_t a[4], b[4];
-                load_matrices<false>(a, queries + (16 * rt + (lane & 15)) * S::stride(d) + k + 8 * (lane >> 4));
-                load_matrices<false>(b, tile + (16 * half + 8 * (lane >> 4) + (lane & 7)) * S::stride(d) + k +
-                                            8 * (lane >> 3 & 1));
-                mma(s[0], a, b[0], b[1]);
-                mma(s[1], a, b[2], b[3]);
+        return reinterpret_cast<float *>(memory + places.units) + (2 * warp + values) * TOKENS;
+    }
+
+    /* Tokens first, first + 1, ... of a page, of which `valid` are there. */
+    template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
+    {
+        const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes, stride, d,
+                              first, valid, lane };
+        __syncwarp(); /* what stood there has been read */
+        if (entry < 0)
+            decode_open<CHANNELS, TOKENS>(to);
+        else
+            decode_tile<CHANNELS, TOKENS, KEYS>(KEYS ? p.keys : p.values,
+                                                *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
+        __syncwarp();
+    }
+
+    /* s: tokens 16 k + lane / 4 and + 8, and the lane's query rows. */
+    KVANT_INLINE void multiply_keys(float (&s)[EIGHTS][N][4]) const
+    {
+        float odd[EIGHTS][N][4];
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int k = 0; k < N; k++)
+                unrolled_for (int i = 0; i < 4; i++)
+                    s[t][k][i] = odd[t][k][i] = 0;
+        const __half *keys = tile() + (lane & 15) * stride + 8 * (lane >> 4);
+        const __half *columns = queries + (lane & 7) * stride + 8 * (lane >> 3);
+#pragma unroll 2
+        for (int channel = 0; channel < d; channel += 32) {
+            uint32_t a[4], b[EIGHTS][4];
+            unrolled_for (int t = 0; t < EIGHTS; t++)
+                load_matrices<false>(b[t], columns + 8 * t * stride + channel);
+            unrolled_for (int k = 0; k < N; k++) {
+                load_matrices<false>(a, keys + 16 * k * stride + channel);
+                unrolled_for (int t = 0; t < EIGHTS; t++)
+                    mma(s[t][k], a, b[t][0], b[t][1]);
             }
-            unrolled_for (int j = 0; j < 2; j++)
-                unrolled_for (int h = 0; h < 2; h++)
-                    *reinterpret_cast<float2 *>(scores + (16 * rt + (lane >> 2) + 8 * h) * SCORE_STRIDE + 16 * half +
-                                                8 * j + 2 * (lane & 3)) = make_float2(s[j][2 * h], s[j][2 * h + 1]);
+            if (channel + 16 < d)
+                unrolled_for (int k = 0; k < N; k++) {
+                    load_matrices<false>(a, keys + 16 * k * stride + channel + 16);
+                    unrolled_for (int t = 0; t < EIGHTS; t++)
+                        mma(odd[t][k], a, b[t][2], b[t][3]);
+                }
         }
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int k = 0; k < N; k++)
+                unrolled_for (int i = 0; i < 4; i++)
+                    s[t][k][i] += odd[t][k][i];
     }
 
-    /* Of a row and the lane's token. */
+    /* The score of a row and a token of the sequence, in binary. */
     KVANT_INLINE float changed(float x, int row, int token) const
     {
         if (p.softcap_log2 > 0)
@@ -219,43 +250,74 @@ template <int CHANNELS> struct AnyAttention {
         return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
     }
 
-    KVANT_INLINE void weigh(int first_token) const
+    /* Raises references that weights would exceed by more than SLACK. */
+    KVANT_INLINE void raise(const float (&s)[EIGHTS][N][4])
     {
-        const float exponent = log2f(rows.units[1][lane]);
-#pragma unroll 1
-        for (int row = warp; row < 16 * row_tiles; row += WARPS) {
-            const float x = changed(scores[row * SCORE_STRIDE + lane] * (rows.factor[row] * rows.units[0][lane]), row,
-                                    first_token + lane),
-                        before = rows.max[row], top = fmaxf(before, largest_of(x + exponent)),
-                        total = warp_sum(exp2_fast(x - top));
-            weights[row * WEIGHT_STRIDE + lane] = __float2half_rn(exp2_fast(x + exponent - top));
-            const float shrink = exp2_fast(before - top);
-            if (lane == 0) {
-                rows.sum[row] = rows.sum[row] * shrink + total;
-                rows.max[row] = top, rows.shrink[row] = shrink;
+        float top[EIGHTS][2];
+        bool fits = true;
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                top[t][h] = NEVER;
+                unrolled_for (int k = 0; k < N; k++)
+                    top[t][h] = fmaxf(top[t][h], fmaxf(s[t][k][h], s[t][k][h + 2]));
+                fits &= top[t][h] <= max[t][h] + SLACK;
             }
-        }
+        if (__all_sync(FULL, fits))
+            return;
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                unrolled_for (int k = 4; k < 32; k *= 2)
+                    top[t][h] = fmaxf(top[t][h], __shfl_xor_sync(FULL, top[t][h], k));
+                const float raised = fmaxf(max[t][h], top[t][h]), shrink = exp2_fast(max[t][h] - raised);
+                max[t][h] = raised, sum[t][h] *= shrink;
+                unrolled_for (int i = 0; i < S::OUT_TILES; i++)
+                    o[t][i][h] *= shrink, o[t][i][h + 2] *= shrink;
+            }
     }
 
-    KVANT_INLINE void multiply_values()
+    /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the sequence. special:
+     * scores change, or tokens are hidden. */
+    KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special, uint32_t (&w)[EIGHTS][N][2])
     {
-        unrolled_for (int rt = 0; rt < S::ROW_TILES; rt++) {
-            if (rt >= row_tiles)
+        float inverse[N][2];
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int r = 0; r < 2; r++) {
+                const int token = 16 * k + 8 * r + (lane >> 2), bits = __float_as_int(units(true)[token]);
+                const float key = units(false)[token], exponent = (float)((bits >> 23) - 127);
+                inverse[k][r] = inverse_of(units(true)[token]);
+                unrolled_for (int t = 0; t < EIGHTS; t++)
+                    unrolled_for (int h = 0; h < 2; h++) {
+                        float &x = s[t][k][2 * r + h];
+                        x *= factor[t][h] * key;
+                        if (special)
+                            x = changed(x, 8 * t + row_of(h), first + token);
+                        x += exponent;
+                    }
+            }
+        raise(s);
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int k = 0; k < N; k++)
+                unrolled_for (int r = 0; r < 2; r++) {
+                    float e[2];
+                    unrolled_for (int h = 0; h < 2; h++) {
+                        e[h] = exp2_fast(s[t][k][2 * r + h] - max[t][h]);
+                        sum[t][h] += e[h] * inverse[k][r];
+                    }
+                    w[t][k][r] = transpose8x8(pack_half2(e[0], e[1]));
+                }
+    }
+
+    KVANT_INLINE void multiply_values(const uint32_t (&w)[EIGHTS][N][2])
+    {
+        const __half *values = tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1);
+        unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
+            if (16 * i >= d)
                 break;
-            uint32_t a[2][4];
-            unrolled_for (int k = 0; k < 2; k++)
-                load_matrices<false>(a[k], weights + (16 * rt + (lane & 15)) * WEIGHT_STRIDE + 16 * k + 8 * (lane >> 4));
-            const float shrink[2] = { rows.shrink[16 * rt + (lane >> 2)], rows.shrink[16 * rt + (lane >> 2) + 8] };
-            unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
-                const int channel = 8 * (warp + WARPS * i);
-                if (channel >= d)
-                    break;
-                uint32_t b[4];
-                load_matrices<true>(b, tile + lane * S::stride(d) + channel);
-                unrolled_for (int k = 0; k < 4; k++)
-                    o[rt][i][k] *= shrink[k / 2];
-                mma(o[rt][i], a[0], b[0], b[1]);
-                mma(o[rt][i], a[1], b[2], b[3]);
+            unrolled_for (int k = 0; k < N; k++) {
+                uint32_t a[4];
+                load_matrices<true>(a, values + 16 * k * stride + 16 * i);
+                unrolled_for (int t = 0; t < EIGHTS; t++)
+                    mma(o[t][i], a, w[t][k][0], w[t][k][1]);
             }
         }
     }
@@ -263,43 +325,90 @@ template <int CHANNELS> struct AnyAttention {
     KVANT_INLINE void run()
     {
         const int32_t *table = p.table + work.pair.b * p.table_stride;
+        const Seen seen = seen_by_all(p, work.pair, work.first_position);
+        const bool changes = p.softcap_log2 > 0 || p.mask || p.max_bias > 0;
+        auto entry_of = [&](int page) { return page < work.end_page ? __ldg(table + page) : KVANT_CUDA_NO_BLOCK; };
+        int page = work.first_page + warp;
+        int32_t entry = entry_of(page), next = entry_of(page + warps);
 #pragma unroll 1
-        for (int page = work.first_page; page < work.end_page; page++) {
-            const int32_t entry = __ldg(table + page);
-            ask_for(page + 1 < work.end_page ? __ldg(table + page + 1) : -1);
+        for (; page < work.end_page; page += warps) {
+            const int begin = page * PAGE_TOKENS, tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
+            ask_for(next);
 #pragma unroll 1
-            for (int first = 0; first < PAGE_TOKENS && entry != KVANT_CUDA_NO_BLOCK; first += TOKENS) {
-                const int at = page * PAGE_TOKENS + first, n = min(work.length - at, TOKENS);
-                if (n <= 0)
-                    break;
-                __syncthreads(); /* values before these have been read */
-                decode(false, entry, first, n);
-                __syncthreads();
-                multiply_keys();
-                __syncthreads();
-                decode(true, entry, first, n);
-                __syncthreads();
-                weigh(at);
-                __syncthreads();
-                multiply_values();
+            for (int first = 0; first < PAGE_TOKENS && first < tokens; first += TOKENS) {
+                const int at = begin + first, valid = min(tokens - first, TOKENS);
+                float s[EIGHTS][N][4];
+                uint32_t w[EIGHTS][N][2];
+                decode<true>(entry, first, valid);
+                multiply_keys(s);
+                decode<false>(entry, first, valid);
+                weigh(s, at, changes || valid < TOKENS || at < seen.from || at + TOKENS - 1 > seen.to, w);
+                multiply_values(w);
             }
+            entry = next;
+            next = entry_of(page + 2 * warps);
         }
+    }
+
+    KVANT_INLINE float *results() const
+    {
+        return reinterpret_cast<float *>(memory + places.tiles);
+    }
+
+    /* Adds the warps' sums: to warp 0, and from there to results, a row after the other. */
+    KVANT_INLINE void add_warps()
+    {
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                unrolled_for (int k = 4; k < 32; k *= 2)
+                    sum[t][h] += __shfl_xor_sync(FULL, sum[t][h], k);
+                if (lane < 4) {
+                    rows.warp_max[warp][8 * t + row_of(h)] = max[t][h];
+                    rows.warp_sum[warp][8 * t + row_of(h)] = sum[t][h];
+                }
+            }
+        __syncthreads(); /* nobody reads tiles any more */
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const int row = 8 * t + row_of(h);
+                float top = NEVER, total = 0;
+                for (int i = 0; i < warps; i++)
+                    top = fmaxf(top, rows.warp_max[i][row]);
+                for (int i = 0; i < warps; i++)
+                    total += rows.warp_sum[i][row] * exp2_fast(rows.warp_max[i][row] - top);
+                if (warp == 0 && lane < 4)
+                    rows.max[row] = top, rows.sum[row] = total;
+                const float shrink = exp2_fast(max[t][h] - top);
+                unrolled_for (int i = 0; i < S::OUT_TILES; i++)
+                    o[t][i][h] *= shrink, o[t][i][h + 2] *= shrink;
+            }
+#pragma unroll 1
+        for (int half = warps / 2; half > 0; half /= 2) {
+            if (warp >= half && warp < 2 * half)
+                each_sum((warp - half), [](float &there, float own) { there = own; });
+            __syncthreads();
+            if (warp < half)
+                each_sum(warp, [](float &there, float &own) { own += there; });
+            __syncthreads();
+        }
+        if (warp == 0)
+            unrolled_for (int t = 0; t < EIGHTS; t++)
+                unrolled_for (int i = 0; i < S::OUT_TILES; i++)
+                    if (16 * i < d)
+                        unrolled_for (int k = 0; k < 4; k++)
+                            results()[(8 * t + row_of(k & 1)) * d + 16 * i + 8 * (k >> 1) + (lane >> 2)] = o[t][i][k];
         __syncthreads();
     }
 
-    /* Results take the place of all that was worked on. */
-    KVANT_INLINE void share() const
+    /* use(number in place n of shared memory, the lane's own) */
+    template <class F> KVANT_INLINE void each_sum(int n, F &&use)
     {
-        float *out = reinterpret_cast<float *>(queries);
-        unrolled_for (int rt = 0; rt < S::ROW_TILES; rt++)
-            unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
-                const int channel = 8 * (warp + WARPS * i);
-                if (rt < row_tiles && channel < d)
-                    unrolled_for (int h = 0; h < 2; h++)
-                        *reinterpret_cast<float2 *>(out + (16 * rt + (lane >> 2) + 8 * h) * d + channel + 2 * (lane & 3)) =
-                            make_float2(o[rt][i][2 * h], o[rt][i][2 * h + 1]);
-            }
-        __syncthreads();
+        float *there = results() + n * S::ROWS * d + lane;
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int i = 0; i < S::OUT_TILES; i++)
+                if (16 * i < d)
+                    unrolled_for (int k = 0; k < 4; k++)
+                        use(there[((i * EIGHTS + t) * 4 + k) * 32], o[t][i][k]);
     }
 
     KVANT_INLINE float *part_of(int part) const
@@ -310,9 +419,9 @@ template <int CHANNELS> struct AnyAttention {
     KVANT_INLINE void leave() const
     {
         float *to = part_of(work.part);
-        for (int i = threadIdx.x; i < work.pair.n_columns * d; i += WARPS * 32)
-            __stcg(to + i, reinterpret_cast<const float *>(queries)[i]);
-        for (int i = threadIdx.x; i < work.pair.n_columns; i += WARPS * 32)
+        for (int i = threadIdx.x; i < work.pair.n_columns * d; i += blockDim.x)
+            __stcg(to + i, results()[i]);
+        for (int i = threadIdx.x; i < work.pair.n_columns; i += blockDim.x)
             __stcg(reinterpret_cast<float2 *>(to + S::ROWS * d) + i, make_float2(rows.max[i], rows.sum[i]));
     }
 
@@ -320,16 +429,26 @@ template <int CHANNELS> struct AnyAttention {
     KVANT_INLINE HeadSum<CHANNELS> add_parts(int n) const
     {
         HeadSum<CHANNELS> total{};
-        auto scalars = [&](int i) { return __ldcg(reinterpret_cast<const float2 *>(part_of(i) + S::ROWS * d) + n); };
-        total.max = NEVER;
-        for (int i = 0; i < p.splits; i++)
-            total.max = fmaxf(total.max, scalars(i).x);
-        for (int i = 0; i < p.splits; i++) {
-            const float2 own = scalars(i);
-            const float weight = exp2_fast(own.x - total.max);
-            total.sum += weight * own.y;
-            each_of(total.row, d, lane, [&](float &x, int channel) { x += weight * __ldcg(part_of(i) + n * d + channel); });
+        auto scalars = [&](int i) {
+            return i < p.splits ? __ldcg(reinterpret_cast<const float2 *>(part_of(i) + S::ROWS * d) + n) : make_float2(NEVER, 0);
+        };
+        float top = NEVER;
+        for (int i = lane; i < p.splits; i += 32)
+            top = fmaxf(top, scalars(i).x);
+        total.max = largest_of(top);
+#pragma unroll 1
+        for (int from = 0; from < p.splits; from += 32) {
+            const float2 own = scalars(from + lane);
+            const float own_weight = exp2_fast(own.x - total.max);
+            total.sum += own_weight * own.y;
+#pragma unroll 4
+            for (int i = 0; i < min(p.splits - from, 32); i++) {
+                const float weight = __shfl_sync(FULL, own_weight, i);
+                const float *part = part_of(from + i) + n * d;
+                each_of(total.row, d, lane, [&](float &x, int channel) { x += weight * __ldcg(part + channel); });
+            }
         }
+        total.sum = warp_sum(total.sum);
         return total;
     }
 
@@ -337,7 +456,7 @@ template <int CHANNELS> struct AnyAttention {
     {
         HeadSum<CHANNELS> own{};
         own.max = rows.max[n], own.sum = rows.sum[n];
-        each_of(own.row, d, lane, [&](float &x, int channel) { x = reinterpret_cast<const float *>(queries)[n * d + channel]; });
+        each_of(own.row, d, lane, [&](float &x, int channel) { x = results()[n * d + channel]; });
         return own;
     }
 
@@ -363,52 +482,58 @@ template <int CHANNELS> struct AnyAttention {
 
     KVANT_INLINE void finish()
     {
-        share();
+        add_warps();
         if (p.splits > 1) {
             leave();
             if (!ends_last(p.counters + work.item, p.splits, rows.before))
                 return;
         }
 #pragma unroll 1
-        for (int n = warp; n < work.pair.n_columns; n += WARPS) {
+        for (int n = warp; n < work.pair.n_columns; n += warps) {
             HeadSum<CHANNELS> total = p.splits > 1 ? add_parts(n) : own_row(n);
             write(n, total);
         }
     }
 };
 
-template <int CHANNELS>
-__global__ void __launch_bounds__(WARPS * 32, AnyShape<CHANNELS>::BLOCKS)
+template <int CHANNELS, int EIGHTS>
+__global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<CHANNELS, EIGHTS>::BLOCKS)
     attention_any_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
+    using S = AnyShape<CHANNELS, EIGHTS>;
     extern __shared__ __align__(16) uint8_t memory[];
-    AnyRows &rows = *reinterpret_cast<AnyRows *>(memory);
-    const AnyWork work = find_any_work<AnyShape<CHANNELS>::ROWS>(p);
+    const AnyWork work = find_any_work<S::ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
-    rows.books[0].load(p.keys);
-    rows.books[1].load(p.values);
-    AnyAttention<CHANNELS> attention(p, work, rows, memory + (sizeof(AnyRows) + 15) / 16 * 16);
+    const AnyPlaces places(p.keys, p.values, S::ROWS, S::TOKENS, (int)blockDim.x / 32);
+    reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
+    reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
+    AnyAttention<CHANNELS, EIGHTS> attention(p, work, places, memory);
     attention.load_queries();
+    __syncthreads();
+    attention.begin();
     attention.run();
     attention.finish();
 }
 
-template <int CHANNELS>
+template <int CHANNELS, int EIGHTS>
 static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
-    using S = AnyShape<CHANNELS>;
-    const int bytes = (int)(sizeof(AnyRows) + 15) / 16 * 16 + S::bytes((int)p.keys.params.head_dim);
+    using S = AnyShape<CHANNELS, EIGHTS>;
+    int warps = MOST_WARPS, bytes;
+    while ((bytes = AnyPlaces(p.keys, p.values, S::ROWS, S::TOKENS, warps).end) > shared_bytes && warps > 2)
+        warps /= 2;
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (rows + S::ROWS - 1) / S::ROWS,
                   items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(S::BLOCKS * multiprocessors / items, p.max_tokens / (2 * PAGE_TOKENS)), 1);
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(S::BLOCKS * multiprocessors / items, p.max_tokens / (warps * PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
-    const cudaError_t error = allow_shared((const void *)attention_any_kernel<CHANNELS>, bytes);
+    const void *kernel = (const void *)attention_any_kernel<CHANNELS, EIGHTS>;
+    const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
-    attention_any_kernel<CHANNELS><<<(unsigned)(items * p.splits), WARPS * 32, bytes, stream>>>(p);
+    attention_any_kernel<CHANNELS, EIGHTS><<<(unsigned)(items * p.splits), warps * 32, bytes, stream>>>(p);
     return from_cuda(cudaGetLastError());
 }
 
@@ -419,8 +544,11 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
+    const bool few = (int64_t)p.query_tokens * p.heads_a_kv <= 8;
     return with_room(p.keys.params.head_dim, [&](auto room) {
-        return launch<decltype(room)::value>(p, multiprocessors, shared_bytes, stream);
+        constexpr int CHANNELS = decltype(room)::value, MOST = CHANNELS > 256 ? 1 : 2;
+        return few ? launch<CHANNELS, 1>(p, multiprocessors, shared_bytes, stream)
+                   : launch<CHANNELS, MOST>(p, multiprocessors, shared_bytes, stream);
     });
 }
 

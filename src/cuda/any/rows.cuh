@@ -6,6 +6,7 @@
 #include "../pages/read_code.cuh"
 #include "../rotate.cuh"
 #include "../trellis/trellis_steps.cuh"
+#include "general_decode.h"
 
 namespace kvant
 {
@@ -115,6 +116,18 @@ union AnyBook {
     OctopusLevels triplets;
     HqmqSecondaries quaternions;
 
+    /* What a codec needs of it, in 16 bytes. */
+    __host__ __device__ static int bytes(const kvant_cuda_codec &codec)
+    {
+        switch (codec.params.codes) {
+        case KVANT_CUDA_CODES_OPEN:
+        case KVANT_CUDA_CODES_UNIFORM:
+        case KVANT_CUDA_CODES_GENERAL: return 0;
+        case KVANT_CUDA_CODES_CODEBOOK: return codec.params.bits < 2 ? 16 : 4 << codec.params.bits;
+        default: return ((int)sizeof(AnyBook) + 15) / 16 * 16;
+        }
+    }
+
     /* By all threads of a block. */
     KVANT_INLINE void load(const kvant_cuda_codec &codec)
     {
@@ -153,7 +166,30 @@ KVANT_INLINE void read_chunks(Row<P> &row, const kvant_cuda_codec &codec, const 
     });
 }
 
-/* bits: MOST_DIM bytes of the warp's, for the trellis bits of the row. */
+/* Bytes of a warp's, aligned to 16, in which read_any works. */
+__host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
+{
+    return (codec.params.codes == KVANT_CUDA_CODES_GENERAL ? 3 * (int)sizeof(float) : 1) * (int)codec.params.head_dim;
+}
+
+/* Not inlined: every other family would pay for its registers. */
+__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane)
+{
+    float *a = space + g->head_dim;
+    const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
+    general_decode(general_team{ lane, 32 }, g, page, token, &s);
+}
+
+template <int P>
+KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const uint8_t *page, int token, uint8_t *scratch,
+                               int lane)
+{
+    const float *numbers = reinterpret_cast<float *>(scratch);
+    decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane);
+    each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) { x = numbers[channel]; });
+}
+
+/* bits: the trellis bits of the row. */
 template <int P>
 KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const TrellisBook &book,
                                const uint32_t *words, int token, float scale, uint8_t *bits, int lane)
@@ -172,7 +208,7 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
     });
 }
 
-/* A token's row as it was encoded, transformed. */
+/* A token's row as it was encoded, transformed. bits: any_scratch of the warp's. */
 template <int P = MOST_DIM>
 KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
                              uint8_t *bits, int lane)
@@ -182,6 +218,10 @@ KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book,
     if (c.codes == KVANT_CUDA_CODES_OPEN)
         return load_any<P>(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
     Row<P> row{};
+    if (c.codes == KVANT_CUDA_CODES_GENERAL) {
+        read_general(row, codec, page, token, bits, lane);
+        return row;
+    }
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     const auto number = [&](int at) {
         return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const uint16_t *>(page + c.metadata_offset) + at)));

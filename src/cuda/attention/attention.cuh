@@ -182,22 +182,34 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
                              GENERAL ? lengths.first_position(cursor.b) : 0 };
 }
 
-/* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages,
- * so that the loop over sealed pages holds no call and keeps its operands in registers. */
-template <class C, int D, bool GENERAL, int TILES, class Q>
-KVANT_INLINE void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
-                                    const Seen &seen, int i, int step, int lane, Accumulator<C, D> (&sums)[TILES])
+/* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after the
+ * sealed pages, so that the loop over sealed pages holds no call and keeps its operands in registers. */
+template <class C, int D, bool GENERAL, int WARPS, int TILES, class Q>
+KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
+                                    const Seen &seen, int i, int warp, int lane, Accumulator<C, D> (&sums)[TILES])
 {
     const int32_t *table = p.table + at.pair.b * p.table_stride + at.skipped / PAGE_TOKENS - at.first;
+    int turn = at.end - i; /* the warp after the one that had the last sealed page */
+    bool any = false;
 #pragma unroll 1
-    for (; i < at.end; i += step) {
-        const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
-        if (entry >= 0 || entry == KVANT_CUDA_NO_BLOCK)
-            continue;
-        unrolled_for (int t = 0; t < TILES; t++)
-            sums[t] = attend_open_page<C, D, GENERAL>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
-                                             at.tokens - before, lane, sums[t]);
+    for (; i < at.end; i += 32) {
+        const int entry = i + lane < at.end ? __ldg(table + i + lane) : 0;
+#pragma unroll 1
+        for (uint32_t open = __ballot_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK); open; open &= open - 1) {
+            const int found = __ffs(open) - 1, block = -1 - __shfl_sync(FULL, entry, found),
+                      before = PAGE_TOKENS * (i + found - at.first);
+#pragma unroll 1
+            for (int first = 0; first < PAGE_TOKENS; first += OPEN_TOKENS, turn++) {
+                if (turn % WARPS != warp || before + first >= at.tokens)
+                    continue;
+                any = true;
+                unrolled_for (int t = 0; t < TILES; t++)
+                    sums[t] = attend_open_tokens<C, D, GENERAL>(p, queries, seen, t, block, first, at.pair.kv_head,
+                                                                at.skipped + before, at.tokens - before, lane, sums[t]);
+            }
+        }
     }
+    return any;
 }
 
 template <class KC, class VC>
@@ -246,11 +258,6 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
     asm volatile("" ::"r"(any));
 }
 
-KVANT_INLINE void prefetch_line(const void *base, size_t at)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
-}
-
 /* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
  * read; and a line of what the block will write, because an address not used for long is itself
  * looked up in memory. */
@@ -272,6 +279,15 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.out, 0);
 }
 
+/* The same for numbers of channels, which no kernel before this one writes. */
+template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
+{
+    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+        if (numbers && line < p.kv_heads * D * sizeof(float))
+            prefetch_line(numbers, line);
+}
+
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
@@ -284,6 +300,10 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
+    ask_for_channels<D>(p);
+    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    begin_next();
+    wait_for_former();
     const L lengths{ p };
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
@@ -299,8 +319,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
     feeder.find_pages(p);
-    feeder.fill(p, lengths);
-    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
+        feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
@@ -323,8 +343,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             sums[t].clear();
         }
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
-        int used = -1; /* the slot of the warp's last page */
-        int open_from = at.end; /* the warp's first open page */
+        bool any = false; /* the warp has sums of this stretch */
 #pragma unroll 1
         while (mine < at.end) {
             /* not sooner, because the last slot takes the warp's sums before it is filled again */
@@ -332,7 +351,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             while (feeder.next < mine + S::WARPS * depth)
                 feeder.fill(p, lengths);
             depth = S::STAGES;
-            used = slot;
+            any = true;
             uint8_t *page = shared.slots[warp][slot];
             const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
             feeder.ring.wait(slot, parity);
@@ -361,21 +380,22 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     }
                 add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
                                               lane, valid, s, sums);
-            } else
-                open_from = min(open_from, mine);
+            }
             __syncwarp();
             mine += S::WARPS;
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
         if constexpr (OPEN)
-            attend_open_pages<VC, D, GENERAL>(p, shared.queries, at, seen, open_from, S::WARPS, lane, sums);
+            any |= attend_open_pages<VC, D, GENERAL, S::WARPS>(p, shared.queries, at, seen, max(piece.begin, at.first), warp,
+                                                               lane, sums);
+        const int used = slot == 0 ? S::STAGES - 1 : slot - 1; /* of the last page: nothing is on its way there */
         unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
-            if (used >= 0)
+            if (any)
                 store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t, at.pair.n_columns,
                                   lane);
-            shared.results.put(warp, lane, used < 0 ? -1 : (warp * S::STAGES + used) * (S::SLOT / 4), t, sums[t].max,
+            shared.results.put(warp, lane, any ? (warp * S::STAGES + used) * (S::SLOT / 4) : -1, t, sums[t].max,
                                sums[t].sum);
         }
         __syncthreads();

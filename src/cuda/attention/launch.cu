@@ -8,6 +8,7 @@
 #include "../any/any.h"
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
+#include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"
 #include "../trellis/trellis.cuh"
@@ -83,6 +84,16 @@ AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params 
 uint32_t grid_of(const Device &device)
 {
     return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
+}
+
+/* No more blocks than can have work: a warp per page, as find_piece shares pages out (schedule.cuh). */
+uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const Device &device)
+{
+    const uint32_t warps = (uint32_t)kernel.threads / 32,
+                   groups = ((uint32_t)(p.heads_a_kv * p.query_tokens) + kernel.columns - 1) / kernel.columns;
+    const uint64_t blocks =
+        (uint64_t)p.batch * p.kv_heads * groups * ((p.max_tokens / KVANT_PAGE_TOKENS + warps - 1) / warps);
+    return (uint32_t)std::min<uint64_t>(blocks, grid_of(device));
 }
 
 /* Checks that the loaded code has a body and that the kernel fits the device. */
@@ -246,6 +257,17 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     return p;
 }
 
+/* Kernels of any/: their arguments hold all of both codecs. */
+kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
+{
+    kvant_cuda_codec keys, values;
+    kvant_status status = kvant_cuda_codec_placed(args.k_codec, &keys);
+    if (status == KVANT_OK)
+        status = kvant_cuda_codec_placed(args.v_codec, &values);
+    args.k_codec = &keys, args.v_codec = &values;
+    return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
+}
+
 /* Tile kernels, and where they have no shape kernels of any/. */
 kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device, cudaStream_t stream)
 {
@@ -256,9 +278,7 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     const kvant_status status =
         any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
-    return status == KVANT_ERR_UNSUPPORTED
-               ? launch_attention_any(args, common, multiprocessors, device.shared_bytes, stream)
-               : status;
+    return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
@@ -313,7 +333,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
-    status = any || prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
+    status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
+                 ? KVANT_ERR_UNSUPPORTED
+                 : choose_kernel(args, device, kernel);
     if (status == KVANT_ERR_UNSUPPORTED)
         return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
@@ -325,6 +347,6 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         copy_directions(p.v_directions, args.v_codec->book);
     void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters, kernel.shared_bytes,
-                                      static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early(kernel.kernel, grid_for(p, kernel, device), (unsigned)kernel.threads, parameters,
+                                  (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }

@@ -162,6 +162,22 @@ KVANT_INLINE int align_piece(int size, int pages)
     return size;
 }
 
+/* The same where pieces of size `least` do not fill the machine: what counts then is how long one piece
+ * takes. A pair is cut into equal pieces, of min_pages and up to twice as many; one with fewer pages is
+ * not cut, and has a block of its own. */
+KVANT_INLINE int size_of_few(int least, int pages, int min_pages)
+{
+    if (pages <= min_pages)
+        return max(quotient(least + pages - 1, pages), 1) * pages;
+#pragma unroll 1
+    for (int parts = quotient(pages, min_pages); 2 * min_pages * parts >= pages; parts--) {
+        const int size = quotient(pages, parts);
+        if (size * parts == pages)
+            return size;
+    }
+    return align_piece(min_pages, pages);
+}
+
 /* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread
  * thin. */
 template <bool GENERAL, int COLUMNS>
@@ -185,9 +201,13 @@ KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths,
     }
     const bool equal = total == longest * batch;
     total *= times;
-    piece.size = max((int)((unsigned)(total + count - 1) / (unsigned)count), min_pages);
+    piece.size = (int)((unsigned)(total + count - 1) / (unsigned)count);
+    if (!GENERAL)
+        pages = longest;
     if (equal && longest > 0)
-        piece.size = align_piece(piece.size, GENERAL ? pages : longest);
+        piece.size = piece.size < min_pages ? size_of_few(piece.size, pages, min_pages) : align_piece(piece.size, pages);
+    else
+        piece.size = max(piece.size, min_pages);
     piece.begin = min(index * piece.size, total);
     piece.end = min(piece.begin + piece.size, total);
     piece.cursor = Cursor<GENERAL>{ 0, 0, 0, 0 };

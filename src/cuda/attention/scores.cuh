@@ -31,15 +31,15 @@ KVANT_INLINE float soften(float x, float cap)
 
 /* Softcap, then mask or ALiBi. first is the position of the page's first token; the page has
  * `valid` tokens, and the mask has no cells beyond them. */
-template <class Q>
+template <class Q, int N>
 KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
-                           float (&s)[4][4])
+                           float (&s)[N][4])
 {
     unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
         const float slope = tile.slope[column];
         const uint16_t *mask = p.mask + tile.mask_row[column];
-        unrolled_for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 2 * N; i++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             const int in_page = 16 * (i / 2) + 8 * (i & 1) + (lane >> 2), token = first + in_page;
             if (p.softcap_log2 > 0)
@@ -52,12 +52,12 @@ KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int fir
     }
 }
 
-template <class Q>
-KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane, float (&s)[4][4])
+template <class Q, int N>
+KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane, float (&s)[N][4])
 {
     unrolled_for (int h = 0; h < 2; h++) {
         const int position = tile.position[8 * t + 2 * (lane & 3) + h];
-        unrolled_for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 2 * N; i++) {
             const int token = first + 16 * (i / 2) + 8 * (i & 1) + (lane >> 2);
             if ((p.causal && token > position) || position - token >= p.window)
                 s[i / 2][2 * (i & 1) + h] = -INFINITY;
@@ -65,13 +65,14 @@ KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int 
     }
 }
 
-template <class Q>
+/* Of a page, or of 16 N of its tokens. */
+template <class Q, int N>
 KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t, int first,
-                                int valid, int lane, float (&s)[4][4])
+                                int valid, int lane, float (&s)[N][4])
 {
     if (p.softcap_log2 > 0 || p.mask || p.max_bias > 0)
         add_bias(p, tile, t, first, valid, lane, s);
-    if (first < seen.from || first + PAGE_TOKENS - 1 > seen.to)
+    if (first < seen.from || first + 16 * N - 1 > seen.to)
         hide_unseen(p, tile, t, first, lane, s);
 }
 

@@ -13,9 +13,9 @@ namespace kvant
 {
 
 /* The scores of tokens valid .. 63 of a page become those of tokens that are not there. */
-KVANT_INLINE void hide_tokens(float (&s)[4][4], int valid, int row)
+template <int N> KVANT_INLINE void hide_tokens(float (&s)[N][4], int valid, int row)
 {
-    unrolled_for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 2 * N; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid)
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }

@@ -101,18 +101,6 @@ KVANT_INLINE float hqmq_component(const HqmqSecondaries &levels, uint32_t index,
     return __double2float_rn(sum);
 }
 
-/* Word and bit of the plane of p bits for a token's chunk. */
-KVANT_INLINE Place chunk_place(int p, int n_chunks, bool keys, int token, int chunk)
-{
-    const int row = token % 8, h = token % 16 / 8, tile = token / 16;
-    if (keys) {
-        const int position = 32 * h + 4 * row + tile;
-        return Place{ 4 * p * (chunk / 2) + position % (4 * p), p * (position / (4 * p)) + 16 * (chunk % 2) };
-    }
-    const int k = 8 * (row / 2) + 4 * h + tile, fields = 16 / p;
-    return Place{ n_chunks * (k / fields) + chunk, p * (k % fields) + 16 * (token % 2) };
-}
-
 /* use(bits, first word, shift of the code) for each plane of codes of so many bits. */
 template <class F> KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
 {

@@ -13,16 +13,14 @@ static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const 
     book->n_chunks = chunk->n_chunks;
 }
 
-static kvant_status init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
-                                  const kvant_cuda_error *error)
+/* The usual splits. */
+static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3, KVANT_CUDA_OCTOPUS4 };
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t b = chunk->length_bits + 1, coordinate = chunk->index_bits / 2;
     if (coordinate != b + 1 || b < 2 || b > 4)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: %s; octopus there has 2, 3 or 4 bits and the usual split of them",
-                                 view->info->spec);
+        return false;
     params->codes = KVANT_CUDA_CODES_TRIPLETS;
     params->kind = kinds[b - 2];
     init_common(params, book, chunk);
@@ -33,21 +31,17 @@ static kvant_status init_triplets(kvant_cuda_params *params, kvant_cuda_book *bo
     memcpy(book->direction_thresholds, chunk->direction_thresholds, sizeof book->direction_thresholds);
     memcpy(book->norm, chunk->length, sizeof book->norm);
     memcpy(book->norm_thresholds, chunk->length_thresholds, sizeof book->norm_thresholds);
-    return KVANT_OK;
+    return true;
 }
 
-static kvant_status init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
-                                     const kvant_cuda_error *error)
+/* Books that fit a launch, without outliers. */
+static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t n = chunk->n_secondaries;
     const uint32_t s96 = n == 96 && chunk->length_bits == 4, s192 = n == 192 && chunk->length_bits == 6;
-    if (n > KVANT_CUDA_MAX_SECONDARIES)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; hqmq there is at most s192",
-                                 view->info->spec);
-    if (chunk->outliers)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: %s; hqmq there has no outliers (med3, med)", view->info->spec);
+    if (n > KVANT_CUDA_MAX_SECONDARIES || chunk->outliers)
+        return false;
     params->codes = KVANT_CUDA_CODES_QUATERNIONS;
     params->kind = s96 ? KVANT_CUDA_HQMQ_S96R4 : s192 ? KVANT_CUDA_HQMQ_S192R6 : KVANT_CUDA_HQMQ_ANY;
     init_common(params, book, chunk);
@@ -55,17 +49,15 @@ static kvant_status init_quaternions(kvant_cuda_params *params, kvant_cuda_book 
     book->radius_bits = chunk->length_bits;
     book->n_secondaries = n;
     memcpy(book->secondaries, chunk->secondaries, n * sizeof *book->secondaries);
-    return KVANT_OK;
+    return true;
 }
 
-kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
-                                   const kvant_cuda_error *error)
+bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
     switch (view->of.chunk.kind) {
-    case KVANT_CHUNK_TRIPLETS: return init_triplets(params, book, view, error);
-    case KVANT_CHUNK_QUATERNIONS: return init_quaternions(params, book, view, error);
+    case KVANT_CHUNK_TRIPLETS: return init_triplets(params, book, view);
+    case KVANT_CHUNK_QUATERNIONS: return init_quaternions(params, book, view);
     case KVANT_CHUNK_TABLE: break;
     }
-    return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; chunks there are octopus and hqmq",
-                             view->info->spec);
+    return false;
 }

@@ -87,6 +87,15 @@ template <class C, int D> struct ChunkPlaces {
                 w[i] = rotate_left(w[i], LEFT - P * (row / P));
     }
 
+    /* The same of one row tile. */
+    template <int P, int LEFT = 0>
+    KVANT_INLINE static uint32_t key_word(const uint32_t *page, int pair, int row, int h, int rt)
+    {
+        const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, true);
+        const uint32_t w = plane[4 * P * pair + (P == 16 ? 32 * h + 4 * row : 4 * (row % P)) + rt];
+        return P < 8 ? rotate_left(w, LEFT - P * (row / P)) : w;
+    }
+
     /* The word of a plane of P bits for a chunk and tokens 2 column, + 1 of column tiles 2 m and 2
      * m + 1, + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and
      * 24. */
@@ -235,6 +244,20 @@ template <int B> struct Octopus : ChunkCodes {
         }
     }
 
+    /* Registers of column tiles 2 step and 2 step + 1 from the words of a row tile. */
+    template <int COPIES, class T>
+    KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table, uint32_t (&a)[2][4])
+    {
+        const Four<COPIES> codes(own, table);
+        unrolled_for (int e = 0; e < 2; e++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const uint2 x = codes.look_up(table, h + 2 * e);
+                const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
+                a[e][h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
+                a[e][h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
+            }
+    }
+
     /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
      * mod 4) and + 1 of keys. */
     template <int D, int COPIES, class T, class F>
@@ -244,18 +267,32 @@ template <int B> struct Octopus : ChunkCodes {
         key_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
                                                          4 * step + (lane & 3), lane >> 2, w);
         unrolled_for (int rt = 0; rt < 4; rt++) {
-            const uint32_t own[3] = { w[0][rt], w[1][rt], w[2][rt] };
-            const Four<COPIES> codes(own, table);
             uint32_t a[2][4];
-            unrolled_for (int e = 0; e < 2; e++)
-                unrolled_for (int h = 0; h < 2; h++) {
-                    const uint2 x = codes.look_up(table, h + 2 * e);
-                    const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
-                    a[e][h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
-                    a[e][h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
-                }
+            key_tiles<COPIES>({ w[0][rt], w[1][rt], w[2][rt] }, table, a);
             use(rt, a);
         }
+    }
+
+    /* The same of one row tile. */
+    template <int D, int COPIES, class T>
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt, uint32_t (&a)[2][4])
+    {
+        using P = ChunkPlaces<Octopus, D>;
+        using Left = Turn<COPIES>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int pair = 4 * step + (lane & 3), row = lane >> 2;
+        uint32_t w[3] = {};
+        if constexpr (B == 2) {
+            w[0] = P::template key_word<4>(words, pair, row, 0, rt);
+            w[1] = P::template key_word<2, Left::NEXT>(words, pair, row, 0, rt);
+            w[2] = P::template key_word<1, Left::LAST>(words, pair, row, 0, rt);
+        } else {
+            w[0] = P::template key_word<8>(words, pair, row, 0, rt);
+            w[1] = P::template key_word<SECOND, Left::NEXT>(words, pair, row, 0, rt);
+            if constexpr (B == 4)
+                w[2] = P::template key_word<1, Left::LAST>(words, pair, row, 0, rt);
+        }
+        key_tiles<COPIES>(w, table, a);
     }
 
     /* use(row tile, column tile, registers) for a page of keys. */
@@ -354,6 +391,21 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
     }
 
+    /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
+    template <int COPIES, class T>
+    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table, uint32_t (&a)[2][4])
+    {
+        unrolled_for (int h = 0; h < 2; h++) {
+            const uint32_t radius = radii(w[h], two >> 8 * h, one >> 8 * h);
+            unrolled_for (int e = 0; e < 2; e++) {
+                const uint2 x = look_up<COPIES>(table, w[h], e);
+                const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
+                a[e][h] = multiply_halves(x.x, r);
+                a[e][h + 2] = multiply_halves(x.y, r);
+            }
+        }
+    }
+
     template <int D, int COPIES, class T, class F>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
@@ -369,17 +421,22 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         }
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
-            unrolled_for (int h = 0; h < 2; h++) {
-                const uint32_t radius = radii(w[h][rt], two[rt] >> 8 * h, one[rt] >> 8 * h);
-                unrolled_for (int e = 0; e < 2; e++) {
-                    const uint2 x = look_up<COPIES>(table, w[h][rt], e);
-                    const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
-                    a[e][h] = multiply_halves(x.x, r);
-                    a[e][h + 2] = multiply_halves(x.y, r);
-                }
-            }
+            key_tiles<COPIES>({ w[0][rt], w[1][rt] }, two[rt], one[rt], table, a);
             use(rt, a);
         }
+    }
+
+    /* The same of one row tile. */
+    template <int D, int COPIES, class T>
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt, uint32_t (&a)[2][4])
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int row = lane >> 2, pair = 4 * step + (lane & 3);
+        const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt), P::template key_word<16>(words, pair, row, 1, rt) };
+        const uint32_t two = RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
+                       one = RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
+        key_tiles<COPIES>(w, two, one, table, a);
     }
 
     template <int D, bool LARGE, class T, class F>

@@ -3,8 +3,8 @@
  *
  * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
  * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
- * are asked for together with their slot, all arguments while these come, and the words of the page
- * while the row is worked on. Words are changed by two atomics whose answer nobody waits for. And while
+ * are asked for together with their slot, all arguments before the kernel before this one has ended, and
+ * the words of the page while the row is worked on. Words are changed by two atomics whose answer nobody waits for. And while
  * slots and rows come, a second warp rehearses: it does all the same with zeros, without stores, so that
  * the instructions are there when the numbers are.
  *
@@ -296,19 +296,26 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
                through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL;
     FewRole &role = roles[rehearses];
     Book &book = books[rehearses];
-    const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
     const size_t row_at = blockIdx.x * given.token_stride + kv_head * given.row_head_stride;
     bool finite = true;
     RawRow<D> raw{};
     if (MATRIX && !through_matrix && !first_warp)
         return;
-    if (!through_matrix && !rehearses)
-        raw.load(given.rows, row_at, args.type, lane);
     if (first_warp || rehearses) {
         copy_words(role, given, sizeof role / 4, lane);
         copy_book(book, args.books[blockIdx.z], given, lane);
         __syncwarp();
     }
+    if (first_warp && lane < (D + 31) / 32)
+        for (const float *numbers : { given.center, given.scale })
+            if (numbers)
+                prefetch_line(numbers + kv_head * D, 128 * lane);
+    begin_next();
+    if (!rehearses)
+        wait_for_former();
+    const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
+    if (!through_matrix && !rehearses)
+        raw.load(given.rows, row_at, args.type, lane);
     if (slot < 0)
         return;
     const int at = (int)(slot % PAGE_TOKENS);
@@ -374,11 +381,11 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
     const dim3 grid(args.n_tokens, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
+        void *parameters[] = { &p };
         if (matrix)
-            append_few_kernel<D, Book, true><<<grid, D, 0, stream>>>(p);
-        else
-            append_few_kernel<D, Book, false><<<grid, args.n_tokens <= MOST_REHEARSED ? 64 : 32, 0, stream>>>(p);
-        return cudaGetLastError();
+            return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D, parameters, 0, stream);
+        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, args.n_tokens <= MOST_REHEARSED ? 64 : 32,
+                            parameters, 0, stream);
     });
 }
 

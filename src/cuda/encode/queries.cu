@@ -5,6 +5,7 @@
  * in order. */
 #include "../launch.h"
 #include "../rotate.cuh"
+#include "../ptx.cuh"
 #include "queries.h"
 
 namespace kvant
@@ -53,6 +54,8 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
     const float *m = args.inverse_weights + (size_t)kv_head * D * D + channel;
     float sum[QUERY_HEADS] = {}, weights[AHEAD];
     load_weights<D, AHEAD>(weights, m, begin); /* on their way while queries come */
+    begin_next();
+    wait_for_former();
     load_queries(space, args, blockIdx.z, first_head, n_heads);
     __syncthreads();
     unrolled_for (int i = 0; i < D / QUARTERS; i += AHEAD) {
@@ -100,11 +103,10 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t ba
     const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS;
-        if (few)
-            queries_kernel<D, ALL><<<grid, QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
-        else
-            queries_kernel<D, ALL / 2><<<grid, QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
-        return cudaGetLastError();
+        QueryArgs p = args;
+        void *parameters[] = { &p };
+        return launch_early(few ? (const void *)queries_kernel<D, ALL> : (const void *)queries_kernel<D, ALL / 2>, grid,
+                            QUARTERS * D, parameters, sizeof(QuerySpace<D>), stream);
     });
 }
 

@@ -1,4 +1,4 @@
-/* turn.cu - rows times one matrix for all kv heads: dense rotations (rotate=dense), which no kernel of
+/* turn.cu - rows times a matrix: dense rotations (rotate=dense), which no kernel of
  * append or attention knows. Rows are turned before they are appended, queries before attention, and
  * outputs after it.
  *
@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) turn_kernel(const __grid_
 {
     __shared__ float x[KVANT_CUDA_MOST_DIM];
     const uint32_t d = args.head_dim, channel = threadIdx.x, head = blockIdx.y, token = blockIdx.x;
-    const size_t at = (size_t)(head / (args.n_heads / args.n_kv_heads)) * d + channel;
+    const uint32_t kv_head = head / (args.n_heads / args.n_kv_heads);
+    const size_t at = (size_t)kv_head * d + channel;
     float number = args.rows[token * args.token_stride + head * args.head_stride + channel];
     if (args.center)
         number = __fsub_rn(number, args.center[at]);
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) turn_kernel(const __grid_
         number = __fmul_rn(number, args.before[at]);
     x[channel] = number;
     __syncthreads();
-    const float *column = args.matrix + channel;
+    const float *column = args.matrix + kv_head * args.matrix_stride + channel;
     float sum[16];
 #pragma unroll 1
     for (uint32_t tile = 0; tile < d / 16; tile++)

@@ -10,7 +10,7 @@
 namespace kvant
 {
 
-constexpr int WARPS = 8;
+template <int P> constexpr int WARPS_OF = P > 256 ? 4 : 8; /* they share 48 KB */
 
 struct FullDecodeArgs {
     DecodeArgs decode;
@@ -18,11 +18,11 @@ struct FullDecodeArgs {
 };
 
 template <int P>
-__global__ void __launch_bounds__(WARPS * 32) decode_kernel(const __grid_constant__ FullDecodeArgs all)
+__global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_constant__ FullDecodeArgs all)
 {
     __shared__ AnyBook book;
-    __shared__ float space[WARPS][P];
-    __shared__ uint8_t bits[WARPS][P];
+    constexpr int WARPS = WARPS_OF<P>;
+    __shared__ float space[WARPS][3 * P]; /* of read_any, then of the transform */
     const DecodeArgs &args = all.decode;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y, d = (int)args.codec.head_dim;
     const uint8_t *page =
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(WARPS * 32) decode_kernel(const __grid_constan
     book.load(all.codec);
     __syncthreads();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
-        Row<P> row = read_any<P>(all.codec, book, page, t, bits[warp], lane);
+        Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]), lane);
         transform_back_any(row, args.codec, all.codec.any, weights_of(args.codec, args.inverse_weights, kv_head),
                            space[warp], lane);
         each_of(row, d, lane, [&](float &x, int channel) {
@@ -51,8 +51,8 @@ cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec,
                           uint32_t n_kv_heads, cudaStream_t stream)
 {
     return with_room(args.codec.head_dim, [&](auto room) {
-        decode_kernel<decltype(room)::value>
-            <<<dim3(n_blocks, n_kv_heads), WARPS * 32, 0, stream>>>(FullDecodeArgs{ args, codec });
+        constexpr int P = decltype(room)::value;
+        decode_kernel<P><<<dim3(n_blocks, n_kv_heads), WARPS_OF<P> * 32, 0, stream>>>(FullDecodeArgs{ args, codec });
         return cudaGetLastError();
     });
 }

@@ -4,10 +4,12 @@
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
+#include "code_pairs.h"
 #include "unpack_chunks.cuh"
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <iterator>
 
 namespace kvant
@@ -253,6 +255,40 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
 
 /* ---- few rows ---- */
 
+template <class K, class V> static CodesKernel codes_of_head_dim(uint32_t head_dim, int rows)
+{
+    return head_dim == 64 ? pair_codes<K, V, 64>(rows) : head_dim == 128 ? pair_codes<K, V, 128>(rows) : CodesKernel{};
+}
+
+static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, int64_t rows)
+{
+#define KVANT_FIND_CODES(K, V)                                                                                     \
+    if (rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() &&              \
+        v.memory == memory_of<V>())                                                                                \
+        return codes_of_head_dim<K, V>(k.head_dim, (int)rows);
+    KVANT_CUDA_CODE_PAIRS(KVANT_FIND_CODES)
+#undef KVANT_FIND_CODES
+    return CodesKernel{};
+}
+
+/* The kernel for so many rows; none when it does not fit, or the loaded code has no body. */
+static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int shared_bytes)
+{
+    const int64_t rows = (int64_t)args.query_tokens * (args.n_heads / args.n_kv_heads);
+    const CodesKernel k = find_codes_kernel(args.k_codec->params, args.v_codec->params, rows);
+    cudaFuncAttributes code;
+    const bool fits = k.kernel && k.shared_bytes + 1024 <= shared_bytes &&
+                      cudaFuncGetAttributes(&code, k.kernel) == cudaSuccess && code.sharedSizeBytes > 0;
+    return fits ? k : CodesKernel{};
+}
+
+bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes)
+{
+    static const char *const from = getenv("KVANT_CODES_FROM");
+    return (int)(args.query_tokens * (args.n_heads / args.n_kv_heads)) >= (from ? atoi(from) : 17) &&
+           codes_kernel(args, shared_bytes).kernel;
+}
+
 static int lay_out_few(TileArgs &p, const FewKernel &k, int room)
 {
     p.row_groups = 1, p.by_pages = true, p.stages = k.groups;
@@ -280,6 +316,13 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
                             args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
         if (status != KVANT_ERR_UNSUPPORTED)
             return status;
+    }
+    const CodesKernel codes = codes_kernel(args, shared_bytes);
+    if (codes.kernel && prefers_codes(args, shared_bytes)) {
+        p.row_groups = 1, p.by_pages = true;
+        const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
+        if (blocks)
+            return from_cuda(launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));
     }
     if (rows <= GROUP_ROWS) {
         const FewKernel few = few_kernel(head_dim);

@@ -70,12 +70,22 @@ struct FewKernel {
     int fixed_bytes; /* of shared memory, without tables and codes */
 };
 
+/* For up to 64 rows, of code_pairs.h. */
+struct CodesKernel {
+    const void *kernel; /* takes TileArgs; NULL: there is none */
+    int threads, shared_bytes;
+};
+
+template <class K, class V, int D> CodesKernel pair_codes(int rows);
 template <int D> TileKernel tile_kernel_of();
 template <int D> FewKernel few_kernel_of();
 template <int D> UnpackedKernels unpacked_kernels_of();
 
 /* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors);
+
+/* Whether launch_codes is the faster way. */
+bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes);
 
 /* KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. args' part of AttentionArgs is filled
  * for a kernel without byte keys; counters and partials lie in the first `needed` bytes of the

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/block_attention.h>
+
 #include "../../../src/base/half.h"
 #include "internal.h"
 
@@ -162,6 +164,9 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
+    if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
+        !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+        return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
@@ -177,6 +182,61 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     return KVANT_OK;
 }
 
+/* The CPU's attention on the same rows. */
+static kvant_block_rows host_rows(const kvant_cuda_block_args *a, const kvant_cuda_block_rows *rows, uint32_t sequence)
+{
+    const size_t last = (size_t)(a->n_tokens - 1) * rows->token_stride + (a->n_kv_heads - 1) * rows->head_stride;
+    return (kvant_block_rows){ .size = sizeof(kvant_block_rows),
+                               .type = (kvant_block_type)rows->type,
+                               .head_dim = a->head_dim,
+                               .n_kv_heads = a->n_kv_heads,
+                               .data = (const char *)rows->data + sequence * rows->batch_stride,
+                               .bytes = last + kvant_block_row_bytes((kvant_block_type)rows->type, a->head_dim),
+                               .token_stride = rows->token_stride,
+                               .head_stride = rows->head_stride };
+}
+
+size_t host_block_workspace(const kvant_cuda_block_args *a)
+{
+    return a->n_heads / a->n_kv_heads * a->query_tokens <= 16 && a->k.type == a->v.type &&
+                   (a->k.type == KVANT_BLOCK_Q8_0 || a->k.type == KVANT_BLOCK_Q4_0)
+               ? 64
+               : 0;
+}
+
+kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(block_attention, args, stream);
+    kvant_status status = KVANT_OK;
+    for (uint32_t b = 0; b < args->batch && status == KVANT_OK; b++) {
+        const kvant_block_rows k = host_rows(args, &args->k, b), v = host_rows(args, &args->v, b);
+        const kvant_attention_problem problem = { .size = sizeof problem,
+                                                  .n_tokens = args->n_tokens,
+                                                  .n_queries = args->query_tokens,
+                                                  .n_heads = args->n_heads,
+                                                  .q = args->q + b * args->q_batch_stride,
+                                                  .q_token_stride = args->q_token_stride,
+                                                  .q_head_stride = args->q_head_stride,
+                                                  .mask = args->mask ? args->mask + b * args->mask_batch_stride : NULL,
+                                                  .mask_token_stride = args->mask_token_stride,
+                                                  .sinks = args->sinks,
+                                                  .scale = args->scale,
+                                                  .max_bias = args->max_bias,
+                                                  .logit_softcap = args->logit_softcap,
+                                                  .out = args->out + b * args->out_batch_stride,
+                                                  .out_token_stride = args->out_token_stride,
+                                                  .out_head_stride = args->out_head_stride,
+                                                  .n_threads = 1 };
+        size_t bytes = 0;
+        status = kvant_block_attention_workspace(&k, &v, &problem, &bytes);
+        void *workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
+        if (status == KVANT_OK)
+            status = kvant_block_attention(&k, &v, &problem, workspace, bytes);
+        free(workspace);
+    }
+    return status;
+}
+
 kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 {
     (void)stream;
@@ -190,7 +250,7 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
             }
             for (size_t i = 0; i < d; i++) {
                 for (size_t j = 0; j < d; j++)
-                    column[j] = a->matrix[j * d + i];
+                    column[j] = a->matrix[h / (a->n_heads / a->n_kv_heads) * a->matrix_stride + j * d + i];
                 y[i] = host_kernels()->dot(column, x, (uint32_t)d) * (a->after ? a->after[at + i] : 1);
             }
             memcpy(a->out + t * a->out_token_stride + h * a->out_head_stride, y, d * sizeof *y);
@@ -244,7 +304,10 @@ static void merge_head(const kvant_cuda_merge_args *a, uint32_t query, uint32_t 
 
 kvant_status host_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
 {
-    (void)stream;
+    if (host_is_foreign(stream))
+        return KVANT_ERR_CUDA;
+    if (host_record(stream, host_run_merge, args, sizeof *args))
+        return KVANT_OK;
     for (uint32_t query = 0; query < args->n_queries; query++)
         for (uint32_t head = 0; head < args->n_heads; head++)
             merge_head(args, query, head);

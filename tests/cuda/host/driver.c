@@ -1,6 +1,9 @@
 /* driver.c - the NVIDIA driver of the stand-in (host.h), with what `kvant bench cuda` calls of it:
  * and what the llama.cpp plug-in calls: memory is the computer's, work is done when it is enqueued. A stream that
- * cuStreamCreate made can be captured: work is recorded then (record.c), and done when the graph is launched. */
+ * cuStreamCreate made can be captured: work is recorded then (record.c), and done when the graph is launched.
+ *
+ * There are two GPUs. Memory and streams belong to the one whose context is current, and work on what belongs to
+ * another one fails. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +15,38 @@
 #define EXPORT __attribute__((visibility("default")))
 typedef unsigned long long address;
 
+enum { MOST_SPANS = 4096, N_DEVICES = 2, ELSEWHERE = 1 };
+
 static bool runs;
+static char contexts[N_DEVICES];
+static _Thread_local void *current; /* a context; NULL: of a program that knows none */
+static struct span {
+    const char *at;
+    size_t bytes;
+    void *context;
+} spans[MOST_SPANS];
+
+void *host_context(void)
+{
+    return current;
+}
+
+bool host_is_here(const void *memory)
+{
+    const char *at = memory;
+    for (int i = 0; i < MOST_SPANS; i++)
+        if (spans[i].at && at >= spans[i].at && at < spans[i].at + spans[i].bytes)
+            return spans[i].context == current;
+    return true; /* of a test */
+}
+
+static void note(const void *at, size_t bytes)
+{
+    int i = 0;
+    while (spans[i].at)
+        i++;
+    spans[i] = (struct span){ at, bytes, current };
+}
 
 bool host_driver_runs(void)
 {
@@ -53,13 +87,14 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-    *context = NULL;
-    return device;
+    *context = device < N_DEVICES ? &contexts[device] : NULL;
+    return *context == NULL;
 }
 
 EXPORT int cuCtxSetCurrent(void *context)
 {
-    return context != NULL;
+    current = context;
+    return 0;
 }
 
 /* 32 MiB more than a benchmark leaves free. */
@@ -73,12 +108,29 @@ EXPORT int cuMemAlloc_v2(address *memory, size_t bytes)
 {
     void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
     *memory = (address)(uintptr_t)span;
+    if (span)
+        note(span, bytes);
     return span ? 0 : 2;
 }
 
 EXPORT int cuMemFree_v2(address memory)
 {
+    for (int i = 0; i < MOST_SPANS; i++)
+        if (spans[i].at == (const char *)(uintptr_t)memory)
+            spans[i].at = NULL;
     free((void *)(uintptr_t)memory);
+    return 0;
+}
+
+EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
+{
+    *memory = calloc(1, bytes);
+    return flags != 3 || !*memory;
+}
+
+EXPORT int cuMemFreeHost(void *memory)
+{
+    free(memory);
     return 0;
 }
 
@@ -96,30 +148,30 @@ EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t bytes)
 
 EXPORT int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream)
 {
-    return host_captures(stream) ? 900 : cuMemcpyHtoD_v2(to, from, bytes);
+    return !host_is_here((void *)(uintptr_t)to) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyHtoD_v2(to, from, bytes);
 }
 
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream)
 {
-    return host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
+    return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
 }
 
 EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
 {
-    *device = 0;
-    return strcmp(id, "0000:00:00.0") != 0;
+    *device = strcmp(id, "0000:01:00.0") == 0;
+    return *device == 0 && strcmp(id, "0000:00:00.0") != 0;
 }
 
 EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
 {
     memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return stream == NULL;
+    return stream == NULL || !host_is_here((void *)(uintptr_t)to) || !host_is_here((void *)(uintptr_t)from);
 }
 
 EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream)
 {
     memset((void *)(uintptr_t)to, value, bytes);
-    return stream == NULL;
+    return stream == NULL || !host_is_here((void *)(uintptr_t)to);
 }
 
 EXPORT int cuEventSynchronize(void *event)

@@ -21,16 +21,23 @@ bool host_answers(const char *function, const void *arguments, size_t size, kvan
     X(append, kvant_cuda_append_args)                                                              \
     X(seal, kvant_cuda_seal_args)                                                                  \
     X(attention, kvant_cuda_attention_args)                                                        \
+    X(block_attention, kvant_cuda_block_args)                                                      \
     X(transform_queries, kvant_cuda_query_args)                                                    \
     X(decode, kvant_cuda_decode_args)
 
 typedef void host_work(void *data);
 #define HOST_RUN(name, type) host_work host_run_##name;
 HOST_RECORDED(HOST_RUN)
+HOST_RUN(merge, kvant_cuda_merge_args)
 #undef HOST_RUN
+
+/* The current context, and whether the driver's memory is of its GPU. */
+void *host_context(void);
+__attribute__((visibility("default"))) bool host_is_here(const void *memory);
 
 /* record.c: whether work on the stream is recorded; records it then, with a copy of data. */
 bool host_captures(kvant_cuda_stream stream);
+bool host_is_foreign(kvant_cuda_stream stream); /* of another GPU than the current one */
 __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream, host_work *run, const void *data,
                                                         size_t bytes);
 
@@ -38,6 +45,8 @@ __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream
     do {                                                                                           \
         if (host_answers("host_" #name, args, (args)->size, stream))                               \
             return host.answer;                                                                    \
+        if (host_is_foreign(stream))                                                               \
+            return KVANT_ERR_CUDA;                                                                 \
         if (host_record(stream, host_run_##name, args, (args)->size))                              \
             return KVANT_OK;                                                                       \
     } while (0)

@@ -82,6 +82,11 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
 kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
+    const kvant_cuda_rows *roles[] = { &args->k, &args->v };
+    for (int r = 0; r < 2; r++)
+        if (roles[r]->codec && !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
+                                 host_is_here(roles[r]->center) && host_is_here(args->slots)))
+            return KVANT_ERR_CUDA;
     append_role(args, &args->k);
     append_role(args, &args->v);
     return KVANT_OK;
@@ -118,17 +123,15 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
     return KVANT_OK;
 }
 
-/* Rows as they were: what the llama.cpp plug-in asks for. A full W^-1 holds the rotation, too. */
-static void decode_row(const kvant_cuda_decode_args *args, uint32_t row, uint32_t head)
+/* A row as it was. A full W^-1 holds the rotation, too. */
+static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, const float *y, float *out)
 {
-    const uint32_t d = host_source(args->codec)->info.head_dim, t = row % TOKENS;
+    const uint32_t d = host_source(args->codec)->info.head_dim;
     const kvant_transform rotation = host_transform(args->codec, NULL, 0);
     const kvant_transform_view *view = &kvant_codec_get_view(host_source(args->codec))->transform;
     const float *inverse = args->inverse_weights, *center = args->center, *scale = args->scale;
-    float y[MOST], x[MOST], *out = (float *)args->out + row * args->token_stride + head * args->head_stride;
+    float x[MOST];
     const size_t at = (size_t)head * d;
-    kvant_codec_decode_transformed(host_source(args->codec), host_kernels(),
-                                   host_page(&args->pages, args->blocks[row / TOKENS], head), t, y);
     if (inverse && !view->diagonal)
         for (uint32_t j = 0; j < d; j++)
             x[j] = host_kernels()->dot(inverse + (at + j) * d, y, d);
@@ -138,37 +141,36 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t row, uint32_
         out[j] = x[j] * (inverse && view->diagonal ? inverse[at + j] : 1) * (scale ? scale[at + j] : 1) + (center ? center[at + j] : 0);
 }
 
-static kvant_status decode_back(const kvant_cuda_decode_args *args)
+static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint32_t head, uint32_t t)
 {
-    for (uint32_t row = 0; row < args->n_blocks * TOKENS; row++)
-        for (uint32_t head = 0; head < args->n_kv_heads; head++)
-            decode_row(args, row, head);
-    return KVANT_OK;
+    const kvant_codec *codec = host_source(args->codec);
+    const uint8_t *page = host_page(&args->pages, args->blocks[block], head);
+    const uint32_t d = codec->info.head_dim;
+    const size_t row = (size_t)(args->to ? (uint32_t)args->to[block] : block) * TOKENS + t,
+                 at = row * args->token_stride + head * args->head_stride;
+    float y[MOST], x[MOST];
+    if (host_is_open(args->codec))
+        kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
+    else
+        kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
+    if (!args->transformed)
+        transform_back(args, head, y, x);
+    for (uint32_t j = 0; args->transformed && j < d; j++)
+        x[j] = fminf(fmaxf(y[j] + (args->center ? args->center[head * d + j] : 0), -65504), 65504);
+    if (args->type == KVANT_CUDA_F32)
+        memcpy((float *)args->out + at, x, d * sizeof *x);
+    else
+        host_kernels()->float_to_half(x, (uint16_t *)args->out + at, d);
 }
 
-/* Transformed rows as fp16: what a cache asks for. */
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     ANSWER(decode, args, stream);
-    const kvant_codec *codec = host_source(args->codec);
-    const uint32_t d = codec->info.head_dim;
-    if (!args->transformed && args->type == KVANT_CUDA_F32 && !host_is_open(args->codec) && !args->to)
-        return decode_back(args);
-    if (!args->transformed || args->type != KVANT_CUDA_F16)
+    if (args->type == KVANT_CUDA_BF16 || (!args->transformed && args->type != KVANT_CUDA_F32))
         return KVANT_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < args->n_blocks; i++)
         for (uint32_t head = 0; head < args->n_kv_heads; head++)
-            for (uint32_t t = 0; t < TOKENS; t++) {
-                const uint8_t *page = host_page(&args->pages, args->blocks[i], head);
-                const size_t row = (size_t)(args->to ? (uint32_t)args->to[i] : i) * TOKENS + t;
-                float y[MOST];
-                if (host_is_open(args->codec))
-                    kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
-                else
-                    kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
-                for (uint32_t j = 0; args->center && j < d; j++)
-                    y[j] += args->center[head * d + j];
-                host_kernels()->float_to_half(y, (uint16_t *)args->out + row * args->token_stride + head * args->head_stride, d);
-            }
+            for (uint32_t t = 0; t < TOKENS; t++)
+                decode_row(args, i, head, t);
     return KVANT_OK;
 }

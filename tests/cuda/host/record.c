@@ -26,6 +26,7 @@ typedef struct graph {
 } graph;
 
 typedef struct stream {
+    void *context;
     graph *capture;
     bool origin;
     unsigned long done, awaited; /* work of this capture, and how much of it the origin waits for */
@@ -53,6 +54,12 @@ bool host_captures(kvant_cuda_stream handle)
 {
     const stream *s = stream_of(handle);
     return s && s->capture;
+}
+
+bool host_is_foreign(kvant_cuda_stream handle)
+{
+    const stream *s = stream_of(handle);
+    return s && s->context != host_context();
 }
 
 bool host_record(kvant_cuda_stream handle, host_work *run, const void *data, size_t bytes)
@@ -93,6 +100,7 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
     for (int i = 0; i < MOST_STREAMS; i++)
         if (!streams[i]) {
             *handle = streams[i] = calloc(1, sizeof **streams);
+            streams[i]->context = host_context();
             return flags != 1;
         }
     return BAD;
@@ -179,7 +187,7 @@ EXPORT int cuGraphExecUpdate_v2(graph **executable, graph *g, void *info)
 
 EXPORT int cuGraphLaunch(graph **executable, void *handle)
 {
-    if (!handle || host_captures(handle))
+    if (!handle || host_captures(handle) || host_is_foreign(handle))
         return BAD;
     for (work *w = (*executable)->first; w; w = w->next)
         w->run(w->data);
@@ -228,3 +236,4 @@ EXPORT int cuEventRecord(event *e, void *handle)
         host_##name(args, &n_launches);                                                                            \
     }
 HOST_RECORDED(RUN)
+RUN(merge, kvant_cuda_merge_args)

@@ -55,6 +55,11 @@ static kvant_status know(kvant_status status, const kvant_cuda_codec *codec, con
     return status;
 }
 
+void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
+{
+    (void)tables; /* there is no device */
+}
+
 bool host_is_open(const kvant_cuda_codec *codec)
 {
     return codec->params.codes == KVANT_CUDA_CODES_OPEN;

@@ -74,6 +74,14 @@ class Calibrate(TestCase):
                 model, text(1024, 2), None, ["small", {"preset": "small", "calibration": path}], context=512
             )[1:]
             self.assertNotEqual(plain.kld, calibrated.kld)
+            self.assertTrue(np.isfinite(kvant.evaluate(model.to(torch.bfloat16), text(512, 2), None, [{"calibration": path}], context=512)[1].kld))
+            tuned = models.make("llama")
+            with torch.no_grad():
+                for weights in tuned.model.layers[0].self_attn.parameters():
+                    weights *= 1 + 0.01 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
+            self.refused(
+                ValueError, "calibration|weights", kvant.evaluate, tuned, text(512, 2), None, [{"calibration": path}], context=512
+            )
 
     def test_refusals(self):
         model = models.make("llama")

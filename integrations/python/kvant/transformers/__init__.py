@@ -4,10 +4,13 @@
     cache = kvant.transformers.KvantCache(model.config, preset="balanced")
     model.generate(**inputs, past_key_values=cache)
 
+kvant.transformers.graphs(model) makes decode steps on a GPU several times as fast.
+
 Importing this module registers the attention implementation "kvant"."""
 
 from .attention import attention
 from .cache import KvantCache
+from .graphs import graphs
 from .masks import mask
 
-__all__ = ["KvantCache", "attention", "mask"]
+__all__ = ["KvantCache", "attention", "graphs", "mask"]

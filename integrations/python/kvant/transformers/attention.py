@@ -53,6 +53,7 @@ def attention(
     window = int(sliding_window or 0) if shape is None else shape.window
     causal = causal if shape is None else True
     if type(key) is Rows and type(value) is Rows and key.layer is value.layer and _heads(attention_mask) == 1:
+        key.layer.owner.check_weights(module)
         if shape is None and (attention_mask is None or attention_mask.dim() == 2):
             seen = None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
             shape = shape_of(seen, query.shape[0], window)

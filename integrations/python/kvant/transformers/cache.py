@@ -14,6 +14,7 @@ from .. import torch as operators
 from ..cache import Cache as Pages
 from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
+from .fingerprint import fingerprint
 from .masks import Shape
 from .rows import Rows
 from .store import Store
@@ -54,6 +55,10 @@ class KvantLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         self._flush(None)
         assert self.store is not None
+        if self.store.steps and self.store.steps.running:
+            self.pending = key_states, value_states
+            length = self.get_seq_length()
+            return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
         if self.number == next(iter(self.store.lengths)) and not self.store.keeps_past:
             self.store.drop()
         self.store.begin(key_states, value_states, self.owner._make)
@@ -82,6 +87,10 @@ class KvantLayer(CacheLayerMixin):
         if length != self.get_seq_length():
             raise RuntimeError("kvant's attention was given keys of an earlier state of the cache")
         assert self.store is not None
+        if self.store.steps and self.store.steps.running:
+            rows, self.pending = self.pending, None
+            window = self.window if shape is None else shape.window
+            return self.store.steps.attend(self.store, self.number, query, rows, window, scale, softcap, sinks)
         options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
         if shape is None or shape.holes or not causal or self.pending is None or query.shape[2] <= PASS:
             self._flush(None if shape is None else shape.hidden)
@@ -105,7 +114,7 @@ class KvantLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         waiting = 0 if self.pending is None else self.pending[0].shape[2]
-        return waiting + (0 if self.store is None else self.store.lengths[self.number])
+        return waiting + (0 if self.store is None else self.store.length(self.number))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -166,10 +175,13 @@ class KvantCache(Cache):
         self.exact = exact
         self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
         self._limits = max_tokens, max_sequences, n_threads
+        self._weights = 0  # of the calibration's model, until they were compared
         self._check()
         self._stores: dict[Any, Store] = {}
         self._keeps_past = False
         self._schemes: dict[Any, Scheme] = {}
+        self._starts: tuple[list[int], Tensor] | None = None  # of the sequences, on the GPU
+        self._wrong: Tensor | None = None  # whether a mask of this round was wrong
         layers: list[Any] = []
         for number, layer in enumerate(DynamicCache(config=config).layers):
             window = _window(layer)
@@ -189,11 +201,21 @@ class KvantCache(Cache):
         if self._stored["calibration"] is not None:
             from ..calibration import Calibration
 
-            found = Calibration(self._stored["calibration"]).info.n_layers
-            if found != self.config.num_hidden_layers:
+            info = Calibration(self._stored["calibration"]).info
+            if info.n_layers != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"calibration: it is of a model of {found} layers, not {self.config.num_hidden_layers}"
+                    f"calibration: it is of a model of {info.n_layers} layers, not {self.config.num_hidden_layers}"
                 )
+            self._weights = info.model_fingerprint
+
+    def check_weights(self, module: Any) -> None:
+        """Before the first attention: whether the calibration is of the weights that the module has."""
+        wanted, self._weights = self._weights, 0
+        if wanted and fingerprint(module) != wanted:
+            raise ValueError(
+                "calibration: it is of a model of the same shape with other weights (a fine-tune, an adapter, or a file of "
+                "llama.cpp): make one with kvant.calibrate"
+            )
 
     # What layers ask for
 
@@ -205,9 +227,13 @@ class KvantCache(Cache):
             self._stores[key] = Store(layer.window, self._keeps_past)
         return self._stores[key]
 
+    @staticmethod
+    def _on_gpu(rows: Tensor) -> bool:
+        return rows.device.type == "cuda"
+
     def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:
         max_tokens, max_sequences, n_threads = self._limits
-        on_gpu, rows = k.device.type == "cuda", k.shape[0]
+        on_gpu, rows = self._on_gpu(k), k.shape[0]
         if k.device.type not in ("cpu", "cuda"):
             raise ValueError(f"key_states: kvant has no pages on {k.device}")
         shape: dict[str, Any] = dict(
@@ -230,10 +256,34 @@ class KvantCache(Cache):
                 scheme=self._schemes[key],
                 max_sequences=max_sequences or (rows if on_gpu else 4 * rows + 16),
                 n_threads=n_threads or torch.get_num_threads(),
-                stream=torch.cuda.current_stream(k.device).cuda_stream if on_gpu else 0,
+                stream=operators.stream_of(k),
                 asynchronous=on_gpu,
             )
         return pages, *operators.register(pages)
+
+    def _step_fits(self, ids: Tensor, mask: Tensor | None) -> bool:
+        """Whether a mask hides what is not stored, and nothing else. Nobody waits for the GPU's answer
+        before the end of a round of steps."""
+        stores = list(self._stores.values())
+        starts = stores[0].starts if stores else []
+        length = self.get_seq_length() + 1
+        if len(starts) != ids.shape[0] or any(store.starts != starts for store in stores):
+            return False
+        if mask is None or mask.shape != (len(starts), length):
+            return mask is None and not any(starts)
+        if self._starts is None or self._starts[0] != starts or self._starts[1].device != mask.device:
+            self._starts = list(starts), torch.tensor(starts, device=mask.device)[:, None]
+        wrong = (mask.to(torch.bool) != (torch.arange(length, device=mask.device) >= self._starts[1])).any()
+        if stores[0].steps is None or stores[0].steps.left == stores[0].steps.taken:
+            self._check_masks()
+            return not bool(wrong)
+        self._wrong = wrong if self._wrong is None else self._wrong | wrong
+        return True
+
+    def _check_masks(self) -> None:
+        wrong, self._wrong = self._wrong, None
+        if wrong is not None and bool(wrong):
+            raise RuntimeError("attention_mask: it changed in a decode step; kvant.transformers.graphs takes it for padding")
 
     # What transformers asks of the whole cache: kvant's layers act together, others one by one.
 
@@ -245,6 +295,9 @@ class KvantCache(Cache):
         for layer in self.layers:
             if isinstance(layer, KvantLayer):
                 layer._flush(None)
+        for store in self._stores.values():
+            store.settle()
+        self._check_masks()
         return list(self._stores.values())
 
     def reset(self) -> None:
@@ -312,6 +365,7 @@ class KvantCache(Cache):
     @property
     def bytes(self) -> int:
         """Memory of the stored tokens: codes, metadata, fp16 pages; of all copies of this cache."""
+        self._settle()
         return sum(store.cache.bytes for store in self._stores.values() if store.cache is not None)
 
     @property

@@ -12,6 +12,7 @@ from .. import torch as operators
 from ..cache import Cache
 from ..library import PAGE_TOKENS, Error
 from .masks import Shape
+from .steps import Steps
 
 _HID = (
     "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the "
@@ -62,6 +63,7 @@ class Store:
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
         self.keeps_past = keeps_past  # transformers will take tokens back: nothing is dropped until then
+        self.steps: Steps | None = None  # of a CUDA graph
 
     @property
     def cache(self) -> Cache | None:
@@ -71,9 +73,18 @@ class Store:
     def batch(self) -> int:
         return len(self.starts)
 
+    def length(self, layer: int) -> int:
+        return self.lengths[layer] + (self.steps.taken if self.steps else 0)
+
+    def settle(self) -> None:
+        """Appends the rows of steps."""
+        if self.steps:
+            self.steps.settle(self)
+
     def begin(self, k: Tensor, v: Tensor, make: Any) -> None:
         """Before rows are written. make(k, v) makes the kvant.Cache when the first rows say how many
         sequences and which device there are."""
+        self.settle()
         if self.sequences is None:
             cache, self._number, self._state = make(k, v)
             self.sequences = Sequences(cache, [])
@@ -192,12 +203,13 @@ class Store:
     def read(self, layer: int, length: int, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of the first `length` tokens, [batch, kv heads, length, head_dim]; zeros for
         padding that was not stored and for tokens that were dropped."""
+        self.settle()
         assert self.sequences is not None and self.cache is not None
         made = tuple(x.new_zeros((self.batch, length, x.shape[1], x.shape[3])) for x in like)
         for row, number in enumerate(self.sequences.numbers):
             count = length - self.starts[row]
             if count > 0:
-                for to, rows in zip(made, operators.read(self.cache, layer, number, count)):
+                for to, rows in zip(made, operators.read(self.cache, layer, number, count, like[0])):
                     to[row, self.starts[row] :] = rows.to(to.dtype)
         k, v = (x.transpose(1, 2) for x in made)
         return k, v
@@ -213,6 +225,7 @@ class Store:
 
     def crop(self, n: int) -> None:
         """Forgets the newest n tokens of all layers."""
+        self.settle()
         if self.sequences is None:
             return
         length = max(max(self.lengths.values()) - n, 0)  # an error may have left later layers behind
@@ -225,6 +238,7 @@ class Store:
         self.drop()
 
     def select(self, rows: Sequence[int]) -> None:
+        self.settle()
         if self.sequences is not None:
             self.sequences.select(rows)
             self.starts = [self.starts[row] for row in rows]
@@ -234,6 +248,7 @@ class Store:
         self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
 
     def copy(self) -> Store:
+        self.settle()
         made = Store(self.window, self.keeps_past)
         made.starts, made.lengths = list(self.starts), dict(self.lengths)
         if self.sequences is not None:

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""What Python adds to the library: CSV rows on stdout. Import times are of a new interpreter, less those of an empty program;
+encode times are of kvant.Codec.encode beside the library's function on the same rows, on one core, in turn. The least of many
+rounds, of CPU time.
+
+    bench/bench_python.py > bench/results/python.csv"""
+
+import csv
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "integrations" / "python"
+sys.path.insert(0, str(PACKAGE))
+
+import numpy as np  # noqa: E402
+
+import kvant  # noqa: E402
+from kvant.library import library  # noqa: E402
+
+ROWS, ROUNDS = 4096, 40
+PROGRAMS = {
+    "import kvant": "import kvant",
+    "import, encode a page": "import numpy, kvant; kvant.Codec('int-4', 128).encode(numpy.zeros((64, 128), 'float32'))",
+    "import numpy": "import numpy",
+}
+
+
+def cpu_of(program):
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    before = os.times()
+    subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"], env=environment, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def least(calls):
+    found = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for times, call in zip(found, calls):
+            start = time.process_time()
+            call()
+            times.append(time.process_time() - start)
+    return map(min, found)
+
+
+def encode_times(spec, role):
+    codec, rows = kvant.Codec(spec, 128, role), np.random.default_rng(1).standard_normal((ROWS, 128), np.float32)
+    pages = codec.encode(rows)
+    call = library().kvant_codec_encode
+
+    def straight():
+        for first in range(0, ROWS, 64):
+            call(codec.handle, None, rows[first:].ctypes.data, 128, 0, 64, pages[first // 64].ctypes.data)
+
+    return least((lambda: codec.encode(rows), straight))
+
+
+def main():
+    rows = csv.writer(sys.stdout)
+    rows.writerow(("what", "python", "library", "unit"))
+    times = {name: min(cpu_of(program) for _ in range(ROUNDS)) for name, program in {"": "", **PROGRAMS}.items()}
+    for name in PROGRAMS:
+        rows.writerow((name, f"{times[name] - times['']:.3f}", "", "s"))
+    for spec in ("int-4", "turboquant-4", "trellis-4"):
+        ours, theirs = (1e6 * seconds / ROWS for seconds in encode_times(spec, "k"))
+        rows.writerow((f"encode {spec}", f"{ours:.3f}", f"{theirs:.3f}", "us per row of 128"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+/* masks.c - what llama.cpp's masks hide, seen on their way to the GPU.
+ *
+ * Most masks hide what comes later and nothing else. Attention takes the number of cells then: kernels without a mask
+ * are faster, and stop at the last cell instead of the next multiple of 256. The numbers are in GPU memory, so a graph
+ * that was captured with them can be replayed. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ggml_api.h"
+
+enum { SEEN = 0, HIDDEN = 0xfc00 }; /* of a mask: fp16's 0 and -infinity */
+
+static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
+{
+    enum { PIECE = 512 };
+
+    for (size_t i = 0; i < n; i += PIECE) {
+        uint16_t others = 0;
+        for (size_t j = i; j < n && j < i + PIECE; j++)
+            others |= mask[j] ^ value;
+        if (others != 0)
+            return false;
+    }
+    return true;
+}
+
+static size_t count_seen(const uint16_t *mask, size_t n)
+{
+    enum { PIECE = 64 };
+    size_t i = 0;
+
+    while (i + PIECE <= n && all_are(mask + i, PIECE, SEEN))
+        i += PIECE;
+    while (i < n && mask[i] == SEEN)
+        i++;
+    return i;
+}
+
+/* How many cells the last of these rows sees, each of which sees one more than the row before it and no other; 0: not so. */
+static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
+{
+    const size_t first = count_seen(mask, n_cells);
+
+    if (first == 0 || first + n_rows - 1 > n_cells)
+        return 0;
+    for (size_t row = 0; row < n_rows; row++, mask += n_cells)
+        if (!all_are(mask, first + row, SEEN) || !all_are(mask + first + row, n_cells - first - row, HIDDEN))
+            return 0;
+    return (int32_t)(first + n_rows - 1);
+}
+
+static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
+{
+    kvp_gpu_mask *mask = gpu->masks;
+
+    while (mask != NULL && mask->at != at)
+        mask = mask->next;
+    if (mask == NULL && (mask = calloc(1, sizeof(*mask))) != NULL) {
+        mask->at = at;
+        mask->next = gpu->masks;
+        gpu->masks = mask;
+    }
+    return mask;
+}
+
+void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
+{
+    kvp_gpu_mask *mask = entry_of(gpu, tensor->data);
+    const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1], n_streams = (size_t)tensor->ne[3];
+
+    if (mask == NULL)
+        return;
+    mask->n_cells = n_cells;
+    mask->n_rows = n_rows;
+    mask->n_streams = n_streams;
+    mask->plain = tensor->ne[2] == 1 && n_streams <= KVP_MOST_STREAMS &&
+                  size == n_streams * n_rows * n_cells * sizeof(uint16_t);
+    for (size_t s = 0; s < n_streams && mask->plain; s++) {
+        mask->lengths[s] = length_of((const uint16_t *)data + s * n_rows * n_cells, n_cells, n_rows);
+        mask->plain = mask->lengths[s] > 0;
+    }
+}
+
+/* A mask is seen once per graph: what lies at its place afterwards may be anything. */
+static bool take(kvp_gpu *gpu, const struct kvp_gpu_attended *of, int32_t *lengths)
+{
+    kvp_gpu_mask *mask = gpu->masks;
+    bool plain;
+
+    while (mask != NULL && mask->at != of->mask)
+        mask = mask->next;
+    plain = mask != NULL && mask->plain && mask->n_cells == of->n_cells && mask->n_rows == of->n_rows &&
+            mask->n_streams == of->n_streams;
+    if (plain)
+        memcpy(lengths, mask->lengths, of->n_streams * sizeof(*lengths));
+    if (mask != NULL)
+        mask->plain = false;
+    return plain;
+}
+
+static bool is_of(const struct kvp_gpu_attended *a, const abi_tensor *node)
+{
+    const abi_tensor *mask = node->src[3];
+
+    return a->mask == (mask != NULL ? mask->data : NULL) && a->n_cells == (size_t)node->src[1]->ne[1] &&
+           a->n_rows == (size_t)node->src[0]->ne[1] && a->n_streams == (size_t)node->src[0]->ne[3];
+}
+
+int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node)
+{
+    int i = 0;
+
+    while (i < b->n_attended && !is_of(&b->attended[i], node))
+        i++;
+    return i < b->n_attended ? i : -1;
+}
+
+bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    if (kvp_gpu_attended_of(b, node) >= 0)
+        return true;
+    if (b->n_attended == KVP_MOST_MASKS || node->src[0]->ne[3] > KVP_MOST_STREAMS)
+        return false;
+    b->attended[b->n_attended++] = (struct kvp_gpu_attended){ .mask = node->src[3] != NULL ? node->src[3]->data : NULL,
+                                                              .n_cells = (size_t)node->src[1]->ne[1],
+                                                              .n_rows = (size_t)node->src[0]->ne[1],
+                                                              .n_streams = (size_t)node->src[0]->ne[3] };
+    return true;
+}
+
+const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended)
+{
+    return (const int32_t *)b->lengths.at + (size_t)attended * KVP_MOST_STREAMS;
+}
+
+bool kvp_gpu_prepare_attended(kvp_gpu_backend *b)
+{
+    int32_t lengths[KVP_MOST_STREAMS];
+    bool ok = kvp_gpu_grow(b->gpu, &b->lengths, KVP_MOST_MASKS * sizeof(lengths), false);
+
+    for (int i = 0; i < b->n_attended && ok; i++) {
+        struct kvp_gpu_attended *a = &b->attended[i];
+        bool plain;
+        pthread_mutex_lock(&b->gpu->lock);
+        plain = take(b->gpu, a, lengths);
+        pthread_mutex_unlock(&b->gpu->lock);
+        for (size_t s = 0; s < a->n_streams && !plain; s++)
+            lengths[s] = (int32_t)a->n_cells;
+        b->masks_changed = b->masks_changed || plain != a->plain;
+        a->plain = plain;
+        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, i), lengths,
+                                      a->n_streams * sizeof(*lengths), b->stream),
+                       "copying");
+    }
+    return ok;
+}

@@ -1,0 +1,359 @@
+/* cuda_steps.c - decode steps of a CUDA graph: what a step does on the device depends on nothing of the host but one copy of
+ * lengths and slots (next).
+ *
+ * begin makes each layer's table and gathers open blocks, as for a call of attention. The block of a sequence's next row is
+ * gathered, too, or begins empty: rows of steps are appended to this page. The cache does not know of them; the caller appends
+ * them as rows when no step is left, so that states, versions and bytes are those of a cache without steps. */
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/fnv.h"
+#include "cuda_attention.h"
+
+typedef struct step_layer {
+    cuda_buffer tables, pages;
+    uint32_t n_parts;
+    uint8_t versions[KVANT_CUDA_MOST_PARTS][2];
+    bool merged;
+    uint8_t (*rows)[2]; /* per sequence: versions of its new rows */
+} step_layer;
+
+struct cuda_steps {
+    uint32_t batch, most, stride; /* sequences, and how many there is room for; blocks of a table's row */
+    uint32_t n_left, taken;
+    int32_t *sequences;
+    int64_t *state; /* slots, then lengths of 32 bits: on the host, and on the device */
+    cuda_buffer on_device;
+    step_layer *layers;
+};
+
+static kvant_status no_memory(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for steps");
+}
+
+static kvant_status unsupported(const char *why)
+{
+    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: no steps: %s", why);
+}
+
+/* Memory */
+
+static void free_layers(const kvant_cache *cache, cuda_steps *steps)
+{
+    for (uint32_t i = 0; steps->layers && i < cache->params.n_layers; i++) {
+        kvant_cuda_memory_free(steps->layers[i].tables.at);
+        kvant_cuda_memory_free(steps->layers[i].pages.at);
+        kvant_free(steps->layers[i].rows);
+    }
+    kvant_cuda_memory_free(steps->on_device.at);
+    kvant_free(steps->layers);
+    kvant_free(steps->sequences);
+    kvant_free(steps->state);
+}
+
+void kvant_cuda_steps_destroy(kvant_cache *cache)
+{
+    cuda_memory *memory = cache->memory;
+    if (memory->steps)
+        free_layers(cache, memory->steps);
+    kvant_free(memory->steps);
+    memory->steps = NULL;
+}
+
+static kvant_status find_steps(kvant_cache *cache, uint32_t n)
+{
+    cuda_memory *memory = cache->memory;
+    if (memory->steps && memory->steps->most >= n)
+        return KVANT_OK;
+    kvant_cuda_steps_destroy(cache);
+    cuda_steps *steps = memory->steps = kvant_alloc(1, sizeof *steps);
+    KVANT_RETURN_IF(!steps, no_memory());
+    steps->sequences = kvant_alloc(n, sizeof *steps->sequences);
+    steps->state = kvant_alloc(2 * (size_t)n, sizeof *steps->state);
+    steps->layers = kvant_alloc(cache->params.n_layers, sizeof *steps->layers);
+    KVANT_RETURN_IF(!steps->sequences || !steps->state || !steps->layers, no_memory());
+    for (uint32_t i = 0; i < cache->params.n_layers; i++) {
+        steps->layers[i].rows = kvant_alloc(n, sizeof *steps->layers[i].rows);
+        KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
+    }
+    steps->most = n;
+    return kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state, "memory for steps");
+}
+
+/* Begin */
+
+/* Tokens of the layers that have any: a cache may be used for some layers alone. */
+static uint32_t length_of(const kvant_cache *cache, const kvant_sequence *s)
+{
+    uint32_t length = 0;
+    for (uint32_t layer = 0; layer < cache->params.n_layers && !length; layer++)
+        length = s->lengths[layer];
+    return length;
+}
+
+static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequence *s)
+{
+    const uint32_t length = length_of(cache, s);
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
+        const cuda_layer *l = kvant_cuda_layer(cache, layer);
+        if (!length || (s->lengths[layer] != length && s->lengths[layer]))
+            return unsupported("layers of a sequence have different lengths, or none has tokens");
+        if (!s->lengths[layer])
+            continue;
+        if (kvant_versions_wait(l->parts[0].tensor) || kvant_versions_wait(l->parts[1].tensor))
+            return unsupported("centres and scales are learnt from the first 64 tokens");
+    }
+    const uint32_t last = (length - 1) / KVANT_PAGE_TOKENS;
+    return s->table[last] < 0 ? unsupported("the last block was dropped") : KVANT_OK;
+}
+
+/* Takes the blocks that the rows will need. */
+static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
+{
+    steps->n_left = KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < steps->batch; i++) {
+        const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
+        KVANT_FORWARD(check_sequence(cache, s));
+        const uint32_t left = KVANT_PAGE_TOKENS - length_of(cache, s) % KVANT_PAGE_TOKENS;
+        steps->n_left = left < steps->n_left ? left : steps->n_left;
+    }
+    for (uint32_t i = 0; i < steps->batch; i++)
+        KVANT_FORWARD(kvant_sequence_reserve(cache, steps->sequences[i],
+                                             length_of(cache, &cache->sequences[steps->sequences[i]]), steps->n_left));
+    return KVANT_OK;
+}
+
+/* Steps have one query token; which, is not known yet. */
+static kvant_attention_problem problem_of(const kvant_cache *cache)
+{
+    const kvant_cache_params *p = &cache->params;
+    return (kvant_attention_problem){ .size = sizeof(kvant_attention_problem),
+                                      .n_queries = 1,
+                                      .n_heads = p->n_heads,
+                                      .q_token_stride = (size_t)p->n_heads * p->head_dim,
+                                      .q_head_stride = p->head_dim,
+                                      .out_token_stride = (size_t)p->n_heads * p->head_dim,
+                                      .out_head_stride = p->head_dim,
+                                      .causal = true };
+}
+
+static void find_versions(const attention_call *c, step_layer *layer)
+{
+    for (uint32_t i = 0; i < c->batch; i++) {
+        const uint32_t last = ((uint32_t)c->memory->staging[i] - 1) / KVANT_PAGE_TOKENS;
+        for (int role = 0; role < 2; role++)
+            layer->rows[i][role] = c->layer->parts[role].tensor->blocks[c->blocks[i * c->stride + last]].version;
+    }
+}
+
+/* What run needs, so that it allocates and copies nothing; outputs are merged for sinks, too. */
+static kvant_status make_room(attention_call *c, bool dense)
+{
+    const size_t width = (size_t)c->p->n_heads * c->head_dim, rows = kvant_tensor_width(c->layer->parts[0].tensor);
+    c->merged = true;
+    KVANT_FORWARD(kvant_cuda_call_room(c));
+    for (uint32_t part = 0; part < c->n_parts; part++)
+        for (int role = 0; role < 2; role++)
+            kvant_cuda_version(&c->layer->parts[role], c->versions[part][role]);
+    if (!dense)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, c->batch * width * sizeof(float), "memory for queries"));
+    return kvant_cuda_grow(&c->memory->turned, 2 * KVANT_CACHE_BATCH * rows * sizeof(float), "memory for rows");
+}
+
+static bool is_dense(const attention_call *c)
+{
+    const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
+    return k->matrix || v->matrix || k->n_weights > c->head_dim;
+}
+
+static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number, kvant_steps_info *info)
+{
+    const kvant_attention_problem p = problem_of(cache);
+    step_layer *layer = &steps->layers[number];
+    layer->n_parts = 0;
+    if (!cache->sequences[steps->sequences[0]].lengths[number])
+        return KVANT_OK;
+    attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, &p);
+    const uint32_t blocks = kvant_cuda_call_blocks(&c) + 1;
+    if (blocks > steps->stride)
+        steps->stride = blocks + KVANT_PAGE_TOKENS; /* room for 4096 tokens, with the same graph */
+    c.stride = steps->stride;
+    c.steps = true;
+    c.gathered = &layer->pages;
+    KVANT_FORWARD(kvant_cuda_call_stage(&c));
+    find_versions(&c, layer);
+    layer->n_parts = c.n_parts;
+    layer->merged = c.merged;
+    memcpy(layer->versions, c.versions, sizeof layer->versions);
+    const size_t bytes = (size_t)c.n_parts * c.n_blocks * sizeof *c.tables;
+    KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "memory for tables"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_memory_copy(layer->tables.at, c.tables, bytes, c.memory->stream), "tables"));
+    info->floats |= is_dense(&c) || c.merged;
+    return make_room(&c, is_dense(&c));
+}
+
+/* Of all that a graph holds by value. */
+static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
+{
+    const cuda_memory *memory = cache->memory;
+    const void *at[] = { memory->partial.at, memory->queries.at, memory->turned.at, steps->on_device.at };
+    const uint32_t sizes[] = { steps->batch, steps->stride };
+    uint64_t state = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, at, sizeof at), sizes, sizeof sizes);
+    for (uint32_t i = 0; i < cache->params.n_layers; i++) {
+        const step_layer *layer = &steps->layers[i];
+        const void *own[] = { layer->tables.at, layer->pages.at };
+        if (!layer->n_parts)
+            continue;
+        state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions, 2 * layer->n_parts);
+        state = kvant_fnv1a(state, layer->rows, steps->batch * sizeof *layer->rows);
+    }
+    return state;
+}
+
+static void find_state(const kvant_cache *cache, cuda_steps *steps)
+{
+    int32_t *lengths = (int32_t *)(steps->state + steps->batch);
+    for (uint32_t i = 0; i < steps->batch; i++) {
+        const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
+        uint32_t dropped = 0;
+        while (s->table[dropped] < 0)
+            dropped++;
+        lengths[i] = (int32_t)(length_of(cache, s) - dropped * KVANT_PAGE_TOKENS);
+        steps->state[i] = (int64_t)i * KVANT_PAGE_TOKENS + lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
+    }
+}
+
+kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info)
+{
+    cuda_memory *memory = cache->memory;
+    if (cache->params.n_heads % cache->params.n_kv_heads || n > KVANT_CACHE_BATCH)
+        return unsupported("more than 512 sequences");
+    KVANT_FORWARD(kvant_cuda_refused(memory));
+    KVANT_FORWARD(find_steps(cache, n));
+    cuda_steps *steps = memory->steps;
+    steps->batch = n;
+    steps->n_left = steps->taken = 0;
+    memcpy(steps->sequences, sequences, n * sizeof *sequences);
+    kvant_status status = reserve(cache, steps);
+    for (uint32_t i = 0; i < cache->params.n_layers && status == KVANT_OK; i++)
+        status = begin_layer(cache, steps, i, info);
+    if (status != KVANT_OK) {
+        steps->n_left = 0;
+        return status;
+    }
+    find_state(cache, steps);
+    info->n_steps = steps->n_left;
+    info->graph = fingerprint(cache, steps);
+    return kvant_cuda_said(memory->status, memory->failed);
+}
+
+/* Steps */
+
+kvant_status kvant_cuda_steps_next(kvant_cache *cache)
+{
+    cuda_memory *memory = cache->memory;
+    cuda_steps *steps = memory->steps;
+    KVANT_FORWARD(kvant_cuda_refused(memory));
+    if (!steps || steps->taken == steps->n_left)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: none is left: append the rows and begin again");
+    int32_t *lengths = (int32_t *)(steps->state + steps->batch);
+    for (uint32_t i = 0; i < steps->batch; i++) {
+        steps->state[i]++;
+        lengths[i]++;
+    }
+    steps->taken++;
+    return kvant_cuda_said(kvant_cuda_memory_copy(steps->on_device.at, steps->state,
+                                                  steps->batch * (sizeof *steps->state + sizeof *lengths), memory->stream),
+                           "steps");
+}
+
+/* Rows of sequences first .. first + n - 1, which have one version. */
+static kvant_status append_rows(const attention_call *c, const kvant_step *step, uint32_t first, uint32_t n)
+{
+    const cuda_steps *steps = c->memory->steps;
+    const step_layer *layer = &steps->layers[c->number];
+    const size_t width = kvant_tensor_width(c->layer->parts[0].tensor),
+                 offset = first * width * (step->type == KVANT_CUDA_F32 ? sizeof(float) : sizeof(uint16_t));
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .type = (kvant_cuda_type)step->type,
+                                    .n_tokens = n,
+                                    .n_kv_heads = c->n_kv_heads,
+                                    .slots = (const int64_t *)steps->on_device.at + first,
+                                    .refused = c->memory->refused };
+    for (int role = 0; role < 2; role++) {
+        cuda_append a = { .part = &c->layer->parts[role], .stride = width, .n = n, .version = layer->rows[first][role], .open = true };
+        a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
+        kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
+        *rows = kvant_cuda_rows_of(&a);
+        rows->pages = kvant_cuda_call_pages(c, role);
+        if (a.part->matrix) { /* turned already: in a call of its own */
+            kvant_cuda_append_args alone = args;
+            alone.transformed = 1;
+            *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };
+            KVANT_FORWARD(kvant_cuda_said(kvant_cuda_append(&alone, c->memory->stream), "steps"));
+            *rows = (kvant_cuda_rows){ 0 };
+        }
+    }
+    return args.k.codec || args.v.codec ? kvant_cuda_said(kvant_cuda_append(&args, c->memory->stream), "steps") : KVANT_OK;
+}
+
+static kvant_status append_all(const attention_call *c, const kvant_step *step)
+{
+    const step_layer *layer = &c->memory->steps->layers[c->number];
+    for (uint32_t first = 0, end; first < c->batch; first = end) {
+        end = first + 1;
+        while (end < c->batch && memcmp(layer->rows[end], layer->rows[first], sizeof *layer->rows) == 0)
+            end++;
+        KVANT_FORWARD(append_rows(c, step, first, end - first));
+    }
+    return KVANT_OK;
+}
+
+static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_step *step, const kvant_attention_problem *p)
+{
+    const cuda_steps *steps = ((cuda_memory *)cache->memory)->steps;
+    const step_layer *layer = &steps->layers[number];
+    attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, p);
+    c.stride = steps->stride;
+    c.n_blocks = steps->batch * steps->stride;
+    c.n_gathered = steps->batch;
+    c.gathered = (cuda_buffer *)&layer->pages;
+    c.any_open = c.steps = true;
+    c.n_parts = layer->n_parts;
+    memcpy(c.versions, layer->versions, sizeof c.versions);
+    c.merged = layer->merged || (p->sinks && kvant_cuda_call_centred(&c));
+    c.on_device = layer->tables.at;
+    c.lengths = (const int32_t *)((const int64_t *)steps->on_device.at + steps->batch);
+    c.type = (kvant_cuda_type)step->type;
+    return c;
+}
+
+static kvant_status run(attention_call *c, const kvant_step *step)
+{
+    if (c->p->logit_softcap > 0 && kvant_cuda_call_centred(c))
+        return unsupported("keys have a centre, and scores a softcap");
+    if (step->type != KVANT_CUDA_F32 && (c->merged || is_dense(c)))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: KVANT_CUDA_F32 is needed here");
+    KVANT_FORWARD(append_all(c, step));
+    return kvant_cuda_call_run(c);
+}
+
+kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_step *step)
+{
+    cuda_memory *memory = cache->memory;
+    const kvant_cuda_stream stream = memory->stream;
+    if (!memory->steps || !memory->steps->n_left || !memory->steps->layers[layer].n_parts)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: begin first");
+    kvant_attention_problem p = problem_of(cache);
+    p.q = step->q, p.out = step->out, p.window = step->window, p.scale = step->scale;
+    p.logit_softcap = step->logit_softcap, p.sinks = step->sinks;
+    attention_call c = call_of(cache, layer, step, &p);
+    memory->stream = step->stream;
+    const kvant_status status = run(&c, step);
+    memory->stream = stream;
+    return status;
+}

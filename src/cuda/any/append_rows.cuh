@@ -1,0 +1,35 @@
+/* append_rows.cuh - the rows of an append or a seal of any head_dim: a warp loads one and transforms it. */
+#pragma once
+
+#include "rows.cuh"
+
+#include "../encode/append_tokens.cuh"
+
+namespace kvant
+{
+
+struct AnyAppendArgs : AppendArgs {
+    kvant_cuda_codec codec; /* of the only role; the role's params may lack its transform */
+};
+
+/* Row `token` of the call. finite: before the transform. space: P floats of the warp's. */
+template <int P>
+KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, int kv_head, float *space, int lane, bool &finite)
+{
+    const AppendRole &role = args.roles[0];
+    const int d = (int)role.codec.head_dim;
+    const size_t at = args.from ? kv_head * role.row_head_stride + args.from[token / PAGE_TOKENS] * role.row_block_stride +
+                                      token % PAGE_TOKENS * role.token_stride
+                                : token * role.token_stride + kv_head * role.row_head_stride;
+    Row<P> row = load_any<P>(role.rows, at, args.type, d, lane);
+    bool own = true;
+    each_of(row, d, lane, [&](float &x, int channel) {
+        x = centered(x, role, kv_head * d + channel);
+        own &= is_finite(x);
+    });
+    finite = __all_sync(FULL, own);
+    transform_any(row, role.codec, args.codec.any, weights_of(role.codec, role.weights, kv_head), space, lane);
+    return row;
+}
+
+} // namespace kvant

@@ -1,0 +1,10 @@
+/* general_view.h - a codec in the general form, as it travels into a launch. */
+#pragma once
+
+#include "../codec/view.h"
+
+typedef struct kvant_general {
+    kvant_general_view view;
+    uint32_t head_dim, keys, metadata; /* metadata: bytes of the page */
+    const float *tables;               /* that the view's places are in, on the device */
+} kvant_general;

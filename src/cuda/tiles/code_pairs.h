@@ -1,0 +1,12 @@
+/* code_pairs.h - the pairs (kind of K codes, kind of V codes) that have kernels of codes.cuh, for
+ * head_dim 64 and 128. CMake reads this file too, as attention/attention_pairs.h. */
+#pragma once
+
+/* clang-format off */
+#define KVANT_CUDA_CODE_PAIRS(X) \
+    X(Uniform4, Uniform4) \
+    X(Codebook4, Codebook4) \
+    X(Octopus4, Octopus4) \
+    X(HqmqS96R4, HqmqS96R4) \
+    X(Trellis4, Trellis4)
+/* clang-format on */

@@ -1,0 +1,364 @@
+/* code_tiles.cuh - a page's codes as the first operand of wgmma: 64 rows, of which each warp of a
+ * warpgroup has 16 in registers. Rows are tokens of keys, or channels of values (blocks of 64).
+ *
+ * A warp unpacks one row tile of every column tile. Numbers are what decode kernels multiply
+ * (dequant.cuh), without the bias of codebooks. Where a register's halves are not neighbouring
+ * columns (Order), rows of the second operand stand in the same order: place_in_operand. */
+#pragma once
+
+#include "../attention/attention.cuh"
+#include "unpack_chunks.cuh"
+#include "unpack_trellis.cuh"
+#include "../trellis/trellis_magnitudes.cuh"
+
+namespace kvant
+{
+
+/* Where column 0 .. 63 of a kind's codes is in the operand. */
+template <Order ORDER> KVANT_INLINE int place_in_operand(int column)
+{
+    const int odd = column & 1, far = column >> 3 & 1, next = column >> 4 & 1;
+    if constexpr (ORDER == Order::COLUMNS_AND_8)
+        return (column & ~9) | far | odd << 3;
+    if constexpr (ORDER == Order::TILES)
+        return (column & ~17) | next | odd << 4;
+    return column;
+}
+
+/* The same of a channel of keys. */
+template <class C> KVANT_INLINE int place_of_channel(int channel)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        const int chunk = channel / C::CHANNELS, number = channel % C::CHANNELS;
+        return 16 * (chunk / 8 * 2 + chunk % 2) + chunk % 8 / 2 * 2 + number % 2 + number / 2 * 8;
+    } else
+        return (channel & ~63) | place_in_operand<C::ORDER>(channel & 63);
+}
+
+/* The channel of a place, D or more where there is none. */
+template <class C, int D> KVANT_INLINE int channel_at(int place)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        const int chunk = place / 32 * 8 + place % 8 / 2 * 2 + place / 16 % 2, number = place % 2 + place % 16 / 8 * 2;
+        return number < C::CHANNELS ? C::CHANNELS * chunk + number : D;
+    } else /* an exchange of two bits is its own inverse */
+        return place_of_channel<C>(place);
+}
+
+/* ---- what unpacking needs beside a page ---- */
+
+/* Codebooks: minus the bias, as a number is counted. */
+struct SignedBytes : Bytes {
+    uint32_t minus_bias;
+};
+
+template <class C, int D> __host__ __device__ constexpr int code_copies()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::template copies<true, D>();
+    else
+        return pair_copies<C, true>();
+}
+
+template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
+    else
+        return !HAS_TRELLIS<C> ? 0 : C::BITS == 4 ? MAGNITUDE_BYTES : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
+}
+
+template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
+{
+    if constexpr (HAS_CHUNKS<C>)
+        C::fill(table, codec.directions, code_copies<C, D>());
+    else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+        fill_magnitudes<C>(table, codec.params.bytes);
+    else if constexpr (HAS_TRELLIS<C>)
+        fill_pairs<C, code_copies<C, D>()>(table, codec.params.bytes);
+}
+
+template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        constexpr uint32_t COPIES = code_copies<C, D>();
+        TileChunks t{ table, 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+        if constexpr (C::CHANNELS == 3)
+            unrolled_for (int k = 0; k < 8; k++) {
+                const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));
+                t.norm_low[k / 4] |= (level & 255) << 8 * (k % 4);
+                t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
+            }
+        return t;
+    } else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+        return magnitude_table(table, one, lane);
+    else if constexpr (HAS_TRELLIS<C>)
+        return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
+    else
+        return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
+}
+
+/* ---- uniform codes and codebooks ---- */
+
+/* A warp's words of a step of C::TILES column tiles, in a block of 64 rows. */
+template <class C, int ROWS, int COLUMNS>
+KVANT_INLINE void tile_words(const uint32_t *page, int block, int step, int warp, int lane, uint32_t (&w)[3])
+{
+    constexpr int UNITS2 = (COLUMNS + 1) / 2, UNITS1 = (COLUMNS + 3) / 4;
+    auto word = [&](int plane, int units, int unit) {
+        return page[plane + 128 * block * units + (32 * unit + lane) * 4 + warp];
+    };
+    if constexpr (C::BITS == 4 || C::BITS == 8)
+        w[0] = word(0, COLUMNS, step);
+    if constexpr (C::BITS == 8)
+        w[1] = word(COLUMNS * 32 * ROWS, COLUMNS, step);
+    if constexpr (C::BITS == 2)
+        w[0] = word(0, UNITS2, step);
+    if constexpr (C::BITS == 3) {
+        w[0] = word(0, UNITS2, 2 * step);
+        w[1] = word(0, UNITS2, 2 * step + 1);
+        w[2] = word(UNITS2 * 32 * ROWS, UNITS1, step);
+    }
+}
+
+KVANT_INLINE uint32_t add_halves(uint32_t a, uint32_t b)
+{
+    const __half2 y = __hadd2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&y);
+}
+
+/* Four column tiles from the given one on. */
+template <class C, int ROWS, int COLUMNS>
+KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp, int lane, const SignedBytes &table,
+                             uint32_t (&a)[4][4])
+{
+    unrolled_for (int i = 0; i < 4; i += C::TILES) {
+        uint32_t w[3], x[C::TILES][4];
+        tile_words<C, ROWS, COLUMNS>(reinterpret_cast<const uint32_t *>(page), block, (first + i) / C::TILES, warp, lane, w);
+        C::unpack(w, table, x);
+        unrolled_for (int t = 0; t < C::TILES; t++)
+            unrolled_for (int k = 0; k < 4; k++)
+                a[i + t][k] = C::BIASED ? add_halves(x[t][k], table.minus_bias) : x[t][k];
+    }
+}
+
+/* ---- keys: part i has column tiles OPERANDS i to OPERANDS i + 3 ---- */
+
+template <class C, int D, class = void> struct KeyOperands {
+    static constexpr int OPERANDS = 4, PARTS = D / 64;
+    const uint8_t *page;
+    int warp, lane;
+    const SignedBytes &table;
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
+    {
+        code_tiles<C, 4, D / 16>(page, 0, 4 * part, warp, lane, table, a);
+    }
+};
+
+/* A warp's words of four column tiles, and their trellis bits as a plane: four words of 4 bits, or two
+ * of 2 bits and one of third bits. */
+template <class C> struct TrellisWords {
+    static constexpr int WORDS = C::BITS == 4 ? 4 : 2;
+    uint32_t w[4], third;
+
+    /* from: of a unit of 32 lanes; thirds: the same of third bits. */
+    KVANT_INLINE void load(const uint32_t *from, const uint32_t *thirds, int warp, int lane)
+    {
+        unrolled_for (int i = 0; i < WORDS; i++)
+            w[i] = from[(32 * i + lane) * 4 + warp];
+        third = C::BITS == 3 ? thirds[lane * 4 + warp] : 0;
+    }
+
+    KVANT_INLINE uint32_t plane() const
+    {
+        return C::BITS == 4 ? low_plane(w) : even_bits(w[0], w[1]);
+    }
+
+    /* at(j): the plane of j steps before. */
+    template <class At, class T> KVANT_INLINE void unpack(const At &at, const T &table, uint32_t (&a)[4][4]) const
+    {
+        auto keep = [&](int i, const uint32_t(&x)[4]) {
+            unrolled_for (int k = 0; k < 4; k++)
+                a[i][k] = x[k];
+        };
+        if constexpr (C::BITS == 4)
+            magnitude_operands4<C::MEMORY>(w, at, table, keep);
+        else /* the second word's third bits are the upper bytes */
+            pair_operands<C::BITS, C::MEMORY>(w[0], w[1], third, third >> 8, false, at, table,
+                                              [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
+    }
+};
+
+/* Of a trellis: what comes j steps before is in the same plane, or in the one before it. */
+template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
+    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
+                         BEFORE = (M + WORDS - 1) / WORDS;
+    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    const Table &table;
+    TrellisWords<C> words[PARTS];
+    uint32_t plane[BEFORE + PARTS];
+
+    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const Table &table_) : table(table_)
+    {
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
+        unrolled_for (int g = 0; g < PARTS; g++) {
+            words[g].load(from + 128 * WORDS * g, from + 128 * (WORDS * PARTS + g), warp, lane);
+            plane[BEFORE + g] = words[g].plane();
+        }
+        unrolled_for (int g = BEFORE - 1; g >= 0; g--)
+            plane[g] = key_fields_before<C::BITS>(plane[g + PARTS], lane);
+    }
+
+    KVANT_INLINE uint32_t steps_before(int part, int j) const
+    {
+        const int r = j % WORDS;
+        const uint32_t own = plane[BEFORE + part - j / WORDS];
+        if (r == 0)
+            return own;
+        const uint32_t before = plane[BEFORE + part - j / WORDS - 1], shifted = own << r, left = before >> (WORDS - r);
+        return WORDS == 2 ? bit_select<0xaaaaaaaau>(shifted, left)
+               : r == 1   ? bit_select<0xeeeeeeeeu>(shifted, left)
+               : r == 2   ? bit_select<0xccccccccu>(shifted, left)
+                          : bit_select<0x88888888u>(shifted, left);
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
+    {
+        words[part].unpack([&](int j) { return steps_before(part, j); }, table, a);
+    }
+};
+
+template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
+    static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
+    const uint8_t *page;
+    int warp, lane;
+    const TileChunks &table;
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[2][4]) const
+    {
+        C::template key_step<D, code_copies<C, D>()>(page, lane, table, part, warp, a);
+    }
+};
+
+/* ---- values: operand i of a part is of a block of rows and a column tile ---- */
+
+template <class C, int D, class = void> struct ValueOperands {
+    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64;
+    const uint8_t *page;
+    int warp, lane;
+    const SignedBytes &table;
+
+    __host__ __device__ static constexpr int block(int part, int)
+    {
+        return part;
+    }
+    __host__ __device__ static constexpr int column_tile(int, int i)
+    {
+        return i;
+    }
+    /* The row tile of a warp. */
+    KVANT_INLINE static int row_tile(int block, int warp)
+    {
+        return 4 * block + warp;
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
+    {
+        code_tiles<C, D / 16, 4>(page, part, 0, warp, lane, table, a);
+    }
+};
+
+/* A warp's row tiles have one l (format.md): the run before its first one is its last one, of the rows
+ * before, or the last one of the warp before. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
+    static_assert(C::MEMORY == 8, "the run before a run is enough");
+    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
+    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    const Table &table;
+    int lane;
+    TrellisWords<C> words[PARTS];
+    uint32_t run[PARTS + 1]; /* run[0]: before the first one */
+
+    __host__ __device__ static constexpr int block(int part, int)
+    {
+        return part;
+    }
+    __host__ __device__ static constexpr int column_tile(int, int i)
+    {
+        return i;
+    }
+    KVANT_INLINE static int row_tile(int block, int warp)
+    {
+        return 4 * block + warp;
+    }
+
+    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_) : table(table_), lane(lane_)
+    {
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
+        TrellisWords<C> other;
+        unrolled_for (int g = 0; g < PARTS; g++) {
+            words[g].load(from + 128 * WORDS * g, from + 128 * (WORDS * PARTS + g), warp, lane);
+            run[g + 1] = words[g].plane();
+        }
+        other.load(from + 128 * WORDS * (PARTS - 1), from + 128 * WORDS * PARTS, (warp + 3) % 4, lane);
+        run[0] = WORDS == 4 ? bit_select<0xf0f0f0f0u>(run[PARTS] << 4, other.plane() >> 4)
+                            : bit_select<0xccccccccu>(run[PARTS] << 2, other.plane() >> 2);
+    }
+
+    KVANT_INLINE uint32_t steps_before(int part, int j) const
+    {
+        const int left = j % 8;
+        if (left == 0)
+            return run[part + 1 - j / 8];
+        return __shfl_sync(FULL, lane >= 32 - 4 * left ? run[part] : run[part + 1], (lane - 4 * left) & 31);
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
+    {
+        uint32_t terms[M + 1];
+        unrolled_for (int j = 0; j <= M; j++)
+            if (any_tap<M>(j))
+                terms[j] = steps_before(part, j);
+        words[part].unpack([&](int j) { return terms[j]; }, table, a);
+    }
+};
+
+/* A warp has a group of chunks; with more warps than groups the last ones have none. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
+    using P = ChunkPlaces<C, D>;
+    static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    const uint8_t *page;
+    int warp, lane;
+    const TileChunks &table;
+
+    __host__ __device__ static constexpr int block(int, int i)
+    {
+        return i % BLOCKS;
+    }
+    __host__ __device__ static constexpr int column_tile(int part, int i)
+    {
+        return 2 * part + i / BLOCKS;
+    }
+    KVANT_INLINE static int row_tile(int block, int warp)
+    {
+        return BLOCKS * warp + block;
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[OPERANDS][4]) const
+    {
+        auto keep = [&](int tile, int ct, const uint32_t(&x)[4]) {
+            unrolled_for (int k = 0; k < 4; k++)
+                a[tile % BLOCKS + BLOCKS * (ct % 2)][k] = x[k];
+        };
+        if (warp >= P::VALUE_GROUPS) {
+            unrolled_for (int i = 0; i < OPERANDS; i++)
+                a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
+        } else /* as if the warp's group were the first one */
+            unrolled_for (int i = 0; i < (C::CHANNELS == 3 ? 1 : 2); i++)
+                C::template value_step<D, code_copies<C, D>()>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
+                                                               C::CHANNELS == 3 ? part : 2 * part + i, keep);
+    }
+};
+
+} // namespace kvant

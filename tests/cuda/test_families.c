@@ -1,0 +1,298 @@
+/* test_families.c - without a GPU: every spec of the CPU's library is on the GPU, and the rows of codecs in the general form
+ * (src/cuda/any/general.h) are the CPU's, byte by byte. The code under test is the kernels' own, compiled as C for a team of one
+ * lane. */
+#include "../unit/testing.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "../../src/codec/encode.h"
+#include "../../src/cuda/any/general_encode.h"
+#include "../../src/cuda/table.h"
+#include "../unit/calibrated.h"
+
+/* Beyond all_specs: what one code path of a kernel distinguishes and those of the CPU do not. */
+static const char *const more_specs[] = {
+#if KVANT_PAPERS
+    "octopus-1:split=1.1",
+    "octopus-5:split=8.2,round=scalar",
+    "octopus-3:round=full",
+    "octopus-4:qjl,sketch=gaussian",
+    "octopus-3:split=5.2,round=2x2,scale=norm",
+    "turboquant-8:qjl",
+    "turboquant-3.5",
+    "turboquant-2.5:rotate=dense,signs=seed",
+    "hqmq-s341r6",
+    "hqmq-s1024r8:slots=3,med=2",
+    "hqmq-s24r2:med=1,slots=4,scale=norm",
+    "addvq-k192r4",
+    "addvq-k30r8:search=greedy,scale=unbiased",
+    "spherical-r2jl0",
+    "spherical-r8jl8:scale=unbiased",
+    "kivi-4",
+    "kivi-4:group=16",
+    "kivi-2:group=64",
+    "innerq-hybrid:hybrid=code,group=16",
+    "innerq-hybrid:group=64",
+#endif
+    "int-8:group=16,hybrid",
+    "int-2:group=64,hybrid=code",
+    "int-8:group=128,hybrid",
+    "turboquant-4:rotate=none",
+};
+
+static float normal(uint64_t *rng)
+{
+    float x;
+    fill_normal(&x, 1, rng);
+    return x;
+}
+
+/* Rows of all sorts: usual ones, tiny, zeros, with a few large numbers, of ties; some beyond fp16. */
+static void fill_row(float *x, uint32_t n, uint64_t *rng, bool huge)
+{
+    const uint64_t kind = test_random(rng) % 12;
+    const float size = kind == 1 ? 1e-6f : kind == 2 ? 3000.0f : kind == 3 ? 1e-30f : huge && kind == 4 ? 9e4f : huge && kind == 5 ? 3e38f : 1;
+    for (uint32_t j = 0; j < n; j++) {
+        x[j] = kind == 6 ? 0.0f : kind == 7 ? (float)(test_random(rng) % 5) - 2 : normal(rng) * size;
+        if (kind == 8 && test_random(rng) % 16 == 0)
+            x[j] *= 40;
+        x[j] = fmaxf(-FLT_MAX, fminf(x[j], FLT_MAX));
+        if (kind == 9)
+            x[j] = test_random(rng) % 2 ? 0.0f : -0.0f;
+    }
+}
+
+typedef struct work {
+    float y[KVANT_MAX_HEAD_DIM], a[KVANT_MAX_HEAD_DIM], b[KVANT_MAX_HEAD_DIM], sums[16];
+    uint32_t codes[KVANT_MAX_HEAD_DIM];
+} work;
+
+static const general_team alone = { 0, 1 };
+
+static general_space space_of(work *w)
+{
+    return (general_space){ w->y, w->a, w->b, w->codes, w->sums };
+}
+
+static bool general_of(const kvant_codec *codec, kvant_cuda_codec *gpu)
+{
+    const kvant_codec_view *view = kvant_codec_get_view(codec);
+    memset(gpu, 0, sizeof *gpu);
+    gpu->params.head_dim = codec->info.head_dim;
+    gpu->params.role = codec->info.role;
+    gpu->params.metadata_offset = (uint32_t)codec->info.metadata_offset;
+    const bool known = kvant_cuda_general_init(gpu, view);
+    gpu->general.tables = view->tables;
+    return known;
+}
+
+static void seal(const kvant_general *g, const float *rows, void *page)
+{
+    work w;
+    general_space s = space_of(&w);
+    const uint32_t d = g->head_dim;
+    for (uint32_t first = 0; g->view.kind == KVANT_GENERAL_UNIFORM && first < 64; first += g->view.uniform.group)
+        for (uint32_t j = 0; j < d; j++) {
+            const general_run x = { rows + (size_t)first * d + j, NULL, (int)d, 64 };
+            general_encode_tokens(g, &x, (int)first, (int)j, page);
+        }
+    if (g->view.kind != KVANT_GENERAL_TIERS)
+        return;
+    for (uint32_t j = 0; j < d; j++) {
+        const general_run x = { rows + j, NULL, (int)d, 64 };
+        w.a[j] = general_energy(&x);
+    }
+    uint32_t *mask = (uint32_t *)(void *)((uint8_t *)page + g->view.tiers.mask);
+    memset(mask, 0, (d + 31) / 32 * sizeof *mask);
+    for (uint32_t j = 0; j < d; j++)
+        mask[j / 32] |= (uint32_t)general_is_outlier(g, w.a, (int)j) << j % 32;
+    for (int t = 0; t < 64; t++) {
+        memcpy(w.y, rows + (size_t)t * d, d * sizeof *rows);
+        general_encode_tiers(alone, g, &s, t, page);
+    }
+}
+
+/* Both encode the same transformed rows into pages of the same old bytes. */
+static void check_rows(const kvant_codec *codec, const kvant_general *g, const float *rows, uint8_t *cpu, uint8_t *gpu)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const uint32_t d = g->head_dim, group = codec->info.block_tokens;
+    for (uint32_t t = 0; t < 64; t += group) {
+        bool fits = true;
+        for (uint32_t i = 0; i < group; i++)
+            fits = fits && codec->quantizer->check(codec, kernels, rows + (size_t)(t + i) * d) == KVANT_OK;
+        if (group == 1) {
+            work w;
+            const general_space s = space_of(&w);
+            memcpy(w.y, rows + (size_t)t * d, d * sizeof *rows);
+            if (general_encode(alone, g, &s, (int)t, gpu) != fits)
+                fail_msg("%s: token %u %s on the CPU", codec->info.spec, t, fits ? "fits" : "does not fit");
+        }
+        if (fits)
+            kvant_codec_encode_transformed(codec, kernels, rows + (size_t)t * d, t, group, cpu);
+    }
+    if (group > 1)
+        seal(g, rows, gpu);
+    for (size_t i = 0; i < codec->info.page_bytes; i++)
+        if (cpu[i] != gpu[i])
+            fail_msg("%s, head_dim %u, %s: byte %zu of %zu is %02x, the CPU's %02x", codec->info.spec, d,
+                     codec->info.role ? "values" : "keys", i, (size_t)codec->info.page_bytes, gpu[i], cpu[i]);
+}
+
+static void check_decoded(const kvant_codec *codec, const kvant_general *g, const void *page)
+{
+    float y[KVANT_MAX_HEAD_DIM];
+    work w;
+    const general_space s = space_of(&w);
+    for (uint32_t t = 0; t < 64; t++) {
+        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
+        general_decode(alone, g, page, (int)t, &s);
+        for (uint32_t j = 0; j < g->head_dim; j++)
+            if (!(w.y[j] == y[j] || (isnan(w.y[j]) && isnan(y[j]))))
+                fail_msg("%s, head_dim %u: token %u, channel %u is %.9g, the CPU's %.9g", codec->info.spec, g->head_dim, t, j,
+                         (double)w.y[j], (double)y[j]);
+    }
+}
+
+static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
+{
+    const uint32_t d = codec->info.head_dim;
+    kvant_cuda_codec gpu;
+    if (!general_of(codec, &gpu))
+        return 0;
+    uint8_t *pages[2] = { aligned(codec->info.page_bytes), aligned(codec->info.page_bytes) };
+    float *rows = malloc((size_t)64 * d * sizeof *rows);
+    const bool groups = codec->info.block_tokens > 1;
+    for (int trial = 0; trial < 3; trial++) {
+        for (uint32_t t = 0; t < 64; t++)
+            fill_row(rows + (size_t)t * d, d, rng, !groups);
+        for (uint32_t i = 0; groups && i < 64 * d; i++) /* open pages hold fp16 */
+            rows[i] = kvant_half_to_float(kvant_half_from_float(rows[i]));
+        check_rows(codec, &gpu.general, rows, pages[0], pages[1]);
+        check_decoded(codec, &gpu.general, pages[1]);
+    }
+    for (size_t i = 0; i < codec->info.page_bytes; i++) /* foreign bytes do no harm, and mean the same */
+        pages[0][i] = (uint8_t)test_random(rng);
+    check_decoded(codec, &gpu.general, pages[0]);
+    free(rows);
+    free(pages[0]);
+    free(pages[1]);
+    return 1;
+}
+
+static const char *spec_at(size_t i)
+{
+    return i < COUNT(all_specs) ? all_specs[i] : i < COUNT(all_specs) + COUNT(more_specs) ? more_specs[i - COUNT(all_specs)] : NULL;
+}
+
+static const uint32_t dims[] = { 16, 64, 80, 96, 128, 256, 512 };
+
+static void general_rows_are_the_cpus(void **state)
+{
+    uint64_t rng = 11;
+    uint32_t n = 0;
+    (void)state;
+    for (size_t i = 0; spec_at(i); i++)
+        for (size_t d = 0; d < COUNT(dims); d++)
+            for (int role = 0; role < 2; role++) {
+                kvant_codec *codec;
+                if ((dims[d] == 512 && strstr(spec_at(i), "k192")) ||
+                    kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
+                    continue;
+                n += check_codec(codec, &rng);
+                kvant_codec_free(&codec);
+            }
+    printf("%u codecs\n", n);
+    assert_true(n > 100);
+}
+
+static void calibrated_rows_are_the_cpus(void **state)
+{
+    uint64_t rng = 12;
+    (void)state;
+    for (size_t d = 1; d < 5; d++) {
+        kvant_calibration *calibration = calibrate_fixed(dims[d]);
+        assert_non_null(calibration);
+        for (size_t i = 0; i < N_CALIBRATED_SPECS + N_WEIGHTED_SPECS; i++)
+            for (uint32_t head = 0; head < 4; head++) {
+                const char *spec = i < N_CALIBRATED_SPECS ? calibrated_specs[i] : weighted_specs[i - N_CALIBRATED_SPECS];
+                kvant_codec *codec;
+                if (kvant_codec_create_calibrated(spec, dims[d], (kvant_role)(head % 2), 3, calibration, 1, head / 2, &codec, NULL,
+                                                  0) != KVANT_OK)
+                    continue;
+                check_codec(codec, &rng);
+                kvant_codec_free(&codec);
+            }
+        kvant_calibration_free(&calibration);
+    }
+}
+
+/* Every spec that the CPU's library takes, for both roles, through the functions that a caller calls; dense rotations as a
+ * cache takes them. */
+static void all_specs_are_on_the_gpu(void **state)
+{
+    uint32_t n = 0;
+    (void)state;
+    for (size_t i = 0; spec_at(i); i++)
+        for (size_t d = 0; d < COUNT(dims); d++)
+            for (int role = 0; role < 2; role++) {
+                kvant_codec *codec;
+                kvant_cuda_codec *gpu;
+                char text[512] = "";
+                if (kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
+                    continue;
+                if (kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text) != KVANT_OK)
+                    fail_msg("%s, head_dim %u: %s", spec_at(i), dims[d], text);
+                kvant_cuda_codec_free(&gpu);
+                kvant_codec_free(&codec);
+                n++;
+            }
+    assert_true(n > 500);
+}
+
+/* Nothing of `kvant codecs` is missing: each family with each of the variants that it lists. */
+static void all_families_are_on_the_gpu(void **state)
+{
+    kvant_calibration *calibration = calibrate_fixed(64);
+    kvant_codec_family family = { .size = sizeof family };
+    (void)state;
+    assert_non_null(calibration);
+    for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
+        for (const char *at = family.variants;; at += strcspn(at, " ") + (at[strcspn(at, " ")] != 0)) {
+            const int length = (int)strcspn(at, " ");
+            char spec[64], text[512] = "";
+            snprintf(spec, sizeof spec, "%s%s%.*s%s", family.name, length ? "-" : "", length, at,
+                     strcmp(family.name, "kmeans") == 0 ? ":c=4" : "");
+            for (int role = 0; role < 2; role++) {
+                kvant_codec *codec;
+                kvant_cuda_codec *gpu;
+                assert_int_equal(kvant_codec_create_calibrated(spec, 64, (kvant_role)role, 0, calibration, 0, 0, &codec, NULL, 0),
+                                 KVANT_OK);
+                if (kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text) != KVANT_OK)
+                    fail_msg("%s: %s", spec, text);
+                kvant_cuda_codec_free(&gpu);
+                kvant_codec_free(&codec);
+            }
+            if (!at[length])
+                break;
+        }
+    kvant_calibration_free(&calibration);
+}
+
+/* kvant_cuda_general_init is all that is called of params.c. */
+void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
+{
+    (void)tables;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_families_are_on_the_gpu),
+        cmocka_unit_test(all_specs_are_on_the_gpu),
+        cmocka_unit_test(general_rows_are_the_cpus),
+        cmocka_unit_test(calibrated_rows_are_the_cpus),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

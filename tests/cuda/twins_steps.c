@@ -1,0 +1,155 @@
+/* twins_steps.c - see twins.h. */
+#include <math.h>
+
+#include "twins.h"
+
+enum { BATCH = 2 };
+
+/* Keys and values of one sequence of a layer. */
+typedef struct rows {
+    float k[MOST][WIDTH], v[MOST][WIDTH];
+    uint32_t n;
+} rows;
+
+static void read_rows(twins *t, uint32_t layer, int32_t s, rows *r)
+{
+    const uint32_t n = kvant_sequence_length(t->gpu, s, layer);
+    void *k = device_new(sizeof r->k, 0xff), *v = device_new(sizeof r->v, 0xff);
+    if (kvant_cache_read(t->gpu, layer, s, 0, n, k, v) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    device_read(r->k, k, sizeof r->k);
+    device_read(r->v, v, sizeof r->v);
+    cudaFree(k);
+    cudaFree(v);
+    r->n = n;
+}
+
+/* The GPU's rows are those of the CPU, but for rounding. Rows of the last block may wait to be quantised. */
+void twins_read(twins *t, int32_t s)
+{
+    static rows all;
+    static float k[MOST][WIDTH], v[MOST][WIDTH];
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        read_rows(t, layer, s, &all);
+        assert_int_equal(kvant_cache_read(t->cpu, layer, s, 0, all.n, k[0], v[0]), KVANT_OK);
+        for (uint32_t i = 0; i < all.n / 64 * 64 * WIDTH; i++) {
+            const float bounds[] = { 1e-3f * (1 + fabsf(k[0][i])), 1e-3f * (0.1f + fabsf(v[0][i])) };
+            if (!(fabsf(all.k[0][i] - k[0][i]) <= bounds[0]) || !(fabsf(all.v[0][i] - v[0][i]) <= bounds[1]))
+                fail_msg("%s / %s: token %u, channel %u: %g and %g, on the CPU %g and %g", t->spec->k, t->spec->v, i / WIDTH,
+                         i % WIDTH, (double)all.k[0][i], (double)all.v[0][i], (double)k[0][i], (double)v[0][i]);
+        }
+    }
+}
+
+/* Attention of the newest token of a head over rows, in binary64. */
+static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window, double out[DIM])
+{
+    const uint32_t kv = head / (HEADS / KV_HEADS) * DIM, first = window && window < r->n ? r->n - window : 0;
+    static double weights[MOST];
+    double top = -INFINITY, sum = 0;
+    for (uint32_t i = first; i < r->n; i++) {
+        weights[i] = 0;
+        for (uint32_t j = 0; j < DIM; j++)
+            weights[i] += (double)q[j] * (double)r->k[i][kv + j] / sqrt(DIM);
+        top = fmax(top, weights[i]);
+    }
+    for (uint32_t i = first; i < r->n; i++)
+        sum += weights[i] = exp(weights[i] - top);
+    for (uint32_t j = 0; j < DIM; j++) {
+        out[j] = 0;
+        for (uint32_t i = first; i < r->n; i++)
+            out[j] += weights[i] / sum * (double)r->v[i][kv + j];
+    }
+}
+
+/* Queries are rounded to fp16, an error of 2^-11 of scores: up to 10 with random rows, 50 with those of the calibration. */
+static void compare(twins *t, const rows *r, const float *q, const float *out, uint32_t window)
+{
+    for (uint32_t head = 0; head < HEADS; head++) {
+        double want[DIM], error = 0, size = 0;
+        attend_rows(r, head, q + head * DIM, window, want);
+        for (uint32_t j = 0; j < DIM; j++) {
+            error = fmax(error, fabs(want[j] - (double)out[head * DIM + j]));
+            size = fmax(size, fabs(want[j]));
+        }
+        if (!(error <= (t->spec->calibrated ? 0.05 : 0.01) * size))
+            fail_msg("%s / %s: a step's output of head %u at %u tokens is off by %g of %g", t->spec->k, t->spec->v, head, r->n,
+                     error, size);
+    }
+}
+
+static void take_step(twins *t, uint32_t layer, rows state[BATCH], uint32_t window)
+{
+    float *q = random_rows(BATCH * Q_WIDTH, 1), *k = random_rows(BATCH * WIDTH, 0.5f), *v = random_rows(BATCH * WIDTH, 0.5f);
+    float out[BATCH * Q_WIDTH];
+    kvant_step step = { .size = sizeof step, .window = window };
+    void *of[] = { device_copy(q, BATCH * Q_WIDTH * sizeof *q), device_copy(k, BATCH * WIDTH * sizeof *k),
+                   device_copy(v, BATCH * WIDTH * sizeof *v), device_new(sizeof out, 0xff) };
+    step.q = of[0], step.k = of[1], step.v = of[2], step.out = of[3];
+    if (kvant_cache_step(t->gpu, layer, &step) != KVANT_OK)
+        fail_msg("%s / %s: %s", t->spec->k, t->spec->v, kvant_error_message());
+    device_read(out, of[3], sizeof out);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        rows *r = &state[i];
+        memcpy(r->k[r->n], k + i * WIDTH, sizeof *r->k);
+        memcpy(r->v[r->n++], v + i * WIDTH, sizeof *r->v);
+        compare(t, r, q + i * Q_WIDTH, out + i * Q_WIDTH, window);
+    }
+    for (int i = 0; i < 4; i++)
+        cudaFree(of[i]);
+    free(q);
+    free(k);
+    free(v);
+}
+
+static void append_taken(twins *t, uint32_t layer, int32_t s, const rows *r)
+{
+    const uint32_t first = kvant_sequence_length(t->gpu, s, layer), n = r->n - first;
+    assert_int_equal(twins_append_rows(t, s, layer, r->k[first], r->v[first], n), KVANT_OK);
+}
+
+/* A round of steps; most: at most so many. Afterwards the rows are appended, and both caches are the same. */
+static void take_steps(twins *t, uint32_t most, uint32_t window)
+{
+    static rows state[LAYERS][BATCH];
+    static const int32_t sequences[BATCH] = { 0, 1 };
+    kvant_steps_info info = { .size = sizeof info };
+    if (kvant_steps_begin(t->gpu, sequences, BATCH, &info) != KVANT_OK)
+        fail_msg("%s / %s: %s", t->spec->k, t->spec->v, kvant_error_message());
+    assert_int_equal(info.n_steps, 64 - (twins_length(t, 0) % 64 > twins_length(t, 1) % 64 ? twins_length(t, 0) : twins_length(t, 1)) % 64);
+    for (uint32_t i = 0; i < LAYERS * BATCH; i++)
+        read_rows(t, i / BATCH, sequences[i % BATCH], &state[i / BATCH][i % BATCH]);
+    for (uint32_t i = 0; i < info.n_steps && i < most; i++) {
+        assert_int_equal(kvant_steps_next(t->gpu), KVANT_OK);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            take_step(t, layer, state[layer], window);
+    }
+    if (info.n_steps <= most)
+        assert_int_equal(kvant_steps_next(t->gpu), KVANT_ERR_ARGUMENT);
+    for (uint32_t i = 0; i < LAYERS * BATCH; i++)
+        append_taken(t, i / BATCH, sequences[i % BATCH], &state[i / BATCH][i % BATCH]);
+    twins_compare(t);
+}
+
+void twins_steps(const spec_pair *spec)
+{
+    twins t;
+    kvant_steps_info info = { .size = sizeof info };
+    twins_new(&t, spec, SEQUENCES);
+    for (int i = 0; i < BATCH; i++) {
+        kvant_sequence_create(t.cpu);
+        kvant_sequence_create(t.gpu);
+    }
+    assert_int_equal(kvant_steps_begin(t.gpu, (const int32_t[]){ 0 }, 1, &info), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_steps_begin(t.cpu, (const int32_t[]){ 0 }, 1, &info), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_steps_next(t.gpu), KVANT_ERR_ARGUMENT);
+    twins_append(&t, 0, 100);
+    twins_append(&t, 1, 64);
+    take_steps(&t, 64, 0);
+    twins_append(&t, 1, 36);
+    take_steps(&t, 5, 90);
+    twins_read(&t, 0);
+    take_steps(&t, 64, 0);
+    twins_read(&t, 1);
+    twins_free(&t);
+}

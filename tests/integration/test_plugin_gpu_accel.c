@@ -1,0 +1,91 @@
+/* test_plugin_gpu_accel.c - KVANT_ACCEL with CUDA, on the stand-in: llama.cpp's own quantised cache, attention of few
+ * tokens by kvant. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../cuda/host/host.h"
+#include "harness.h"
+
+enum { N_PROMPT = 150, N_STEPS = 40 };
+
+static llama_token tokens[N_PROMPT + N_STEPS];
+
+static int start(void **state)
+{
+    int status;
+
+    if (!harness_on_gpu()) {
+        print_message("skipped: needs KVANT_TEST_STANDIN\n");
+        exit(77);
+    }
+    setenv("KVANT_ACCEL", "1", 1);
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, N_PROMPT + N_STEPS);
+    return status;
+}
+
+static size_t vocab_size(void)
+{
+    return (size_t)llama_vocab_n_tokens(harness_vocab());
+}
+
+/* Logits of tokens after the prompt, by ones and by threes. */
+static float *steps(const harness_options *options)
+{
+    struct llama_context *context = harness_context(options);
+    const size_t n = vocab_size();
+    float *logits = calloc(N_STEPS * n, sizeof(*logits));
+
+    assert_non_null(logits);
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    for (int i = 0; i + 3 < N_STEPS; i += i % 4 ? 1 : 3) {
+        harness_decode(context, tokens + N_PROMPT + i, i % 4 ? 1 : 3, N_PROMPT + i, 0, false);
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+    }
+    llama_free(context);
+    return logits;
+}
+
+/* Stock on a CPU rounds queries to 8 bits and sums to 16, so it is no nearer to exact arithmetic than this. */
+static void attention_is_stocks_but_for_rounding(void **state)
+{
+    static const char *const types[] = { "q8_0", "q4_0" };
+    host_control *(*control)(void);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), HOST_CONTROL_FUNCTION);
+    float *f16 = steps(&(harness_options){ .n_ctx = 512 });
+
+    (void)state;
+    memcpy(&control, &symbol, sizeof(symbol));
+    for (size_t i = 0; i < 2; i++) {
+        float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
+        double rounding, error;
+        if (harness_has_standin())
+            control()->function = NULL;
+        ours = steps(&(harness_options){ .type = types[i], .accel = true, .n_ctx = 512 });
+        if (harness_has_standin())
+            assert_string_equal(control()->function, "host_block_attention");
+        rounding = harness_mean_kld(stock, ours, N_STEPS);
+        error = harness_mean_kld(f16, stock, N_STEPS);
+        print_message("%s: mean KLD to stock %.2e, of stock to f16 %.2e\n", types[i], rounding, error);
+        assert_true(rounding < error);
+        free(stock);
+        free(ours);
+    }
+    free(f16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_stocks_but_for_rounding) };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}

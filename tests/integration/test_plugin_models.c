@@ -1,0 +1,172 @@
+/* test_plugin_models.c - models whose caches are not plain, on the stand-in of a GPU: sliding windows, a softcap, sinks,
+ * recurrent state, keys without values (tiny_models.py). What stock makes of them with a cache of as many bits says how
+ * far logits may differ. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows are of 64 tokens */
+
+static int start(void **state)
+{
+    if (!harness_on_gpu()) {
+        print_message("skipped: needs KVANT_TEST_STANDIN\n");
+        exit(77);
+    }
+    return harness_load_plugin(state);
+}
+
+static llama_token made_up(int i)
+{
+    return (llama_token)((unsigned)i * 2654435761u >> 8) % llama_vocab_n_tokens(harness_vocab());
+}
+
+static size_t n_logits(void)
+{
+    return (size_t)N_STEPS * (size_t)llama_vocab_n_tokens(harness_vocab());
+}
+
+static void decode(struct llama_context *context, int n, llama_pos pos, llama_seq_id seq)
+{
+    llama_token tokens[N_PROMPT];
+
+    for (int i = 0; i < n; i++)
+        tokens[i] = made_up((int)pos + i);
+    harness_decode(context, tokens, n, pos, seq, false);
+}
+
+/* A prompt in two batches, then tokens one at a time, some of which are taken back from a checkpoint as a server does that
+ * drafts tokens, while another sequence goes on. */
+static float *logits_of(const harness_options *options)
+{
+    /* v0.5.0 does not get its own quantised cache back from a checkpoint on a device. */
+    const llama_state_seq_flags flags = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | (options->type == NULL ? LLAMA_STATE_SEQ_FLAGS_ON_DEVICE : 0);
+    struct llama_context *context = harness_context(options);
+    const size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
+    float *logits = malloc(n_logits() * sizeof(*logits));
+    uint8_t *checkpoint;
+    size_t size;
+
+    decode(context, N_PROMPT / 2, 0, 0);
+    decode(context, N_PROMPT / 2, N_PROMPT / 2, 0);
+    decode(context, 90, 0, 1);
+    size = llama_state_seq_get_size_ext(context, 0, flags);
+    checkpoint = malloc(size);
+    assert_int_equal(llama_state_seq_get_data_ext(context, checkpoint, size, 0, flags), size);
+    decode(context, N_TAKEN_BACK, N_PROMPT, 0);
+    assert_int_equal(llama_state_seq_set_data_ext(context, checkpoint, size, 0, flags), size);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, N_PROMPT, -1));
+    for (int i = 0; i < N_STEPS; i++) {
+        decode(context, 1, 90 + i, 1);
+        decode(context, 1, N_PROMPT + i, 0);
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+    }
+    llama_free(context);
+    free(checkpoint);
+    return logits;
+}
+
+/* Relative to the logits. */
+static double difference(const harness_options *options, const float *stock)
+{
+    float *logits = logits_of(options);
+    const double rms = harness_rms_difference(stock, logits, n_logits()) / harness_rms(stock, n_logits());
+
+    free(logits);
+    return rms;
+}
+
+static void load(const char *name)
+{
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/%s.gguf", getenv("KVANT_TINY_MODELS"), name);
+    assert_int_equal(harness_load_models(path), 0);
+}
+
+/* With streams of their own: planned first, as --fit does, and with -fa auto. */
+static void check(const char *model, const char *spec, const char *type, double factor, bool unified)
+{
+    const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = unified };
+    harness_options ours = plain, rival = plain;
+    float *stock = logits_of(&plain);
+    double a, b;
+
+    ours.spec = spec;
+    ours.fa_auto = !unified;
+    rival.type = type;
+    if (!unified)
+        harness_plan(&ours);
+    a = difference(&ours, stock);
+    b = difference(&rival, stock);
+    print_message("%s, %s: %.5f, %s %.5f\n", model, spec, a, type, b);
+    assert_true(a > 1e-6); /* else it was f16 that ran */
+    assert_true(a <= factor * b);
+    free(stock);
+}
+
+static void check_all(const char *model)
+{
+    load(model);
+    check(model, "int-8", "q8_0", 1.6, true);
+    check(model, "int-8", "q8_0", 1.6, false);
+    check(model, "int-8:center=first,norm=first", "q8_0", 1.6, true);
+    check(model, "", "q4_0", 1, true);
+}
+
+static void sliding_windows(void **state)
+{
+    (void)state;
+    check_all("gemma3");
+}
+
+static void softcap(void **state)
+{
+    (void)state;
+    check_all("gemma2");
+}
+
+static void sinks(void **state)
+{
+    (void)state;
+    check_all("gpt-oss");
+}
+
+static void recurrent_state(void **state)
+{
+    (void)state;
+    check_all("lfm2");
+}
+
+static void keys_without_values_stay_as_they_are(void **state)
+{
+    const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
+    harness_options ours = plain;
+    float *stock;
+
+    (void)state;
+    load("deepseek2");
+    stock = logits_of(&plain);
+    ours.spec = "turboquant-4";
+    harness_plan(&ours);
+    assert_true(difference(&ours, stock) < (harness_has_standin() ? 1e-6 : 2e-2)); /* a GPU rounds otherwise */
+    free(stock);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap), cmocka_unit_test(sinks),
+        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
+    };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Writes models of random weights, one per kind of cache that llama.cpp has, without a vocabulary:
+
+    tiny_models.py FOLDER      llama.gguf (plain), gemma3.gguf (sliding window), gemma2.gguf (softcap), gpt-oss.gguf (sinks, window),
+                               lfm2.gguf (recurrent state), deepseek2.gguf (keys without values)
+"""
+import array
+import pathlib
+import random
+import struct
+import sys
+
+EMBD, HEADS, KV, DIM, FF, VOCAB, LAYERS = 256, 4, 2, 64, 256, 256, 4
+F32 = 0
+
+
+def text(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def value(v):
+    if isinstance(v, str):
+        return struct.pack("<I", 8) + text(v)
+    if isinstance(v, float):
+        return struct.pack("<If", 6, v)
+    if isinstance(v, list):
+        return struct.pack("<IIQ", 9, 5, len(v)) + struct.pack(f"<{len(v)}i", *v)
+    return struct.pack("<II", 4, v)
+
+
+def keys(arch, **special):
+    common = {"block_count": LAYERS, "context_length": 4096, "embedding_length": EMBD, "feed_forward_length": FF,
+              "attention.head_count": HEADS, "attention.head_count_kv": KV, "attention.key_length": DIM,
+              "attention.value_length": DIM, "rope.dimension_count": DIM, "vocab_size": VOCAB,
+              "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
+    common.update((name.replace("__", "."), v) for name, v in special.items())
+    return {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab", **{f"{arch}.{k}": v for k, v in common.items()}}
+
+
+def attention(i, norms=False, bias=False):
+    rows = [("attn_norm.weight", (EMBD,)), ("attn_q.weight", (EMBD, HEADS * DIM)), ("attn_k.weight", (EMBD, KV * DIM)),
+            ("attn_v.weight", (EMBD, KV * DIM)), ("attn_output.weight", (HEADS * DIM, EMBD))]
+    if norms:
+        rows += [("attn_q_norm.weight", (DIM,)), ("attn_k_norm.weight", (DIM,))]
+    if bias:
+        rows += [("attn_q.bias", (HEADS * DIM,)), ("attn_k.bias", (KV * DIM,)), ("attn_v.bias", (KV * DIM,)), ("attn_output.bias", (EMBD,))]
+    return [(f"blk.{i}.{name}", dims) for name, dims in rows]
+
+
+def dense(i, post=False):
+    rows = [("ffn_norm.weight", (EMBD,)), ("ffn_gate.weight", (EMBD, FF)), ("ffn_up.weight", (EMBD, FF)), ("ffn_down.weight", (FF, EMBD))]
+    if post:
+        rows += [("post_attention_norm.weight", (EMBD,)), ("post_ffw_norm.weight", (EMBD,))]
+    return [(f"blk.{i}.{name}", dims) for name, dims in rows]
+
+
+def experts(i):
+    n = 2
+    rows = [("post_attention_norm.weight", (EMBD,)), ("attn_sinks.weight", (HEADS,)), ("ffn_gate_inp.weight", (EMBD, n)),
+            ("ffn_gate_inp.bias", (n,))]
+    for name, shape in (("gate", (EMBD, FF)), ("up", (EMBD, FF)), ("down", (FF, EMBD))):
+        rows += [(f"ffn_{name}_exps.weight", (*shape, n)), (f"ffn_{name}_exps.bias", (shape[1], n))]
+    return [(f"blk.{i}.{name}", dims) for name, dims in rows]
+
+
+def convolution(i):
+    return [(f"blk.{i}.attn_norm.weight", (EMBD,)), (f"blk.{i}.shortconv.conv.weight", (3, EMBD)),
+            (f"blk.{i}.shortconv.in_proj.weight", (EMBD, 3 * EMBD)), (f"blk.{i}.shortconv.out_proj.weight", (EMBD, EMBD))]
+
+
+def latent(i, q_rank=32, rank=64, rope=32, nope=32):
+    rows = [("attn_norm.weight", (EMBD,)), ("attn_q_a.weight", (EMBD, q_rank)), ("attn_q_a_norm.weight", (q_rank,)),
+            ("attn_q_b.weight", (q_rank, HEADS * (nope + rope))), ("attn_kv_a_mqa.weight", (EMBD, rank + rope)),
+            ("attn_kv_a_norm.weight", (rank,)), ("attn_k_b.weight", (nope, rank, HEADS)), ("attn_v_b.weight", (rank, DIM, HEADS)),
+            ("attn_output.weight", (HEADS * DIM, EMBD))]
+    return [(f"blk.{i}.{name}", dims) for name, dims in rows]
+
+
+ENDS = [("token_embd.weight", (EMBD, VOCAB)), ("output_norm.weight", (EMBD,)), ("output.weight", (EMBD, VOCAB))]
+
+
+def each(*parts):
+    return [tensor for i in range(LAYERS) for part in parts for tensor in part(i)]
+
+
+MODELS = {
+    "llama": (keys("llama"), ENDS + each(attention, dense)),
+    "gemma3": (keys("gemma3", attention__sliding_window=64, attention__sliding_window_pattern=2),
+               ENDS + each(lambda i: attention(i, norms=True), lambda i: dense(i, post=True))),
+    "gemma2": (keys("gemma2", attention__sliding_window=64, attn_logit_softcapping=2.0, final_logit_softcapping=30.0),
+               ENDS[:2] + each(attention, lambda i: dense(i, post=True))),
+    "gpt-oss": (keys("gpt-oss", attention__sliding_window=64, expert_count=2, expert_used_count=2, expert_feed_forward_length=FF),
+                ENDS + each(lambda i: attention(i, bias=True), experts)),
+    "lfm2": (keys("lfm2", shortconv__l_cache=3, attention__head_count_kv=[0, KV] * (LAYERS // 2)),
+             [ENDS[0], ("token_embd_norm.weight", (EMBD,))] +
+             each(lambda i: attention(i, norms=True) if i % 2 else convolution(i), dense)),
+    "deepseek2": (keys("deepseek2", attention__head_count_kv=1, attention__q_lora_rank=32, attention__kv_lora_rank=64,
+                       attention__key_length=96, attention__value_length=64, attention__key_length_mla=64,
+                       attention__value_length_mla=DIM, rope__dimension_count=32, leading_dense_block_count=LAYERS,
+                       expert_feed_forward_length=FF, expert_shared_count=0, expert_count=2, expert_used_count=1),
+                  ENDS + each(latent, dense)),
+}
+
+
+def numbers(name, dims, source, gain):
+    n, size = 1, 1.0
+    for d in dims:
+        n *= d
+    if name.endswith("norm.weight"):
+        return array.array("f", [1.0 + source.uniform(-0.2, 0.2) for _ in range(n)])
+    if "sinks" in name:
+        return array.array("f", [source.uniform(1, 4) for _ in range(n)])
+    if name.endswith("bias"):
+        size = 2.0 if "attn_k" in name else 0.1  # keys with a mean, as models with such biases have
+    else:
+        size = gain / dims[0] ** 0.5
+    return array.array("f", [source.uniform(-size, size) for _ in range(n)])
+
+
+def write(path, pairs, tensors, gain):
+    source = random.Random(1)
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(text(k) + value(v) for k, v in pairs.items())
+    data = b""
+    for name, dims in tensors:
+        head += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", F32, len(data))
+        data += numbers(name, dims, source, gain).tobytes()
+        data += bytes(-len(data) % 32)
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+
+
+for model, (pairs, tensors) in MODELS.items():
+    # With less gain, errors of one layer grow little in the next ones; with more, attention tells tokens apart.
+    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model == "llama" else 3.0)

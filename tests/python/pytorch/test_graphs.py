@@ -1,0 +1,138 @@
+"""kvant.transformers.graphs on the stand-in for a GPU (tests/cuda/host), whose memory is the computer's: what a
+graph replays is called again. KVANT_CUDA_LIBRARY names the stand-in."""
+
+import contextlib
+import copy
+import sys
+import unittest
+from unittest import mock
+
+import models
+import torch
+from common import TestCase
+from test_transformers import generate
+
+import kvant
+from kvant.transformers import KvantCache, graphs
+
+SHAPE = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
+MODULE = sys.modules["kvant.transformers.graphs"]  # the package has a function of this name
+replays = []
+
+
+def capture(function):
+    made = function()
+
+    def replay():
+        replays.append(1)
+        for name, x in function().items():
+            if torch.is_tensor(x):
+                made[name].copy_(x)
+
+    return replay, made
+
+
+def on_host(value, what):
+    return kvant.places.read_dlpack(value.__dlpack__())
+
+
+def stand_in():
+    """Tensors of the CPU for those of a GPU."""
+    stack = contextlib.ExitStack()
+    for patched in (
+        mock.patch.object(KvantCache, "_on_gpu", staticmethod(lambda rows: True)),
+        mock.patch.object(kvant.places.Gpu, "_describe", staticmethod(on_host)),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda *device: (1 << 30, 1 << 30)),
+        mock.patch.object(MODULE, "capture", capture),
+    ):
+        stack.enter_context(patched)
+    replays.clear()
+    return stack
+
+
+class Graphs(TestCase):
+    """Trellis codecs, whose rows are fp16 until a block is full, with and without graphs."""
+
+    KINDS = ("llama", "qwen2", "mistral", "gemma3_text", "gpt_oss")
+
+    def both(self, kind, use, **cache):
+        found = []
+        for wrap in (lambda model: model, graphs):
+            model = wrap(models.make(kind, **SHAPE))
+            with stand_in():
+                found.append(use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, **cache)))
+        return found
+
+    def test_logits_are_those_of_calls_one_by_one(self):
+        """The same tokens with and without graphs. Rows of the block that a step fills are fp16 in the step, and codes
+        without graphs; a model with random weights amplifies that, and what later tokens see of it."""
+        tokens, mask = models.prompt(230, padding=17)
+
+        def use(model, cache):
+            with torch.no_grad():
+                found = [model(tokens[:, :90], attention_mask=mask[:, :90], past_key_values=cache).logits[:, -1:]]
+                for n in range(91, 231):
+                    seen = mask[:, :n]
+                    positions = seen.sum(1, keepdim=True) - 1
+                    call = dict(attention_mask=seen, position_ids=positions, past_key_values=cache)
+                    found.append(model(tokens[:, n - 1 : n], **call).logits)
+            return torch.cat(found, 1)
+
+        for kind in self.KINDS:
+            with self.subTest(kind=kind):
+                plain, replayed = self.both(kind, use, preset="balanced")
+                self.assertGreater(len(replays), 130)
+                errors = (plain - replayed).abs().amax((0, 2)) / plain.abs().max()
+                self.assertLess(errors[:38].max(), 1e-3)
+                self.assertLess(errors.median(), 0.05)
+
+    def test_a_cache_is_as_without_graphs(self):
+        """Also for more tokens, and in copies. No block is filled: see above."""
+        tokens = models.prompt(66, padding=0)[0]
+
+        def use(model, cache):
+            first = generate(model, "greedy", cache, 25, tokens, torch.ones_like(tokens))
+            longer = torch.cat([first, tokens[:, :9]], 1)
+            found = generate(model, "sampling", cache, 25, longer, torch.ones_like(longer)).tolist()
+            again = copy.deepcopy(cache)
+            return found, cache.get_seq_length(), again.get_seq_length(), cache.bytes, again.f16_bytes
+
+        plain, replayed = self.both("llama", use, k="trellis-4", v="trellis-4")
+        self.assertEqual(replayed, plain)
+
+    def test_modes_without_replays(self):
+        """Beams change the cache after every token, drafts have several."""
+        tokens, mask = models.prompt(90, padding=17)
+        for mode in ("beams", "prompt lookup"):
+            use = lambda model, cache, mode=mode: generate(model, mode, cache, 30, tokens, mask).tolist()  # noqa: E731
+            plain, replayed = self.both("llama", use, preset="balanced")
+            self.assertEqual(replayed, plain, mode)
+
+    def test_rows_of_steps_are_read_by_others(self):
+        tokens = models.prompt(100, batch=1, padding=0)[0]
+
+        def use(model, cache):
+            first = generate(model, "greedy", cache, 30, tokens, torch.ones_like(tokens))
+            model.set_attn_implementation("sdpa")
+            longer = torch.cat([first, tokens[:, :9]], 1)
+            with torch.no_grad():
+                return model(longer[:, cache.get_seq_length() :], past_key_values=cache).logits
+
+        plain, replayed = self.both("llama", use, k="int-8", v="int-8")
+        self.assertTrue(torch.allclose(plain, replayed, rtol=0, atol=0.1 * plain.abs().max()))
+
+    def test_a_mask_that_changes_is_an_error(self):
+        tokens = models.prompt(90, padding=0)[0]
+        model = graphs(models.make("llama", **SHAPE))
+        with stand_in(), torch.no_grad():
+            cache = KvantCache(model.config, max_tokens=2048)
+            model(tokens, past_key_values=cache)
+            for i in range(4):
+                mask = torch.ones(2, 91 + i)
+                mask[0, 5] = i != 2
+                model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
+            self.refused(RuntimeError, "attention_mask", lambda: cache.bytes)
+
+
+if __name__ == "__main__":
+    unittest.main()
