@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Recall, bytes and speed of vector indexes on the sets of bench/search/data.py: FAISS, kvant and the papers' codes in NumPy.
+
+    P=$(scripts/fetch.py faiss)
+    bench/record.py bench/results/search.csv -- $P bench/search/compare.py --data minilm --speed --json
+    $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
+
+An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and mse|scaled|prod|rabitq-BITS, with
+"c" behind BITS for a centre. Without names: all that belong to the set's table. Recall is over 1000 queries, by inner
+product, and equal products count (data.py). With --speed, FAISS and kvant answer in turns, batch by batch of 100 queries
+for 10 neighbours, and the median over all batches of the best of --rounds is given in ns per vector and query.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+import data
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"))
+
+BATCH, K = 100, 10
+PAPER_K = (1, 2, 4, 8, 16, 32, 64)
+
+
+def default_names(d):
+    faiss = ["SQ8", "SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,SQtqmse1", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1"]
+    faiss += [f"RR,RaBitQ{b}/qb={q}" for b in (4, 2, 1) for q in (0, 8)] + [f"RR,RaBitQfs{b}" for b in (4, 2, 1)]
+    faiss += [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
+    kvant = ["turboquant-4", "trellis-4", "turboquant-2", "trellis-2", "turboquant-1"]
+    numpy = [form.format(b) for b in (4, 3, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}c", "prod-{}", "rabitq-{}c")]
+    return [f"faiss:{x}" for x in faiss] + [f"kvant:{x}" for x in kvant] + [f"numpy:{x}" for x in numpy]
+
+
+class Numpy:
+    system = "numpy"
+
+    def __init__(self, name, d):
+        self.name, (self.form, bits) = name, name.split("-")
+        self.center, self.bits = bits.endswith("c"), int(bits.rstrip("c"))
+        # mse: the length; scaled and rabitq: one factor more is folded into it; prod: the length of the rest, too
+        self.bytes = -(-self.bits * d // 8) + (8 if self.form == "prod" else 4)
+
+    def train(self, rows, threads=1):
+        pass
+
+    def add(self, rows, threads=1):
+        import reference
+
+        make = reference.RaBitQ if self.form == "rabitq" else reference.TurboQuant
+        extra = {} if self.form == "rabitq" else {"form": self.form}
+        self.codes = make(rows, self.bits, center=self.center, **extra)
+
+    def search(self, queries, k, threads=1):
+        found = np.empty((len(queries), k), np.int64)
+        for first in range(0, len(queries), BATCH):
+            scores = -self.codes.products(queries[first:first + BATCH])
+            near = np.argpartition(scores, k, axis=1)[:, :k]
+            found[first:first + BATCH] = np.take_along_axis(near, np.argsort(np.take_along_axis(scores, near, 1), 1), 1)
+        return found
+
+
+class Kvant:
+    def __init__(self, name, d):
+        import kvant
+
+        self.name, self.system, self.index = name, f"kvant {kvant.version()}", kvant.Index(d, name, metric="ip")
+
+    def train(self, rows, threads=1):
+        pass
+
+    def add(self, rows, threads=1):
+        self.index.add(rows, n_threads=threads)
+
+    def search(self, queries, k, threads=1):
+        return self.index.search(queries, k, n_threads=threads)[1]
+
+    @property
+    def bytes(self):
+        return self.index.info().bytes_per_vector
+
+
+def make(name, d):
+    system, _, rest = name.partition(":")
+    if system == "faiss":
+        from rivals import Faiss
+
+        return Faiss(rest, d)
+    return {"kvant": Kvant, "numpy": Numpy}[system](rest, d)
+
+
+def timed(call, *arguments):
+    start = time.perf_counter()
+    result = call(*arguments)
+    return time.perf_counter() - start, result
+
+
+def build(index, base, threads):
+    index.trained, _ = timed(index.train, base, threads)
+    index.added, _ = timed(index.add, base, threads)
+
+
+def measure(indexes, queries, n, rounds, threads, batch):
+    """ns per vector and query of each: the indexes take turns, so that all see the same machine."""
+    parts = [np.ascontiguousarray(queries[at:at + batch]) for at in range(0, min(len(queries), 10 * batch), batch)]
+    best = np.full((len(indexes), len(parts)), np.inf)
+    for _ in range(rounds):
+        for j, part in enumerate(parts):
+            for i, index in enumerate(indexes):
+                seconds, _ = timed(index.search, part, K, threads)
+                best[i, j] = min(best[i, j], seconds)
+    return np.median(best, axis=1) * 1e9 / (n * batch)
+
+
+def row(name, index, base, query, truth, threads):
+    found = index.search(query, 100, threads)
+    out = {"data": name, "n": len(base), "dim": base.shape[1], "system": index.system, "index": index.name}
+    out["bytes"] = int(index.bytes)
+    out |= {f"recall_{k}": round(data.recall(base, query, truth, found, k), 4) for k in (1, 10, 100)}
+    firsts = found == truth[:, :1]
+    out |= {f"first_in_{k}": round(float(np.mean(firsts[:, :k].any(1))), 4) for k in PAPER_K}
+    out["train_s"] = round(index.trained, 3)
+    out["add_vectors_per_s"] = round(len(base) / index.added)
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="SYSTEM:NAME")
+    parser.add_argument("--data", required=True, choices=data.NAMES)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="'all' of the table; %(default)s")
+    parser.add_argument("--json", action="store_true", help="rows for bench/record.py")
+    arguments = parser.parse_args()
+    base, query, truth = (data.load(arguments.data, part) for part in ("base", "query", "truth"))
+    indexes, rows = [], []
+    for name in arguments.names or default_names(base.shape[1]):
+        index = make(name, base.shape[1])
+        build(index, base, 1 if arguments.speed else arguments.threads)
+        rows.append(row(arguments.data, index, base, query, truth, arguments.threads))
+        if not arguments.speed or index.system == "numpy":
+            index = None
+        indexes.append(index)
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    fast = [i for i, index in enumerate(indexes) if index]
+    for threads, batch, column in ((1, BATCH, "ns_1"), (1, 1, "ns_1_single"), (arguments.threads, BATCH, "ns_all")):
+        found = measure([indexes[i] for i in fast], query, len(base), arguments.rounds, threads, batch) if fast else []
+        for i in range(len(rows)):
+            rows[i][column] = round(float(found[fast.index(i)]), 2) if i in fast else ""
+    print(json.dumps(rows) if arguments.json else "\n".join(map(str, rows)))
+
+
+if __name__ == "__main__":
+    main()
