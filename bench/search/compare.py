@@ -6,9 +6,9 @@
     $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
 
 An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and mse|scaled|prod|rabitq-BITS, with
-"c" behind BITS for a centre. Without names: all that belong to the set's table. Recall is over 1000 queries, by inner
-product, and equal products count (data.py). With --speed, FAISS and kvant answer in turns, batch by batch of 100 queries
-for 10 neighbours, and the median over all batches of the best of --rounds is given in ns per vector and query.
+"c" behind BITS for centred rows, "cc" for centred queries, too. Without names: what kvant is compared with. Recall is over
+1000 queries, by inner product, and equal products count (data.py). With --speed, FAISS and kvant answer in turns, batch by
+batch of 100 queries for 10 neighbours: ns per vector and query, the median over batches of the best of --rounds.
 """
 
 import argparse
@@ -30,11 +30,12 @@ PAPER_K = (1, 2, 4, 8, 16, 32, 64)
 
 def default_names(d):
     faiss = ["SQ8", "SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,SQtqmse1", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1"]
-    faiss += [f"RR,RaBitQ{b}/qb={q}" for b in (4, 2, 1) for q in (0, 8)] + [f"RR,RaBitQfs{b}" for b in (4, 2, 1)]
-    faiss += [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
-    kvant = ["turboquant-4", "trellis-4", "turboquant-2", "trellis-2", "turboquant-1"]
-    numpy = [form.format(b) for b in (4, 3, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}c", "prod-{}", "rabitq-{}c")]
-    return [f"faiss:{x}" for x in faiss] + [f"kvant:{x}" for x in kvant] + [f"numpy:{x}" for x in numpy]
+    faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
+    if d <= 400:  # 256 centroids per 2 or 4 numbers, as in the paper: minutes of training
+        faiss += [f"PQ{d // 2}", f"PQ{d // 4}"]
+    numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
+    numpy += ["scaled-2c", "rabitq-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
+    return [f"faiss:{name}" for name in faiss] + [f"numpy:{name}" for name in numpy]
 
 
 class Numpy:
@@ -42,9 +43,9 @@ class Numpy:
 
     def __init__(self, name, d):
         self.name, (self.form, bits) = name, name.split("-")
-        self.center, self.bits = bits.endswith("c"), int(bits.rstrip("c"))
+        self.center, self.bits = (None, "rows", "both")[bits.count("c")], int(bits.rstrip("c"))
         # mse: the length; scaled and rabitq: one factor more is folded into it; prod: the length of the rest, too
-        self.bytes = -(-self.bits * d // 8) + (8 if self.form == "prod" else 4)
+        self.bytes = -(-self.bits * d // 8) + 4 + 4 * (self.form == "prod") + 4 * (self.center == "both")
 
     def train(self, rows, threads=1):
         pass
@@ -121,11 +122,10 @@ def row(name, index, base, query, truth, threads):
     found = index.search(query, 100, threads)
     out = {"data": name, "n": len(base), "dim": base.shape[1], "system": index.system, "index": index.name}
     out["bytes"] = int(index.bytes)
-    out |= {f"recall_{k}": round(data.recall(base, query, truth, found, k), 4) for k in (1, 10, 100)}
+    out |= {f"recall_{k}": round(float(data.recall(base, query, truth, found, k)), 4) for k in (1, 10, 100)}
     firsts = found == truth[:, :1]
     out |= {f"first_in_{k}": round(float(np.mean(firsts[:, :k].any(1))), 4) for k in PAPER_K}
-    out["train_s"] = round(index.trained, 3)
-    out["add_vectors_per_s"] = round(len(base) / index.added)
+    out["train_s"] = out["add_vectors_per_s"] = ""
     return out
 
 
@@ -144,6 +144,8 @@ def main():
         index = make(name, base.shape[1])
         build(index, base, 1 if arguments.speed else arguments.threads)
         rows.append(row(arguments.data, index, base, query, truth, arguments.threads))
+        if arguments.speed:
+            rows[-1] |= {"train_s": round(index.trained, 3), "add_vectors_per_s": round(len(base) / index.added)}
         if not arguments.speed or index.system == "numpy":
             index = None
         indexes.append(index)

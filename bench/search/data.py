@@ -127,11 +127,12 @@ def neighbours(base, queries):
 
 def recall(base, queries, truth, found, k):
     """Share of the first k of found [queries, >= k] whose exact product is no smaller than the k-th best, so that
-    equal rows count. An id of -1 or one that comes twice counts as missed."""
+    equal rows count; 1e-9 is for the order in which float64 sums are taken. An id of -1 or one that comes twice counts
+    as missed."""
     hits = 0
     for row, best, ids in zip(queries.astype(np.float64), truth, found[:, :k]):
         ids = np.unique(ids[ids >= 0])
-        hits += np.sum(base[ids] @ row >= base[best[k - 1]] @ row)
+        hits += np.sum(base[ids] @ row >= base[best[k - 1]] @ row - 1e-9)
     return hits / (k * len(queries))
 
 

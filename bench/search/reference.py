@@ -7,35 +7,37 @@ Each class takes rows [n, d] and answers products(queries) [queries, n], an esti
     TurboQuant(rows, bits, "scaled")  Algorithm 1 and a factor per vector, which makes the estimate unbiased (EDEN)
     RaBitQ(rows, bits)                Gao et al. 2024: the grid point of largest cosine, found exactly, and its factor
 
-center=True subtracts the mean of all rows first and adds its product to the estimate.
+center="rows" subtracts the mean c of all rows from them: <q, x> = <q, x - c> + <q, c>. center="both" subtracts it from
+queries, too, and keeps <c, x> per vector: <q, x> = <q - c, x - c> + <q, c> + <c, x> - <c, c>. An error grows with the
+length of what is multiplied, so both matter.
 """
+
+import functools
 
 import numpy as np
 
-LEVELS = {}
 
-
+@functools.lru_cache(maxsize=None)
 def unit_levels(d, bits):
     """Lloyd-Max levels of one coordinate of a random unit vector in d dimensions, whose density is
     (1 - x^2)^((d - 3) / 2): by iteration on a fine grid."""
-    if (d, bits) not in LEVELS:
-        x = np.linspace(-1, 1, 2_000_001)
-        x = x[np.abs(x) < min(1, 9 / np.sqrt(d))]
-        density = np.exp((d - 3) / 2 * np.log1p(-x * x))
-        mass, moment = np.cumsum(density), np.cumsum(density * x)
-        levels = np.linspace(-2, 2, 2**bits + 1)[:-1] / np.sqrt(d) + 2 / np.sqrt(d) / 2**bits
-        for _ in range(2000):
-            cuts = np.searchsorted(x, (levels[1:] + levels[:-1]) / 2)
-            ends = np.concatenate([cuts, [len(x)]]) - 1
-            weights, sums = np.diff(mass[ends], prepend=0), np.diff(moment[ends], prepend=0)
-            moved = sums / weights
-            if np.max(np.abs(moved - levels)) < 1e-9:
-                break
-            levels = moved
-        LEVELS[d, bits] = levels.astype(np.float32)
-    return LEVELS[d, bits]
+    x = np.linspace(-1, 1, 2_000_001)
+    x = x[np.abs(x) < min(1, 9 / np.sqrt(d))]
+    density = np.exp((d - 3) / 2 * np.log1p(-x * x))
+    mass, moment = np.cumsum(density), np.cumsum(density * x)
+    levels = np.linspace(-2, 2, 2**bits + 1)[:-1] / np.sqrt(d) + 2 / np.sqrt(d) / 2**bits
+    for _ in range(2000):
+        cuts = np.searchsorted(x, (levels[1:] + levels[:-1]) / 2)
+        ends = np.concatenate([cuts, [len(x)]]) - 1
+        weights, sums = np.diff(mass[ends], prepend=0), np.diff(moment[ends], prepend=0)
+        moved = sums / weights
+        if np.max(np.abs(moved - levels)) < 1e-9:
+            break
+        levels = moved
+    return levels.astype(np.float32)
 
 
+@functools.lru_cache(maxsize=2)
 def rotation(d, seed):
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))
     return (q * np.sign(np.diag(r))).astype(np.float32)
@@ -46,17 +48,20 @@ class Rotated:
 
     def __init__(self, rows, center, seed):
         self.center = rows.mean(0) if center else np.zeros(rows.shape[1], np.float32)
+        self.known = (rows - self.center) @ self.center if center == "both" else None
         rest = rows - self.center
         self.lengths = np.maximum(np.linalg.norm(rest, axis=1), 1e-30)
         self.turn = rotation(rows.shape[1], seed)
         self.directions = (rest / self.lengths[:, None]) @ self.turn
 
     def products(self, queries):
-        return self.estimate(queries @ self.turn) * self.lengths + (queries @ self.center)[:, None]
+        rest = queries - self.center if self.known is not None else queries
+        found = self.estimate(rest @ self.turn) * self.lengths + (queries @ self.center)[:, None]
+        return found if self.known is None else found + self.known
 
 
 class TurboQuant(Rotated):
-    def __init__(self, rows, bits, form="scaled", center=False, seed=1):
+    def __init__(self, rows, bits, form="scaled", center=None, seed=1):
         super().__init__(rows, center, seed)
         d, self.form = rows.shape[1], form
         coded = bits - 1 if form == "prod" else bits
@@ -82,7 +87,7 @@ class TurboQuant(Rotated):
 
 
 class RaBitQ(Rotated):
-    def __init__(self, rows, bits, center=True, seed=1):
+    def __init__(self, rows, bits, center="rows", seed=1):
         super().__init__(rows, center, seed)
         decoded = np.concatenate([self.nearest(part, bits) for part in np.array_split(self.directions, 64)])
         self.decoded = decoded / np.sum(decoded * self.directions, axis=1, keepdims=True)
