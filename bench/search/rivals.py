@@ -12,11 +12,10 @@ VERSION = faiss.__version__
 
 
 class Faiss:
-    def __init__(self, name, d, metric="ip", centroids=None, nprobe=None, rerank=0):
+    def __init__(self, name, d, centroids=None):
         factory, _, options = name.partition("/")
-        text = factory.replace("RR,", f"RR{d},")
-        self.name, self.system, self.rerank = name, f"faiss {VERSION}", rerank
-        self.index = faiss.index_factory(d, text, {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}[metric])
+        self.name, self.system = name, f"faiss {VERSION}"
+        self.index = faiss.index_factory(d, factory.replace("RR,", f"RR{d},"), faiss.METRIC_INNER_PRODUCT)
         inner = self.inner()
         if centroids is not None:
             inner.quantizer.train(centroids)
@@ -24,17 +23,15 @@ class Faiss:
         for option in filter(None, options.split("/")):
             key, value = option.split("=")
             setattr(inner, key, int(value))
-        self.set_nprobe(nprobe)
-        self.raw = None
+        self.rows, self.rerank = None, 0
 
     def inner(self):
         index = faiss.downcast_index(self.index)
         return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
-    def set_nprobe(self, nprobe):
-        self.nprobe = nprobe
-        if nprobe:
-            self.inner().nprobe = nprobe
+    def configure(self, nprobe, rerank):
+        """Of an IVF: lists to look at, and candidates that get exact products."""
+        self.inner().nprobe, self.rerank = nprobe, rerank
 
     @property
     def bytes(self):
@@ -49,20 +46,15 @@ class Faiss:
     def add(self, rows, threads=1):
         faiss.omp_set_num_threads(threads)
         self.index.add(rows)
-        if self.rerank:
-            self.raw = rows
+        self.rows = rows
 
     def search(self, queries, k, threads=1):
         faiss.omp_set_num_threads(threads)
-        _, found = self.index.search(queries, max(k, self.rerank))
-        return best_of(self.raw, queries, found, k) if self.rerank else found
-
-
-def best_of(raw, queries, found, k):
-    """The k best of found by exact products."""
-    scores = np.einsum("qd,qnd->qn", queries, raw[np.maximum(found, 0)])
-    scores[found < 0] = -np.inf
-    return np.take_along_axis(found, np.argsort(-scores, axis=1)[:, :k], 1)
+        if not self.rerank:
+            return self.index.search(queries, k)[1]
+        refine = faiss.IndexRefineFlat(self.index, faiss.swig_ptr(self.rows))
+        refine.k_factor = self.rerank / k
+        return refine.search(queries, k)[1]
 
 
 def centroids(rows, n, seed=7):
