@@ -272,7 +272,8 @@ typedef struct kvant_uniform_step {
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 
 /* dots[j * 32 + v] = sum over dimensions of level * integer for vector v of a pack and query j,
- * exact, for n >= 1 queries. codes aligned to 64, dots too. At most 2048 quads. */
+ * exact, for n >= 1 queries. codes aligned to 64, dots too. At most 2048 quads, and the bias
+ * at most 1, 10, 26 and 61 for 1 to 4 bits. */
 #define KVANT_PACK_DOTS_FN(name)                                                                                   \
     void name(const kvant_pack_format *format, const uint8_t *codes, const kvant_pack_queries *queries,            \
               int32_t *dots)

@@ -3,9 +3,8 @@
 
 static int32_t level_of(const kvant_pack_format *format, const uint8_t *codes, uint32_t dim, uint32_t v)
 {
-    uint32_t shift;
-    const uint8_t byte = codes[kvant_pack_place(format->bits, dim, v, &shift)];
-    return format->bits == 8 ? byte - 128 : format->levels[byte >> shift & ((1u << format->bits) - 1)];
+    const uint32_t code = kvant_pack_get(format->bits, codes, dim, v);
+    return format->bits == 8 ? (int32_t)code - 128 : format->levels[code];
 }
 
 KVANT_PACK_DOTS_FN(kvant_pack_dots_c)

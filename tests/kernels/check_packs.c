@@ -3,7 +3,7 @@
 
 static const struct {
     uint32_t bits, largest;
-} widths[] = { { 1, 1 }, { 2, 10 }, { 4, 61 }, { 8, 128 } };
+} widths[] = { { 1, 1 }, { 2, 10 }, { 3, 26 }, { 4, 61 }, { 8, 128 } };
 
 typedef struct packs {
     kvant_pack_format *format;
@@ -50,9 +50,15 @@ static int32_t wanted_dot(const packs *p, uint32_t query, uint32_t v)
     const uint32_t bits = p->format->bits, per_chunk = 8 / bits;
     int32_t sum = 0;
     for (uint32_t dim = 0; dim < 4 * p->format->n_quads; dim++) {
-        const uint32_t plane = 2 * (dim / 4) + (v >= 16);
-        const uint8_t byte = p->codes[64 * (plane / per_chunk) + 4 * (v & 15) + (dim & 3)];
-        const uint32_t code = (uint32_t)byte >> (plane % per_chunk * bits) & ((1u << bits) - 1);
+        const uint32_t plane = 2 * (dim / 4) + (v >= 16), in_chunk = 4 * (v & 15) + (dim & 3);
+        uint32_t code;
+        if (bits == 3) { /* 16 dimensions: planes 0 .. 3 and 4 .. 7 of 2 bits, then 8 planes of 1 bit */
+            const uint8_t *chunks = p->codes + 192 * (plane / 8) + in_chunk;
+            code = (uint32_t)chunks[64 * (plane % 8 / 4)] >> 2 * (plane % 4) & 3;
+            code |= ((uint32_t)chunks[128] >> plane % 8 & 1) << 2;
+        } else {
+            code = (uint32_t)p->codes[64 * (plane / per_chunk) + in_chunk] >> (plane % per_chunk * bits) & ((1u << bits) - 1);
+        }
         sum += (bits == 8 ? (int32_t)code - 128 : p->format->levels[code]) *
                p->queries->x[(dim / 4 * p->queries->n + query) * 4 + dim % 4];
     }

@@ -40,6 +40,16 @@ KVANT_INLINE vi pack_shift(vi v, uint32_t shift)
     MM(shuffle_epi8)(table, vi_and(pack_shift(v, shift), MM(set1_epi8)(15)))
 #endif
 
+/* Bit high_shift becomes bit 2. */
+KVANT_INLINE vi pack_look_up_two(vi table, vi low, uint32_t shift, vi high, uint32_t high_shift)
+{
+    const vi up = high_shift == 0   ? MM(slli_epi16)(high, 2)
+                  : high_shift == 1 ? MM(slli_epi16)(high, 1)
+                                    : pack_shift(high, high_shift - 2);
+    const vi index = vi_or(vi_and(pack_shift(low, shift), MM(set1_epi8)(3)), vi_and(up, MM(set1_epi8)(4)));
+    return MM(shuffle_epi8)(table, index);
+}
+
 KVANT_INLINE vi pack_query(const int8_t *x)
 {
     int32_t four;
@@ -52,25 +62,29 @@ KVANT_INLINE vi pack_query(const int8_t *x)
 #define pack_whole(v) (v)
 #define pack_add_whole(sums, operand, x) add_fours(sums, operand, pack_query(x))
 
-KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, const int8_t *x, size_t step)
+KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x, size_t step)
 {
+    (void)fold;
     unrolled_for (uint32_t i = 0; i < n; i++)
         sums = add_fours(sums, operands[i], pack_query(x + i * step));
     return sums;
 }
 #else
-/* Pairs of products of 16 bits. The largest are 4 x 508 (1 bit), 2 x 5080 (2 bits), 30988 (4
- * bits) and, with the sign moved from the level to the query, 32512 (8 bits). */
+/* Pairs of products of 16 bits. The largest are 4 x 508 (1 bit), 2 x 5080 (2 bits), 2 x 13208
+ * (3 bits), 30988 (4 bits) and, with the sign moved from the level to the query, 32512 (8 bits). */
 #define PACK_BIASED(bits) ((bits) != 8)
 #define pack_fold(sums, pairs) vi_add(sums, MM(madd_epi16)(pairs, MM(set1_epi16)(1)))
 #define pack_whole(v) MM_WHOLE(xor)(v, MM(set1_epi8)((char)-128))
 
-KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, const int8_t *x, size_t step)
+KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x, size_t step)
 {
-    vi pairs = MM(maddubs_epi16)(operands[0], pack_query(x));
-    unrolled_for (uint32_t i = 1; i < n; i++)
-        pairs = MM(add_epi16)(pairs, MM(maddubs_epi16)(operands[i], pack_query(x + i * step)));
-    return pack_fold(sums, pairs);
+    unrolled_for (uint32_t i = 0; i < n; i += fold) {
+        vi pairs = MM(maddubs_epi16)(operands[i], pack_query(x + i * step));
+        unrolled_for (uint32_t j = i + 1; j < i + fold; j++)
+            pairs = MM(add_epi16)(pairs, MM(maddubs_epi16)(operands[j], pack_query(x + j * step)));
+        sums = pack_fold(sums, pairs);
+    }
+    return sums;
 }
 
 KVANT_INLINE vi pack_add_whole(vi sums, vi level, const int8_t *x)
