@@ -6,9 +6,10 @@
     $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
 
 An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and mse|scaled|prod|rabitq-BITS, with
-"c" behind BITS for centred rows, "cc" for centred queries, too. Without names: what kvant is compared with. Recall is over
-1000 queries, by inner product, and equal products count (data.py). With --speed, FAISS and kvant answer in turns, batch by
-batch of 100 queries for 10 neighbours: ns per vector and query, the median over batches of the best of --rounds.
+"c" behind BITS for centred rows, "cc" for centred queries, too. SYSTEM alone stands for all of its rows in the tables, which
+is what a call without names measures. Recall is over 1000 queries, by inner product, and equal products count (data.py).
+With --speed, FAISS and kvant answer in turns, batch by batch of 100 queries for 10 neighbours: ns per vector and query, the
+median over batches of the best of --rounds.
 """
 
 import argparse
@@ -28,14 +29,21 @@ BATCH, K = 100, 10
 PAPER_K = (1, 2, 4, 8, 16, 32, 64)
 
 
-def default_names(d):
-    faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1"]
+def tables(d):
+    faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1", f"PCAR{d * 2 // 3},EDEN3/l2"]
     faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
     if d <= 200:  # 256 centroids per 2 or 4 numbers, as in the paper: minutes of training
         faiss += [f"PQ{d // 2}", f"PQ{d // 4}"]
     numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
     numpy += ["scaled-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
-    return [f"faiss:{name}" for name in faiss] + [f"numpy:{name}" for name in numpy]
+    kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
+    return {"faiss": faiss, "numpy": numpy, "kvant": [*kvant, f"turboquant-3:dims={d * 2 // 3}"]}
+
+
+def expand(names, d):
+    """faiss, numpy and kvant stand for all that belongs to the table."""
+    for name in names:
+        yield from [f"{name}:{index}" for index in tables(d)[name]] if name in tables(d) else [name]
 
 
 class Numpy:
@@ -67,13 +75,18 @@ class Numpy:
 
 
 class Kvant:
+    """A spec; "/train" behind it takes the centre from 20,000 rows, as dims= does with its directions."""
+
     def __init__(self, name, d):
         import kvant
 
-        self.name, self.system, self.index = name, f"kvant {kvant.version()}", kvant.Index(d, name, metric="ip")
+        spec, _, train = name.partition("/")
+        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec
+        self.index = kvant.Index(d, spec)
 
     def train(self, rows, threads=1):
-        pass
+        if self.learns:
+            self.index.train(rows[:20_000])
 
     def add(self, rows, threads=1):
         self.index.add(rows, n_threads=threads)
@@ -131,7 +144,7 @@ def row(name, index, base, query, truth, threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="SYSTEM:NAME")
+    parser.add_argument("names", nargs="*", metavar="SYSTEM[:NAME]")
     parser.add_argument("--data", required=True, choices=data.NAMES)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
@@ -140,7 +153,7 @@ def main():
     arguments = parser.parse_args()
     base, query, truth = (data.load(arguments.data, part) for part in ("base", "query", "truth"))
     indexes, rows = [], []
-    for name in arguments.names or default_names(base.shape[1]):
+    for name in expand(arguments.names or tables(0), base.shape[1]):
         index = make(name, base.shape[1])
         build(index, base, 1 if arguments.speed else arguments.threads)
         rows.append(row(arguments.data, index, base, query, truth, arguments.threads))

@@ -1,7 +1,8 @@
 """What FAISS offers at the sizes of kvant's codes, behind the four calls that bench/search/compare.py makes.
 
-    index = Faiss("RR,RaBitQ4", d)      a factory string; "RR," rotates, a "/qb=8" at its end sets what RaBitQ's queries are
-                                        rounded to (0: not at all)
+    index = Faiss("RR,RaBitQ4/qb=8", d)     a factory string; "RR," rotates, "/qb=8" is what RaBitQ's queries are rounded to
+    index = Faiss("PCAR256,EDEN3/l2", d)    by distance: rows and queries of length 1 have the same neighbours by products,
+                                            and FAISS's projections subtract a mean, after which products mean nothing
     index.train(rows), index.add(rows), index.search(queries, k, threads) -> ids, index.bytes (per vector, with factors)
 """
 
@@ -13,15 +14,15 @@ VERSION = faiss.__version__
 
 class Faiss:
     def __init__(self, name, d, centroids=None):
-        factory, _, options = name.partition("/")
+        factory, *options = name.split("/")
         self.name, self.system = name, f"faiss {VERSION}"
-        self.index = faiss.index_factory(d, factory.replace("RR,", f"RR{d},"), faiss.METRIC_INNER_PRODUCT)
+        metric = faiss.METRIC_L2 if "l2" in options else faiss.METRIC_INNER_PRODUCT
+        self.index = faiss.index_factory(d, factory.replace("RR,", f"RR{d},"), metric)
         inner = self.inner()
         if centroids is not None:
             inner.quantizer.train(centroids)
             inner.quantizer.add(centroids)
-        for option in filter(None, options.split("/")):
-            key, value = option.split("=")
+        for key, value in (option.split("=") for option in options if "=" in option):
             setattr(inner, key, int(value))
         self.rows, self.rerank = None, 0
 
