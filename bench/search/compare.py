@@ -82,7 +82,7 @@ class Kvant:
 
         spec, _, train = name.partition("/")
         self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec
-        self.index = kvant.Index(d, spec)
+        self.index = kvant.Index(d, spec=spec)
 
     def train(self, rows, threads=1):
         if self.learns:
@@ -96,7 +96,7 @@ class Kvant:
 
     @property
     def bytes(self):
-        return self.index.info().bytes_per_vector
+        return self.index.info.bytes_per_vector
 
 
 def make(name, d):

@@ -36,7 +36,7 @@ class Flat(compare.Kvant):
         self.rerank = rerank
 
     def search(self, queries, k, threads=1):
-        exact = {"rerank": self.rerank, "original": self.rows} if self.rerank else {}
+        exact = {"rerank": self.rerank, "originals": self.rows} if self.rerank else {}
         return self.index.search(queries, k, n_threads=threads, **exact)[1]
 
 

@@ -87,10 +87,14 @@ typedef struct kvant_index_query {
     int (*allow)(void *context, uint64_t id); /* NULL: all */
     void *allow_context;
     /* Ranks again: the best `rerank` candidates (at least k) of each query get their exact scores.
-     * original returns the vector as it was added, dim floats, or NULL to leave the candidate's score
-     * as it is. Calls come from n_threads threads. */
+     * Vectors as they were added come from an array, where id i is at originals + i * original_stride
+     * if i < n_originals, or from original, which n_threads threads call. Candidates without an
+     * original (NULL) keep their scores. */
     uint32_t rerank; /* 0: none */
-    const float *(*original)(void *context, uint64_t id);
+    const float *originals;
+    size_t original_stride;
+    uint64_t n_originals;
+    const float *(*original)(void *context, uint64_t id); /* NULL: the array */
     void *original_context;
 } kvant_index_query;
 

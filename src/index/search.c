@@ -176,12 +176,19 @@ static float score_of(const search *s, size_t i, const kvant_found *found)
     return s->index->metric == KVANT_METRIC_L2 && score < 0 ? 0 : score;
 }
 
+static const float *original_of(const kvant_index_query *query, uint64_t id)
+{
+    if (query->original)
+        return query->original(query->original_context, id);
+    return id < query->n_originals ? query->originals + (size_t)id * query->original_stride : NULL;
+}
+
 static void rank_again(const search *s, size_t i, kvant_top *top)
 {
     const kvant_index_query *query = s->query;
     const float sign = s->index->metric == KVANT_METRIC_L2 ? -1.0f : 1.0f;
     for (uint32_t j = 0; j < top->n; j++) {
-        const float *x = query->original(query->original_context, top->found[j].id);
+        const float *x = original_of(query, top->found[j].id);
         top->found[j].key = sign * (x ? exact_score(s, query->rows + i * query->stride, x) : score_of(s, i, &top->found[j]));
     }
     for (uint32_t j = top->n / 2; j-- > 0;)
@@ -278,7 +285,8 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     if (!KVANT_TAKE(kvant_index_query, query, given, original_context))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
-        (query->rerank && !query->original) || (query->n_allowed && !query->allowed))
+        (query->rerank && !query->original && !query->originals) ||
+        (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "k is 0, rows or allowed are missing, the stride is below %u, or "
                           "rerank has no originals", (unsigned)index->dim);
     return kvant_index_check_rows(index, query->rows, query->stride, query->n);

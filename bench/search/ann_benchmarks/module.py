@@ -20,7 +20,7 @@ class Kvant(BaseANN):
 
     def fit(self, X):
         rows = np.ascontiguousarray(X, dtype=np.float32)
-        self.index = kvant.Index(rows.shape[1], self.spec, self.metric)
+        self.index = kvant.Index(rows.shape[1], self.metric, self.spec)
         self.index.train(rows[:100_000])
         self.index.add(rows)
         self.rows = rows
@@ -30,7 +30,7 @@ class Kvant(BaseANN):
 
     def search(self, X, n, n_threads):
         queries = np.ascontiguousarray(X, dtype=np.float32)
-        rerank = {"rerank": self.rerank, "original": self.rows} if self.rerank else {}
+        rerank = {"rerank": self.rerank, "originals": self.rows} if self.rerank else {}
         return self.index.search(queries, n, n_threads=n_threads, **rerank)[1]
 
     def query(self, q, n):
@@ -43,7 +43,7 @@ class Kvant(BaseANN):
         return [ids[ids >= 0] for ids in self.found]
 
     def get_additional(self):
-        return {"bytes_per_vector": self.index.info().bytes_per_vector}
+        return {"bytes_per_vector": self.index.info.bytes_per_vector}
 
     def __str__(self):
         return f"kvant({self.spec}, rerank={self.rerank})"

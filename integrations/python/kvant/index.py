@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 METRICS = ("ip", "cosine", "l2")
-NO_ID = -1
+_MAX_DIM = 8192
+_MOST_ID = 2**63 - 1  # ids are int64 here, -1 where nothing was found
 _ARGUMENT = 10  # KVANT_ERR_ARGUMENT: no vector has this id
 
 
@@ -37,23 +38,25 @@ class IndexInfo(NamedTuple):
 
 
 class Index(Owned):
-    """Vectors as codes of 1, 2, 4 or 8 bits per number, searched without decoding them.
+    """Compressed vectors, searched without decoding them.
 
-        index = kvant.Index(384, "turboquant-4")
+        index = kvant.Index(384)
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    spec: "turboquant-B". metric: "ip" and "cosine", larger scores are nearer, or "l2", squared
-    distances. center: float32 [dim], subtracted before rounding; train takes it from rows.
-    Results depend on neither threads nor batches; equal scores come in the order of ids.
+    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4", or "turboquant-3:dims=256" to
+    keep 256 principal dimensions, which needs train. metric: "ip" (inner product) and "cosine",
+    where larger scores are nearer, or "l2", squared distances. center: float32 [dim], subtracted
+    before rounding. Results depend on neither threads nor batches; equal scores come in the order of
+    ids.
 
     Threads may search at once. Calls that change the index need it for themselves. Arguments of a
     wrong dtype are refused with TypeError, of a wrong shape with ValueError; Error has what the
     library refuses: a NaN, an infinity, an id that is taken or missing, a change of a view."""
 
-    def __init__(self, dim: int, spec: str = "turboquant-4", metric: str = "ip", center: Any = None) -> None:
+    def __init__(self, dim: int, metric: str = "ip", spec: str = "turboquant-4", center: Any = None) -> None:
         super().__init__("kvant_index_free")
-        dim = checks.count(dim, "dim")
+        dim = checks.count(dim, "dim", most=_MAX_DIM)
         center = arrays.channels(center, "center", (dim,))
         params = s.IndexParams.new(
             dim=dim,
@@ -86,7 +89,7 @@ class Index(Owned):
             raise TypeError("path: the path of an index is needed, not None")
         status = getattr(library(), function)(name, c.byref(index._handle), text, len(text))
         check(f"index {os.fspath(path)}", status, text)
-        info = index.info()
+        info = index.info
         index.dim, index.metric = info.dim, info.metric
         return index
 
@@ -99,11 +102,11 @@ class Index(Owned):
 
     def verify(self) -> None:
         """Reads a view's whole file. Error when its checksum is wrong."""
-        check("index", library().kvant_index_verify(self._handle))
+        check("index", library().kvant_index_verify(self._handle), SAID)
 
     def train(self, rows: Any) -> None:
-        """Takes the centre from rows [n, dim], a sample of what will be added: their mean. Optional;
-        before the first add."""
+        """Learns the centre, and the directions of dims=, from rows [n, dim]: a sample of what will
+        be added. Before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         check("train", library().kvant_index_train(self._handle, rows.ctypes.data, stride, rows.shape[0]), SAID)
 
@@ -126,10 +129,10 @@ class Index(Owned):
             check("add", library().kvant_index_add(self._handle, at, stride, n, arrays.pointer(ids), threads), SAID)
 
     @staticmethod
-    def _ids(ids: Any) -> np.ndarray:
-        ids = arrays.contiguous(ids, "ids", "int64", (None,))
+    def _ids(ids: Any, what: str = "ids") -> np.ndarray:
+        ids = arrays.contiguous(ids, what, "int64", (None,))
         if ids.size and ids.min() < 0:
-            raise ValueError(f"ids: {ids.min()} is not from 0 on")
+            raise ValueError(f"{what}: {ids.min()} is not in 0 .. {_MOST_ID}")
         return ids
 
     def remove_ids(self, ids: Any) -> int:
@@ -145,71 +148,50 @@ class Index(Owned):
     def search(
         self,
         queries: Any,
-        k: int,
+        k: int = 10,
         n_threads: int | None = None,
+        *,
         allowed: Any = None,
         allow: Callable[[int], Any] | None = None,
         rerank: int = 0,
-        original: Any = None,
+        originals: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n, k], the
         nearest first. Where there are fewer, ids are -1.
 
         allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
         function of an id, called for every vector that passes allowed: slow, for few. Both may be
-        given. rerank: that many candidates get exact scores from original, an array [vectors, dim]
-        whose row i is the vector with id i (np.memmap will do), or a function of an id array that
-        returns their rows."""
+        given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
+        row i is the vector with id i (np.memmap will do); others keep their scores."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
-        k, rerank = checks.count(k, "k", most=2**32 - 1), checks.count(rerank, "rerank", least=0, most=2**32 - 1)
-        if (rerank > 0) != (original is not None):
-            raise TypeError("rerank and original: both are needed, or none")
-        wanted = max(k, rerank)
-        allowed = None if allowed is None else self._ids(allowed)
-        found = arrays.np.full((queries.shape[0], wanted), NO_ID, "int64")
-        scores = arrays.np.empty(found.shape, "float32")
+        shape = (queries.shape[0], checks.count(k, "k"))
+        scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
         raised: list[BaseException] = []
-        query = s.IndexQuery.new(
-            rows=queries.ctypes.data,
-            stride=stride,
-            n=queries.shape[0],
-            k=wanted,
-            n_threads=checks.threads(n_threads),
-            # An empty list allows nothing; its pointer must not be NULL, which allows all.
-            allowed=None if allowed is None else allowed.ctypes.data or c.addressof(c.c_uint64()),
-            n_allowed=0 if allowed is None else allowed.size,
-            allow=_asked(allow, raised),
-        )
-        if queries.shape[0]:
-            status = library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, found.ctypes.data)
-            if raised:
-                raise raised[0]
-            check("search", status)
-        return self._rank(queries, scores, found, k, original) if rerank else (scores, found)
-
-    def _rank(
-        self, queries: np.ndarray, scores: np.ndarray, found: np.ndarray, k: int, original: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best of found by their exact scores."""
-        np, exact = arrays.np, arrays.np.full(scores.shape, -arrays.np.inf, "float32")
-        for query, ids, out in zip(queries, found, exact):
-            there = ids[ids != NO_ID]
-            rows = original(there) if callable(original) else original[there]
-            rows = arrays.array(rows, "original", "float32", (there.size, self.dim))
-            out[: there.size] = _nearness(self.metric, query, rows)
-        order = np.lexsort((found, -exact), axis=1)[:, :k]
-        ranked = np.take_along_axis(exact, order, 1)
-        return (-ranked if self.metric == "l2" else ranked), np.take_along_axis(found, order, 1)
+        query = s.IndexQuery.new(rows=queries.ctypes.data, stride=stride, n=shape[0], k=shape[1])
+        query.n_threads, query.allow = checks.threads(n_threads), _asked(allow, raised)
+        if allowed is not None:
+            allowed = self._ids(allowed, "allowed")
+            query.n_allowed = allowed.size
+            query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
+        if rerank or originals is not None:
+            rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
+            query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]
+            query.originals = rows.ctypes.data
+        status = library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+        if raised:
+            raise raised[0]
+        check("search", status, SAID)
+        return scores, ids
 
     def reconstruct(self, id: int) -> np.ndarray:
-        """The vector with this id as the index knows it, float32 [dim]. Error when there is none."""
+        """The vector with this id as the index knows it, float32 [dim]. Error when no vector has it."""
         row = arrays.np.empty(self.dim, "float32")
-        number = checks.count(id, "id", least=0, most=2**63 - 1)
-        check(f"id {id}", library().kvant_index_reconstruct(self._handle, number, row.ctypes.data))
+        number = checks.count(id, "id", least=0, most=_MOST_ID)
+        check("reconstruct", library().kvant_index_reconstruct(self._handle, number, row.ctypes.data), SAID)
         return row
 
+    @property
     def info(self) -> IndexInfo:
-        """What the index is, and what it costs."""
         info = s.IndexInfo.new()
         check("index info", library().kvant_index_get_info(self._handle, c.byref(info)))
         plain = info.plain()
@@ -218,7 +200,7 @@ class Index(Owned):
         return IndexInfo(**plain)
 
     def __len__(self) -> int:
-        return self.info().n
+        return self.info.n
 
     @property
     def ntotal(self) -> int:
@@ -226,14 +208,14 @@ class Index(Owned):
         return len(self)
 
     def __repr__(self) -> str:
-        info = self.info()
+        info = self.info
         return f"<kvant.Index of {info.n} vectors, {info.dim} numbers each, {info.spec}, {info.metric}>"
 
 
 def _asked(allow: Callable[[int], Any] | None, raised: list[BaseException]) -> Any:
     """allow as C calls it. What it raises ends up in raised, and from then on nothing is allowed."""
     if allow is None:
-        return s.INDEX_ALLOW()
+        return s.ALLOW()
 
     def answer(_context: int | None, id: int) -> int:
         try:
@@ -242,16 +224,4 @@ def _asked(allow: Callable[[int], Any] | None, raised: list[BaseException]) -> A
             raised.append(error)
             return 0
 
-    return s.INDEX_ALLOW(answer)
-
-
-def _nearness(metric: str, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Exact scores; squared distances are negative, so that larger is nearer."""
-    np = arrays.np
-    if metric == "l2":
-        return -np.square(rows - query).sum(axis=1)
-    products = rows @ query
-    if metric == "ip":
-        return products
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(query)
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return s.ALLOW(answer)
