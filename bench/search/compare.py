@@ -1,125 +1,174 @@
 #!/usr/bin/env python3
-"""Vector search beside FAISS: recall, bytes and time per vector on one thread, in one run.
+"""Recall, bytes and speed of vector indexes on the sets of bench/search/data.py: FAISS, kvant and the papers' codes in NumPy.
 
-    pip install faiss-cpu
-    bench/record.py --append bench/results/search.csv -- bench/search/compare.py minilm FOLDER --json
-    bench/record.py --append bench/results/search.csv -- bench/search/compare.py gauss-1536 FOLDER --json
+    P=$(scripts/fetch.py faiss)
+    bench/record.py bench/results/search.csv -- $P bench/search/compare.py --data minilm --speed --json
+    $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
 
-Sets: minilm (bench/search/embed.py), and three that are made here:
-  gauss-D      isotropic normal numbers, D dimensions, 10,000 vectors, 200 queries: no structure to find
-  decay-D      the same with a spectrum of 1 / k, rotated: few directions hold most of the length
-  clusters-D   200 centres with a spectrum of 1 / sqrt(k), and vectors at half the distance around them, all of length 1
+An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and mse|scaled|prod|rabitq-BITS, with
+"c" behind BITS for centred rows, "cc" for centred queries, too. SYSTEM alone stands for all of its rows in the tables, which
+is what a call without names measures. Recall is over 1000 queries, by inner product, and equal products count (data.py).
+With --speed, FAISS and kvant answer in turns, batch by batch of 100 queries for 10 neighbours: ns per vector and query, the
+median over batches of the best of --rounds.
+"""
 
-Metric: inner product. Time is processor time of the only thread, the least of five rounds, per vector and query; batch 100 and
-batch 1. bytes: codes and factors. FAISS trains on all vectors, kvant only where dims= asks for it."""
-
+import argparse
 import json
+import os
 import pathlib
 import sys
 import time
 
-import faiss
 import numpy as np
+
+import data
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"))
 
-import kvant  # noqa: E402
-
-ROUNDS, TRAIN = 5, 10000
-FAISS = ["SQ8", "SQ4", "RR,SQtqmse4", "RR,EDEN4", "RR,RaBitQ4", "RR,RaBitQfs4", "RR,SQtqmse2", "RR,EDEN2", "RR,RaBitQ2", "RR,EDEN1",
-         "RR,RaBitQfs", "PQ{half}x4fs"]
-KVANT = ["turboquant-8", "turboquant-4", "turboquant-3", "turboquant-2", "turboquant-1"]
-PROJECTED = [("turboquant-8", 2), ("turboquant-4", 2), ("turboquant-3", 1.5), ("turboquant-2", 2)]  # dims / this
+BATCH, K = 100, 10
+PAPER_K = (1, 2, 4, 8, 16, 32, 64)
 
 
-def made(name):
-    kind, dim = name.split("-")
-    dim, rng = int(dim), np.random.default_rng(3)
-    n, queries = 10000, 200
-    x = rng.standard_normal((n + queries, dim), dtype=np.float32)
-    if kind == "gauss":
-        return x[:n], x[n:]
-    turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0].astype(np.float32)
-    k = np.arange(1, dim + 1, dtype=np.float32)
-    if kind == "decay":
-        x = (x / np.sqrt(k)) @ turn
-        return x[:n], x[n:]
-    centres = rng.standard_normal((200, dim), dtype=np.float32)
-    x = ((centres[rng.integers(0, 200, n + queries)] + x / 2) / np.sqrt(np.sqrt(k))) @ turn
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    return x[:n], x[n:]
+def tables(d):
+    faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1", f"PCAR{d * 2 // 3},EDEN3/l2"]
+    faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
+    if d <= 200:  # 256 centroids per 2 or 4 numbers, as in the paper: minutes of training
+        faiss += [f"PQ{d // 2}", f"PQ{d // 4}"]
+    numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
+    numpy += ["scaled-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
+    kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
+    return {"faiss": faiss, "numpy": numpy, "kvant": [*kvant, f"turboquant-3:dims={d * 2 // 3}"]}
 
 
-def load(name, folder):
-    if name != "minilm":
-        return made(name)
-    return tuple(np.load(pathlib.Path(folder) / f"minilm.{part}.npy") for part in ("base", "query"))
+def expand(names, d):
+    """faiss, numpy and kvant stand for all that belongs to the table."""
+    for name in names:
+        yield from [f"{name}:{index}" for index in tables(d)[name]] if name in tables(d) else [name]
 
 
-def seconds(call):
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        result = call()
-        best = min(best, time.process_time() - start)
-    return best, result
+class Numpy:
+    system = "numpy"
+
+    def __init__(self, name, d):
+        self.name, (self.form, bits) = name, name.split("-")
+        self.center, self.bits = (None, "rows", "both")[bits.count("c")], int(bits.rstrip("c"))
+        # mse: the length; scaled and rabitq: one factor more is folded into it; prod: the length of the rest, too
+        self.bytes = -(-self.bits * d // 8) + 4 + 4 * (self.form == "prod") + 4 * (self.center == "both")
+
+    def train(self, rows, threads=1):
+        pass
+
+    def add(self, rows, threads=1):
+        import reference
+
+        make = reference.RaBitQ if self.form == "rabitq" else reference.TurboQuant
+        extra = {} if self.form == "rabitq" else {"form": self.form}
+        self.codes = make(rows, self.bits, center=self.center, **extra)
+
+    def search(self, queries, k, threads=1):
+        found = np.empty((len(queries), k), np.int64)
+        for first in range(0, len(queries), BATCH):
+            scores = -self.codes.products(queries[first:first + BATCH])
+            near = np.argpartition(scores, k, axis=1)[:, :k]
+            found[first:first + BATCH] = np.take_along_axis(near, np.argsort(np.take_along_axis(scores, near, 1), 1), 1)
+        return found
 
 
-def timed(search, queries, batch):
-    """Seconds per query, and the ids found."""
-    total, ids = 0.0, []
-    for at in range(0, len(queries), batch):
-        spent, found = seconds(lambda: search(queries[at:at + batch]))
-        total, ids = total + spent, [*ids, found]
-    return total / len(queries), np.concatenate(ids)
+class Kvant:
+    """A spec; "/train" behind it takes the centre from 20,000 rows, as dims= does with its directions."""
+
+    def __init__(self, name, d):
+        import kvant
+
+        spec, _, train = name.partition("/")
+        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec
+        self.index = kvant.Index(d, spec=spec)
+
+    def train(self, rows, threads=1):
+        if self.learns:
+            self.index.train(rows[:20_000])
+
+    def add(self, rows, threads=1):
+        self.index.add(rows, n_threads=threads)
+
+    def search(self, queries, k, threads=1):
+        return self.index.search(queries, k, n_threads=threads)[1]
+
+    @property
+    def bytes(self):
+        return self.index.info.bytes_per_vector
 
 
-def recall(exact, queries, base, ids, k):
-    """Ids as near as the k-th nearest count: ties do."""
-    least = np.sort(exact, axis=1)[:, -k] - 1e-6
-    return float(np.mean(np.take_along_axis(exact, ids[:, :k], 1) >= least[:, None]))
+def make(name, d):
+    system, _, rest = name.partition(":")
+    if system == "faiss":
+        from rivals import Faiss
+
+        return Faiss(rest, d)
+    return {"kvant": Kvant, "numpy": Numpy}[system](rest, d)
 
 
-def row(name, system, codec, base, queries, exact, bytes_per_vector, built, search):
-    batch, ids = timed(search, queries, 100)
-    single, _ = timed(search, queries[:50], 1)
-    return {"set": name, "vectors": len(base), "dim": base.shape[1], "queries": len(queries), "system": system, "codec": codec,
-            "bytes_per_vector": bytes_per_vector, **{f"recall{k}": round(recall(exact, queries, base, ids, k), 4) for k in (1, 10, 100)},
-            "ns_batch100": round(batch / len(base) * 1e9, 2), "ns_batch1": round(single / len(base) * 1e9, 2), "build_s": round(built, 3)}
+def timed(call, *arguments):
+    start = time.perf_counter()
+    result = call(*arguments)
+    return time.perf_counter() - start, result
 
 
-def of_kvant(name, spec, base, queries, exact):
-    start = time.process_time()
-    index = kvant.Index(base.shape[1], "ip", spec)
-    if "dims=" in spec:
-        index.train(base[:TRAIN])
-    index.add(base, n_threads=1)
-    built = time.process_time() - start
-    return row(name, f"kvant {kvant.version()}", spec, base, queries, exact, index.info.bytes_per_vector, built,
-               lambda q: index.search(q, 100, 1)[1])
+def build(index, base, threads):
+    index.trained, _ = timed(index.train, base, threads)
+    index.added, _ = timed(index.add, base, threads)
 
 
-def of_faiss(name, factory, base, queries, exact):
-    start = time.process_time()
-    index = faiss.index_factory(base.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-    index.train(base)
-    index.add(base)
-    built = time.process_time() - start
-    return row(name, f"faiss {faiss.__version__}", factory, base, queries, exact, index.sa_code_size(), built,
-               lambda q: index.search(q, 100)[1])
+def measure(indexes, queries, n, rounds, threads, batch):
+    """ns per vector and query of each: the indexes take turns, so that all see the same machine."""
+    parts = [np.ascontiguousarray(queries[at:at + batch]) for at in range(0, min(len(queries), 10 * batch), batch)]
+    best = np.full((len(indexes), len(parts)), np.inf)
+    for _ in range(rounds):
+        for j, part in enumerate(parts):
+            for i, index in enumerate(indexes):
+                seconds, _ = timed(index.search, part, K, threads)
+                best[i, j] = min(best[i, j], seconds)
+    return np.median(best, axis=1) * 1e9 / (n * batch)
+
+
+def row(name, index, base, query, truth, threads):
+    found = index.search(query, 100, threads)
+    out = {"data": name, "n": len(base), "dim": base.shape[1], "system": index.system, "index": index.name}
+    out["bytes"] = int(index.bytes)
+    out |= {f"recall_{k}": round(float(data.recall(base, query, truth, found, k)), 4) for k in (1, 10, 100)}
+    firsts = found == truth[:, :1]
+    out |= {f"first_in_{k}": round(float(np.mean(firsts[:, :k].any(1))), 4) for k in PAPER_K}
+    out["train_s"] = out["add_vectors_per_s"] = ""
+    return out
 
 
 def main():
-    name, folder = sys.argv[1:3]
-    faiss.omp_set_num_threads(1)
-    base, queries = load(name, folder)
-    exact, dim = queries @ base.T, base.shape[1]
-    rows = [of_kvant(name, spec, base, queries, exact) for spec in KVANT]
-    rows += [of_kvant(name, f"{spec}:dims={int(dim / by) // 16 * 16}", base, queries, exact) for spec, by in PROJECTED]
-    for factory in FAISS:
-        print(name, factory, file=sys.stderr, flush=True)
-        rows.append(of_faiss(name, factory.format(half=dim // 2), base, queries, exact))
-    print(json.dumps(rows, indent=1))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="SYSTEM[:NAME]")
+    parser.add_argument("--data", required=True, choices=data.NAMES)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="'all' of the table; %(default)s")
+    parser.add_argument("--json", action="store_true", help="rows for bench/record.py")
+    arguments = parser.parse_args()
+    base, query, truth = (data.load(arguments.data, part) for part in ("base", "query", "truth"))
+    indexes, rows = [], []
+    for name in expand(arguments.names or tables(0), base.shape[1]):
+        index = make(name, base.shape[1])
+        build(index, base, 1 if arguments.speed else arguments.threads)
+        rows.append(row(arguments.data, index, base, query, truth, arguments.threads))
+        if arguments.speed:
+            rows[-1] |= {"train_s": round(index.trained, 3), "add_vectors_per_s": round(len(base) / index.added)}
+        if not arguments.speed or index.system == "numpy":
+            index = None
+        indexes.append(index)
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    fast = [i for i, index in enumerate(indexes) if index]
+    for threads, batch, column in ((1, BATCH, "ns_1"), (1, 1, "ns_1_single"), (arguments.threads, BATCH, "ns_all")):
+        found = measure([indexes[i] for i in fast], query, len(base), arguments.rounds, threads, batch) if fast else []
+        for i in range(len(rows)):
+            rows[i][column] = round(float(found[fast.index(i)]), 2) if i in fast else ""
+    print(json.dumps(rows) if arguments.json else "\n".join(map(str, rows)))
 
 
 if __name__ == "__main__":
