@@ -1,8 +1,9 @@
 /* index.h - nearest-neighbour search on compressed vectors (search.md).
  *
- * An index keeps vectors as codes of 1, 2, 4 or 8 bits per number and one factor per vector (two for
- * L2). Nothing is trained: a vector is rotated at random, rounded to a fixed codebook, and its
- * factor makes inner products right on average (format.md, "Index").
+ * An index keeps vectors as codes of 1, 2, 3, 4 or 8 bits per number and a factor per vector (two for
+ * L2, and with a centre). A vector is rotated at random, rounded to a fixed codebook, and its factor
+ * makes inner products right on average (src/index/format.md). Nothing needs training; what
+ * kvant_index_train learns makes codes of the same size find more.
  *
  *     kvant_index_params params = { .size = sizeof params, .dim = 384 };
  *     kvant_index_create(&params, &index, err, sizeof err);
@@ -10,7 +11,7 @@
  *     kvant_index_query query = { .size = sizeof query, .rows = queries, .stride = 384, .n = 100, .k = 10 };
  *     kvant_index_search(index, &query, scores, ids);
  *
- * Results depend neither on threads, nor on the CPU level, nor on the batch that a query is in, nor
+ * A search multiplies integers, so results depend neither on threads, nor on the CPU level, nor on the batch that a query is in, nor
  * on the order in which vectors were added: equal scores are ordered by id, the smaller id first.
  *
  * Threads: functions that take a const kvant_index may run in any number of threads at once. Other
@@ -42,7 +43,9 @@ typedef struct kvant_index_params {
     size_t size;  /* set by the caller to sizeof(kvant_index_params) */
     uint32_t dim; /* 1 to KVANT_INDEX_MAX_DIM */
     kvant_metric metric;
-    const char *spec; /* "turboquant-B[:seed=N]" with B = 1, 2, 4 or 8; NULL: "turboquant-4" */
+    /* "turboquant-B[:dims=N][,seed=N]" with B = 1, 2, 3, 4 or 8; NULL: "turboquant-4". dims=N keeps
+     * the N principal dimensions of the rows of kvant_index_train, which then must come first. */
+    const char *spec;
     const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
 } kvant_index_params;
 
@@ -55,8 +58,9 @@ KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvan
 /* Frees *index and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_free(kvant_index **index);
 
-/* Takes the centre of the index from n >= 1 rows: their mean. Optional, and possible while the index
- * is empty. Vectors that share a direction, as embeddings do, lose less with a centre.
+/* Learns the centre, which is the mean of n >= 1 rows, and with dims= their principal directions.
+ * Possible while the index is empty. About 10,000 rows are enough; with dims= the time is that of n
+ * dim^2 products. A centre costs 4 bytes per vector unless the metric is L2.
  * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride, size_t n);
 

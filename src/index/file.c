@@ -47,7 +47,7 @@ static bool lay_out(const head *h, layout *l)
         !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
         !kvant_mul_size(packs, kvant_pack_bytes(&format), &l->bytes[CODES]))
         return false;
-    if (h->metric == KVANT_METRIC_L2)
+    if (h->metric == KVANT_METRIC_L2 || h->flags & HAS_CENTER)
         l->bytes[OFFSETS] = l->bytes[FACTORS];
     for (int i = 0; i < N_SECTIONS; i++) {
         if (l->bytes[i] > SIZE_MAX - 2 * LINE - l->end)
@@ -301,7 +301,7 @@ static size_t memory_of(const kvant_index *index, const layout *l)
         return bytes;
     const size_t packs = index->capacity / KVANT_PACK_VECTORS;
     bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + packs * kvant_pack_bytes(&index->book.format);
-    return bytes + index->capacity * (sizeof(float) * (index->offsets ? 2 : 1) + (index->ids ? sizeof(uint64_t) : 0));
+    return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) + (index->ids ? sizeof(uint64_t) : 0));
 }
 
 kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info)
@@ -309,12 +309,12 @@ kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *in
     layout l;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     const head h = head_of(index, &l);
-    const bool distance = index->metric == KVANT_METRIC_L2;
+    const size_t factors = kvant_index_has_offsets(index) ? 2 : 1;
     const kvant_index_info now = {
         .dim = index->dim, .metric = index->metric, .spec = index->spec, .bits = h.bits,
         .has_center = index->center != NULL, .has_ids = index->ids != NULL, .is_view = index->mapped != NULL,
         .n = index->n,
-        .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * (distance ? 2 : 1),
+        .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * factors,
         .id_bytes = index->ids ? sizeof(uint64_t) : 0,
         .memory_bytes = memory_of(index, &l), .file_bytes = l.end,
     };

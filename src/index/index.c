@@ -92,22 +92,32 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     return status;
 }
 
+void kvant_index_forget(kvant_index *index)
+{
+    kvant_free(KVANT_OWN(uint64_t, index->ids));
+    kvant_free(KVANT_OWN(float, index->factors));
+    kvant_free(KVANT_OWN(float, index->offsets));
+    kvant_free(KVANT_OWN(uint8_t, index->codes));
+    kvant_id_table_destroy(&index->table);
+    index->ids = NULL;
+    index->factors = index->offsets = NULL;
+    index->codes = NULL;
+    index->capacity = 0;
+}
+
 void kvant_index_free(kvant_index **index)
 {
     if (!index || !*index)
         return;
     kvant_index *old = *index;
     kvant_rotation_destroy(&old->rotation);
-    kvant_id_table_destroy(&old->table);
     if (old->mapped) {
+        kvant_id_table_destroy(&old->table);
         kvant_unmap_file(old->mapped, old->mapped_bytes);
     } else {
+        kvant_index_forget(old);
         kvant_free(KVANT_OWN(float, old->center));
         kvant_free(KVANT_OWN(float, old->projection));
-        kvant_free(KVANT_OWN(uint64_t, old->ids));
-        kvant_free(KVANT_OWN(float, old->factors));
-        kvant_free(KVANT_OWN(float, old->offsets));
-        kvant_free(KVANT_OWN(uint8_t, old->codes));
     }
     kvant_free(old);
     *index = NULL;
@@ -158,7 +168,7 @@ static kvant_status grow(kvant_index *index, size_t n)
     if (index->ids)
         ENLARGE(index, ids, capacity);
     ENLARGE(index, factors, capacity);
-    if (index->metric == KVANT_METRIC_L2)
+    if (kvant_index_has_offsets(index))
         ENLARGE(index, offsets, capacity);
     const void *codes = index->codes;
     const size_t pack = kvant_pack_bytes(&index->book.format);

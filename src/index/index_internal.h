@@ -32,7 +32,7 @@ struct kvant_index {
     size_t n, capacity;        /* slots, a multiple of 32 */
     const uint64_t *ids;       /* by slot; NULL: slot s has id s */
     const float *factors;      /* by slot, as everything below */
-    const float *offsets;      /* L2: -|u|^2 / 2; else NULL */
+    const float *offsets;      /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
     const uint8_t *codes;      /* packs */
     uint64_t next_id;
     kvant_id_table table;      /* with ids only */
@@ -48,6 +48,11 @@ static inline uint64_t kvant_index_id(const kvant_index *index, size_t slot)
     return index->ids ? index->ids[slot] : slot;
 }
 
+static inline bool kvant_index_has_offsets(const kvant_index *index)
+{
+    return index->metric == KVANT_METRIC_L2 || index->center;
+}
+
 static inline size_t kvant_index_packs(const kvant_index *index)
 {
     return (index->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
@@ -60,16 +65,21 @@ uint32_t kvant_index_slot(const kvant_index *index, uint64_t id);
 kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
                               const kvant_error *error);
 
+/* Frees the arrays of an empty index. */
+void kvant_index_forget(kvant_index *index);
+
 /* Floats of scratch for one row. */
 size_t kvant_index_scratch(const kvant_index *index);
 
-/* What is rounded of a vector or a query x, which is x / |x| for cosine: u = x - center, or u = x for a
- * query without distances. */
+/* What is rounded of a vector or a query x, which is x / |x| for cosine: u = x - center. A query for
+ * inner products has no length of its own: u = x - weight center, with the weight of its part along the
+ * centre, and <q, x> = <u_q, u_x> + weight <x, center>. */
 typedef struct kvant_index_row {
     float *y;       /* R P u 2^-exponent, code_dim numbers in scratch; no magnitude of u is above it */
     int exponent;
-    double squared; /* |u|^2 */
-    float constant; /* a query: <x, center>, or |u|^2 for L2 */
+    float offset;   /* of a vector */
+    float weight;   /* of offsets, for a query: 1 for L2 */
+    float squared;  /* |u|^2 */
 } kvant_index_row;
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
                                       bool is_query, float *scratch);

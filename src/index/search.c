@@ -26,7 +26,8 @@ typedef struct search {
     uint32_t *passes;
     int8_t *x;             /* of tile t: x + t * TILE * 4 n_quads, interleaved */
     int32_t *sums;         /* per query, as below */
-    float *scales;         /* of keys: 1, or the query's step for L2 */
+    float *scales;         /* of keys: the query's step where there are offsets, else 1 */
+    float *weights;        /* of offsets */
     float *steps;          /* from keys to scores */
     float *constants;      /* added to scores */
     kvant_found *found;    /* [query][range][k] */
@@ -83,12 +84,14 @@ static void prepare_query(void *context, size_t i, uint32_t worker)
     const float *q = s->query->rows + i * s->query->stride;
     float *scratch = s->scratch + worker * kvant_index_scratch(index);
     const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, scratch);
+    const bool offsets = kvant_index_has_offsets(index), distance = index->metric == KVANT_METRIC_L2;
     uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
     const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
     store_query(s, i, codes);
-    s->scales[i] = index->metric == KVANT_METRIC_L2 ? step : 1;
-    s->steps[i] = index->metric == KVANT_METRIC_L2 ? -2 : step;
-    s->constants[i] = row.constant;
+    s->scales[i] = offsets ? step : 1;
+    s->weights[i] = row.weight;
+    s->steps[i] = distance ? -2 : offsets ? 1 : step;
+    s->constants[i] = distance ? row.squared : 0;
 }
 
 /* ---- Packs ---- */
@@ -122,7 +125,7 @@ static void scan_pack(const search *s, size_t tile, size_t pack, uint32_t wanted
     uint32_t masks[TILE];
     s->kernels->pack_dots(format, index->codes + pack * kvant_pack_bytes(format), &queries, dots);
     s->kernels->pack_keys(dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL,
-                          s->scales + first, thresholds, n, keys, masks);
+                          s->scales + first, s->weights + first, thresholds, n, keys, masks);
     for (uint32_t i = 0; i < n; i++)
         if (masks[i] & wanted) {
             take(s, &tops[i], pack, masks[i] & wanted, keys + (size_t)i * KVANT_PACK_VECTORS);
@@ -254,6 +257,7 @@ static bool allocate(search *s)
     s->x = kvant_alloc(per_query, 1);
     s->sums = kvant_alloc(n, sizeof *s->sums);
     s->scales = kvant_alloc(n, sizeof *s->scales);
+    s->weights = kvant_alloc(n, sizeof *s->weights);
     s->steps = kvant_alloc(n, sizeof *s->steps);
     s->constants = kvant_alloc(n, sizeof *s->constants);
     s->found = kvant_alloc(all, sizeof *s->found);
@@ -261,7 +265,7 @@ static bool allocate(search *s)
     s->scratch = kvant_alloc(s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
     s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
     s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
-    return s->x && s->sums && s->scales && s->steps && s->constants && s->found && s->n_found && s->scratch &&
+    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found && s->scratch &&
            s->dots && s->keys;
 }
 
@@ -271,6 +275,7 @@ static void release(search *s)
     kvant_free(s->x);
     kvant_free(s->sums);
     kvant_free(s->scales);
+    kvant_free(s->weights);
     kvant_free(s->steps);
     kvant_free(s->constants);
     kvant_free(s->found);

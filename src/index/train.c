@@ -132,6 +132,7 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
         kvant_free(center);
         return status;
     }
+    kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
     replace(&index->center, center);
     replace(&index->projection, projection);
     index->needs_training = false;

@@ -56,25 +56,36 @@ void kvant_index_normalise(const kvant_kernels *kernels, float *x, uint32_t n)
         x[i] /= length;
 }
 
+static void subtract_center(const kvant_index *index, const kvant_kernels *kernels, bool is_query, float *u,
+                            kvant_index_row *row)
+{
+    const float along = kernels->dot(u, index->center, index->dim);
+    if (is_query && index->metric != KVANT_METRIC_L2) {
+        const float squared = kernels->dot(index->center, index->center, index->dim);
+        row->weight = squared > 0 ? along / squared : 0;
+    }
+    row->offset = along;
+    for (uint32_t i = 0; i < index->dim; i++)
+        u[i] -= row->weight * index->center[i];
+}
+
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
                                       bool is_query, float *scratch)
 {
-    const bool subtract = index->center && (!is_query || index->metric == KVANT_METRIC_L2);
     const uint32_t dim = index->dim, n = index->code_dim;
     kvant_index_row row = { .y = scratch };
     float *u = index->projection ? scratch + padded(n) : scratch, *rest = scratch + padded(n) + padded(dim);
     memcpy(u, x, dim * sizeof *u);
     if (index->metric == KVANT_METRIC_COSINE)
         kvant_index_normalise(kernels, u, dim);
-    if (index->center && !subtract)
-        row.constant = kernels->dot(u, index->center, dim);
-    for (uint32_t i = 0; subtract && i < dim; i++)
-        u[i] -= index->center[i];
+    row.weight = 1;
+    if (index->center)
+        subtract_center(index, kernels, is_query, u, &row);
     row.exponent = exponent_of(kernels, u, dim);
     scale_by_power(u, dim, -row.exponent);
-    row.squared = ldexp(kernels->dot(u, u, dim), 2 * row.exponent);
+    row.squared = (float)ldexp(kernels->dot(u, u, dim), 2 * row.exponent);
     if (index->metric == KVANT_METRIC_L2)
-        row.constant = (float)row.squared;
+        row.offset = row.squared / -2;
     if (index->projection)
         kernels->combine_rows(index->projection, u, dim, n, row.y);
     kvant_rotation_apply(&index->rotation, kernels, row.y, rest);
@@ -115,7 +126,7 @@ static void encode_row(kvant_index *index, const kvant_kernels *kernels, size_t 
         kvant_pack_put(bits, pack, i, slot % KVANT_PACK_VECTORS, codes[i]);
     KVANT_OWN(float, index->factors)[slot] = factor;
     if (index->offsets)
-        KVANT_OWN(float, index->offsets)[slot] = (float)(row.squared / -2);
+        KVANT_OWN(float, index->offsets)[slot] = row.offset;
 }
 
 typedef struct encoding {

@@ -278,12 +278,13 @@ typedef struct kvant_uniform_step {
     void name(const kvant_pack_format *format, const uint8_t *codes, const kvant_pack_queries *queries,            \
               int32_t *dots)
 
-/* keys[j * 32 + v] = (float)dots[j * 32 + v] * factors[v] * scales[j] + offsets[v], rounded after
- * each operation, in this order; offsets NULL: not added. Bit v of masks[j]: the key is at least
- * thresholds[j]. dots, factors, offsets and keys aligned to 64. The same bits at every level. */
+/* keys[j * 32 + v] = (float)dots[j * 32 + v] * factors[v] * scales[j] + offsets[v] * weights[j],
+ * rounded after each operation; without offsets (NULL) the first two products. Bit v of masks[j]:
+ * the key is at least thresholds[j]. dots, factors, offsets and keys aligned to 64. The same bits at
+ * every level. */
 #define KVANT_PACK_KEYS_FN(name)                                                                                   \
     void name(const int32_t *dots, const float *factors, const float *offsets, const float *scales,                \
-              const float *thresholds, uint32_t n, float *keys, uint32_t *masks)
+              const float *weights, const float *thresholds, uint32_t n, float *keys, uint32_t *masks)
 
 /* Every kernel: X(its signature, its name). */
 #define KVANT_KERNELS(X)                                                                                           \

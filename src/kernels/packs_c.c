@@ -33,7 +33,7 @@ KVANT_PACK_KEYS_FN(kvant_pack_keys_c)
             const size_t at = (size_t)i * KVANT_PACK_VECTORS + v;
             keys[at] = (float)dots[at] * factors[v] * scales[i];
             if (offsets)
-                keys[at] += offsets[v];
+                keys[at] += offsets[v] * weights[i];
             masks[i] |= (uint32_t)(keys[at] >= thresholds[i]) << v;
         }
     }

@@ -96,7 +96,7 @@ BENCH(pack_dots)
 
 typedef struct keyed {
     int32_t *dots;
-    float *factors, *offsets, *scales, *thresholds, *keys;
+    float *factors, *offsets, *scales, *weights, *thresholds, *keys;
     uint32_t *masks;
 } keyed;
 
@@ -107,6 +107,7 @@ static keyed make_keyed(checker *check, uint32_t n, check_fill fill, bool offset
     p.dots = check_input(check, "dots", n * 32 * sizeof *p.dots, 64);
     p.factors = check_input(check, "factors", 32 * sizeof *p.factors, 64);
     p.scales = check_input(check, "scales", n * sizeof *p.scales, 4);
+    p.weights = check_input(check, "weights", n * sizeof *p.weights, 4);
     p.thresholds = check_input(check, "thresholds", n * sizeof *p.thresholds, 4);
     p.keys = check_output(check, "keys", n * 32 * sizeof *p.keys, 64);
     p.masks = check_output(check, "masks", n * sizeof *p.masks, 4);
@@ -118,10 +119,11 @@ static keyed make_keyed(checker *check, uint32_t n, check_fill fill, bool offset
         p.dots[i] = (int32_t)check_below(check, 1u << 29) - (1 << 28);
     check_floats(check, p.factors, 32, fill);
     check_floats(check, p.scales, n, CHECK_NORMAL);
+    check_floats(check, p.weights, n, CHECK_NORMAL);
     for (uint32_t i = 0; i < n; i++) { /* one that a key equals, none, all */
         const uint32_t v = check_below(check, 32);
         const float key = (float)p.dots[i * 32 + v] * p.factors[v] * p.scales[i];
-        p.thresholds[i] = i % 4 == 3 ? -INFINITY : i % 4 == 2 ? INFINITY : p.offsets ? key + p.offsets[v] : key;
+        p.thresholds[i] = i % 4 == 3 ? -INFINITY : i % 4 == 2 ? INFINITY : p.offsets ? key + p.offsets[v] * p.weights[i] : key;
     }
     return p;
 }
@@ -135,9 +137,9 @@ CHECK(pack_keys)
         for (int fill = 0; fill < CHECK_N_FILLS; fill++)
             for (uint32_t offsets = 0; offsets < 2; offsets++) {
                 keyed p = make_keyed(check, ns[q], (check_fill)fill, offsets);
-                c->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.thresholds, ns[q], keys, masks);
-                CHECK_CALL(check, kernels->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.thresholds, ns[q],
-                                                     p.keys, p.masks));
+                c->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights, p.thresholds, ns[q], keys, masks);
+                CHECK_CALL(check, kernels->pack_keys(p.dots, p.factors, p.offsets, p.scales, p.weights, p.thresholds,
+                                                     ns[q], p.keys, p.masks));
                 check_same(check, "keys", p.keys, keys, (size_t)ns[q] * 32, sizeof *keys);
                 check_same(check, "masks", p.masks, masks, ns[q], sizeof *masks);
             }
@@ -146,6 +148,6 @@ CHECK(pack_keys)
 BENCH(pack_keys)
 {
     keyed p = make_keyed(check, 32, CHECK_NORMAL, false);
-    CHECK_BENCH(check, kernels->pack_keys(p.dots, p.factors, NULL, p.scales, p.thresholds, 32, p.keys, p.masks),
+    CHECK_BENCH(check, kernels->pack_keys(p.dots, p.factors, NULL, p.scales, p.weights, p.thresholds, 32, p.keys, p.masks),
                 "32 queries");
 }

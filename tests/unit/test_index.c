@@ -161,6 +161,39 @@ static void estimator(void **state)
     free(q);
 }
 
+/* All rows and queries share a part three times as long as the rest. With it as centre, the error is that of the rest alone:
+ * <q, x> = <q - w c, x - c> + w <c, x> with the w that leaves no part along c. The second half of queries is 2^40 times shorter. */
+static void centred(void **state)
+{
+    enum { DIM = 256, N = 400, QUERIES = 100 };
+    (void)state;
+    float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14), *c = random_rows(1, DIM, 15);
+    for (size_t j = 0; j < DIM; j++)
+        c[j] *= 3;
+    for (size_t i = 0; i < N * DIM; i++)
+        x[i] += c[i % DIM];
+    for (size_t i = 0; i < QUERIES * DIM; i++)
+        q[i] = ldexpf(q[i] + c[i % DIM], i < QUERIES / 2 * DIM ? 0 : -40);
+    kvant_index_params params = { .size = sizeof params, .dim = DIM, .spec = "turboquant-2", .center = c };
+    kvant_index *index;
+    assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 1), KVANT_OK);
+    result r = search(index, q, DIM, QUERIES, N);
+    double squares = 0;
+    for (size_t i = 0; i < r.n; i++) {
+        const float *a = q + i / N * DIM, *b = x + r.ids[i] * DIM;
+        const double cc = dot(c, c, DIM), along = dot(a, c, DIM), off = dot(b, b, DIM) - 2 * dot(b, c, DIM) + cc;
+        const double error = (r.scores[i] - dot(a, b, DIM)) / sqrt((dot(a, a, DIM) - along * along / cc) * off) * sqrt(DIM);
+        squares += error * error;
+    }
+    assert_true(fabs(sqrt(squares / (double)r.n / (0.1175 / 0.8825)) - 1) < 0.05);
+    drop(&r);
+    kvant_index_free(&index);
+    free(x);
+    free(q);
+    free(c);
+}
+
 static double exact(kvant_metric metric, const float *q, const float *x, uint32_t dim)
 {
     if (metric == KVANT_METRIC_COSINE)
@@ -523,7 +556,7 @@ static void zeros(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rotations), cmocka_unit_test(books),    cmocka_unit_test(estimator), cmocka_unit_test(scores),
+        cmocka_unit_test(rotations), cmocka_unit_test(books),    cmocka_unit_test(estimator), cmocka_unit_test(centred), cmocka_unit_test(scores),
         cmocka_unit_test(same_results), cmocka_unit_test(scaling), cmocka_unit_test(changes),  cmocka_unit_test(filters),
         cmocka_unit_test(rerank),    cmocka_unit_test(training), cmocka_unit_test(mistakes),  cmocka_unit_test(zeros),
     };
