@@ -30,14 +30,17 @@ PAPER_K = (1, 2, 4, 8, 16, 32, 64)
 
 
 def tables(d):
-    faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1", f"PCAR{d * 2 // 3},EDEN3/l2"]
+    faiss = ["SQ4", "RR,SQtqmse4", "RR,SQtqmse2", "RR,EDEN4", "RR,EDEN2", "RR,EDEN1"]
     faiss += [f"RR,RaBitQ{bits}/qb=8" for bits in (4, 2, 1)] + [f"PQ{d // 2}x4fs", f"PQ{d // 4}x4fs"]
     if d <= 200:  # 256 centroids per 2 or 4 numbers, as in the paper: minutes of training
         faiss += [f"PQ{d // 2}", f"PQ{d // 4}"]
     numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
     numpy += ["scaled-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
     kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
-    return {"faiss": faiss, "numpy": numpy, "kvant": [*kvant, f"turboquant-3:dims={d * 2 // 3}"]}
+    if d <= 1024:  # about the size of 2-bit codes; minutes of training beyond
+        faiss.append(f"PCAR{d * 5 // 8},EDEN3/l2")
+        kvant.append(f"turboquant-3:dims={d * 5 // 8}")
+    return {"faiss": faiss, "numpy": numpy, "kvant": kvant}
 
 
 def expand(names, d):
