@@ -1,21 +1,21 @@
-/* decode_tile.cuh - a tile: 16 or 32 tokens of a page as fp16 numbers in shared memory, by one warp.
+/* decode_tile.cuh - a tile: 32 tokens of a page as fp16 numbers in shared memory, by a team of warps.
  * attention.cu multiplies tiles. A family has two decoders:
  *
  *     read_any (rows.cuh)   a token's row by a warp, bit by bit the CPU's numbers. Every family has this
  *                           one; decode.cu needs it. Tiles use it when there is no other.
- *     decode_tile (below)   a whole tile, fast: one case per family. */
+ *     decode_tile (below)   a whole tile, fast. */
 #pragma once
 
-#include "decode_planes.cuh"
+#include "decode_chunks.cuh"
 
 namespace kvant
 {
 
-/* Row by row: read(t). */
-template <int P, int TOKENS, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read)
+/* Row by row: read(t). Warps of the team take turns. */
+template <int P, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read)
 {
 #pragma unroll 1
-    for (int t = 0; t < TOKENS; t++) {
+    for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
         Row<P> row{};
         if (t < tile.valid)
             row = read(tile.first + t);
@@ -31,28 +31,42 @@ template <int P, int TOKENS, class F> KVANT_INLINE void fill_rows(const DecodedT
     }
 }
 
-/* Not inlined: registers are for attention's sums. */
-template <int P, int TOKENS>
+template <int P>
 __device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
-    fill_rows<P, TOKENS>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane); });
+    fill_rows<P>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head); });
 }
 
-template <int P, int TOKENS> __device__ __noinline__ void decode_open(const DecodedTile tile)
+__device__ __noinline__ void decode_open(const DecodedTile tile)
 {
-    fill_rows<P, TOKENS>(tile, [&](int token) {
-        return load_any<P>(tile.page, (size_t)token * tile.d, KVANT_CUDA_F16, tile.d, tile.lane);
+    fill_rows<MOST_DIM>(tile, [&](int token) {
+        return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, KVANT_CUDA_F16, tile.d, tile.lane);
     });
 }
 
-/* Of a sealed page. */
-template <int P, int TOKENS, bool KEYS>
+/* One scale per token and a code per channel. Kernels for other codecs have decoders that need many registers, and keep
+ * attention's sums in memory instead. */
+__host__ __device__ inline bool is_plain(const kvant_cuda_codec &codec)
+{
+    const kvant_cuda_params &c = codec.params;
+    return c.codes == KVANT_CUDA_CODES_OPEN || c.codes == KVANT_CUDA_CODES_CODEBOOK ||
+           (c.codes == KVANT_CUDA_CODES_UNIFORM && !has_groups(codec));
+}
+
+/* Of a sealed page. PLAIN: the codec is. */
+template <bool KEYS, bool PLAIN>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
 {
-    switch (codec.params.codes) {
-    case KVANT_CUDA_CODES_UNIFORM:
-    case KVANT_CUDA_CODES_CODEBOOK: return decode_planes<TOKENS, KEYS>(codec, book.values, tile);
-    default: return decode_rows<P, TOKENS>(codec, book, tile);
+    if (PLAIN || codec.params.codes == KVANT_CUDA_CODES_UNIFORM || codec.params.codes == KVANT_CUDA_CODES_CODEBOOK)
+        return decode_planes<KEYS, PLAIN>(codec, book.values, tile);
+    if constexpr (!PLAIN) {
+        if (has_chunk_tiles(codec))
+            return codec.general.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(codec.general, tile)
+                                                                     : decode_chunks<4, KEYS>(codec.general, tile);
+        if (tile.d <= 128)
+            decode_rows<128>(codec, book, tile);
+        else
+            decode_rows<MOST_DIM>(codec, book, tile);
     }
 }
 

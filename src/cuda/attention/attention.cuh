@@ -305,22 +305,26 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_for_channels<D>(p);
     fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
-    wait_for_former();
+    if (!p.table_ready)
+        wait_for_former();
     const L lengths{ p };
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
+    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
+    feeder.start(p, lengths, piece, warp, shared.entries[warp]);
+    feeder.find_pages(p);
+    if (p.table_ready)
+        feeder.ask(p);
+    wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
 
-    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
-    feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
-    feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    feeder.find_pages(p);
     if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
