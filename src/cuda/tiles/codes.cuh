@@ -18,10 +18,7 @@ template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
     static constexpr int N = N_, GROUPS = GROUPS_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
     using V = ValueOperands<VC, D>;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
-    /* Weights have rows of 64 columns, exchanged; few columns stand in rows of 8. */
-    static constexpr bool NARROW = N <= 16;
-    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * (NARROW ? 2 * N : ROW_BYTES),
-                         WEIGHT_ROW = NARROW ? 16 : ROW_BYTES; /* of a token */
+    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
                          V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
@@ -67,7 +64,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     bool plain; /* nothing changes a score that all rows see */
     int group, warp, lane;
 
-    static constexpr int K_BUFFERS = N > 32 && GROUPS > 2 ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
+    static constexpr int K_BUFFERS = N > 32 ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
     int phase; /* of the weights' barrier */
     int page;  /* at hand */
     Turn turn; /* of its slot */
@@ -208,7 +205,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     /* Adds V^T weights^T, once all warps have written weights. */
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
-        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
+        const uint64_t w = matrix_at(shared_address(weights()));
         const V own(code_operands<V>(page, warp, v_table));
         uint32_t values[V_BUFFERS][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
@@ -219,7 +216,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 wait_for(codes_there[S::STAGES], phase++);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
-                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i], w + V::column_tile(part, i) * S::WEIGHT_ROW, 1);
+                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i], w + V::column_tile(part, i) * ROW_BYTES, 1);
             GroupProducts::commit();
         }
         unrolled_for (int i = 0; i < V_BUFFERS; i++)
@@ -328,14 +325,11 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
         const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token);
-        const uint32_t at = shared_address(weights()) + k * S::WEIGHT_ROW;
-        if constexpr (N == 8)
-            store_two_matrices(w[0], at);
-        else
-            unrolled_for (int j = 0; j < N / 8; j += 2) {
-                const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
-                store_matrices(m, S::NARROW ? at + (lane >> 4) * (PAGE_TOKENS * 16) : at + (((lane >> 4 ^ k) & 7) * 16 ^ j * 16));
-            }
+        const uint32_t at = shared_address(weights()) + k * ROW_BYTES, piece = ((lane >> 4 ^ k) & 7) * 16;
+        unrolled_for (int j = 0; j < N / 8; j += 2) {
+            const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
+            store_matrices(m, at + (piece ^ j * 16));
+        }
         GroupProducts::publish();
     }
 
@@ -462,7 +456,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     KVANT_INLINE void add_open_values(const uint16_t *page, int valid)
     {
-        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
+        const uint64_t w = matrix_at(shared_address(weights()));
         const float one = 1 / Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int b = 0; b < V::BLOCKS; b++) {
             float x[N / 8][4];
@@ -480,7 +474,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     a[i] = pair;
                 }
                 GroupProducts::begin();
-                multiply<1>(x, a, w + k * S::WEIGHT_ROW, k > 0);
+                multiply<1>(x, a, w + k * ROW_BYTES, k > 0);
                 GroupProducts::commit();
                 GroupProducts::finish<0>();
                 GroupProducts::hold(x);
@@ -691,14 +685,10 @@ template <class KC, class VC, int D, int N, int GROUPS> CodesKernel codes_kernel
                         S::ROWS_AT + (int)sizeof(CodesRows<GROUPS, N>) };
 }
 
-/* Warpgroups: as many as registers allow. */
-template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows, int variant)
+/* Warpgroups: as many as there are registers for. */
+template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
 {
-    if (rows <= 16)
-        return codes_kernel_of<KC, VC, D, 16, 4>();
-    if (rows <= 32)
-        return variant == 3 ? codes_kernel_of<KC, VC, D, 32, 3>() : codes_kernel_of<KC, VC, D, 32, 4>();
-    return variant == 2 ? codes_kernel_of<KC, VC, D, 64, 2>() : codes_kernel_of<KC, VC, D, 64, 3>();
+    return rows <= 32 ? codes_kernel_of<KC, VC, D, 32, 4>() : codes_kernel_of<KC, VC, D, 64, 3>();
 }
 
 } // namespace kvant
