@@ -229,7 +229,7 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
         const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes,
-                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane };
+                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head };
         if (entry < 0)
             decode_open(to);
         else

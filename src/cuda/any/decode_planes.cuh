@@ -31,7 +31,7 @@ struct DecodedTile {
     uint8_t *scratch; /* any_scratch of the codec */
     int stride, d, first, valid;
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
-    int lane;
+    int lane, kv_head;
 };
 
 /* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys have a row of

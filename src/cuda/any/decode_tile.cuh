@@ -6,7 +6,7 @@
  *     decode_tile (below)   a whole tile, fast. */
 #pragma once
 
-#include "decode_planes.cuh"
+#include "decode_chunks.cuh"
 
 namespace kvant
 {
@@ -34,7 +34,7 @@ template <int P, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F
 template <int P>
 __device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
-    fill_rows<P>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane); });
+    fill_rows<P>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head); });
 }
 
 __device__ __noinline__ void decode_open(const DecodedTile tile)
@@ -60,6 +60,9 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
     if (PLAIN || codec.params.codes == KVANT_CUDA_CODES_UNIFORM || codec.params.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_planes<KEYS, PLAIN>(codec, book.values, tile);
     if constexpr (!PLAIN) {
+        if (has_chunk_tiles(codec))
+            return codec.general.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(codec.general, tile)
+                                                                     : decode_chunks<4, KEYS>(codec.general, tile);
         if (tile.d <= 128)
             decode_rows<128>(codec, book, tile);
         else

@@ -261,9 +261,9 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
 kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
 {
     kvant_cuda_codec keys, values;
-    kvant_status status = kvant_cuda_codec_placed(args.k_codec, &keys);
+    kvant_status status = kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
     if (status == KVANT_OK)
-        status = kvant_cuda_codec_placed(args.v_codec, &values);
+        status = kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values);
     args.k_codec = &keys, args.v_codec = &values;
     return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
 }

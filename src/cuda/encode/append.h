@@ -19,6 +19,7 @@ struct AppendRole {
     const float *weights;    /* as many for each kv head as codec.weighting says */
     float *exact;            /* of open pages: see kvant_cuda_append_args */
     const float *feedback;   /* the same */
+    const float *centroids;  /* the same */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
