@@ -120,7 +120,7 @@ __device__ __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &
     return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
 }
 
-template <int EIGHTS, bool PLAIN> struct AnyAttention {
+template <int EIGHTS, Decoders WITH> struct AnyAttention {
     using S = AnyShape<EIGHTS>;
     using R = Row<MOST_DIM>;
     static constexpr int TOKENS = TILE_TOKENS, N = TOKENS / 16;
@@ -229,11 +229,11 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
         const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes,
-                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head };
+                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
         if (entry < 0)
             decode_open(to);
         else
-            decode_tile<KEYS, PLAIN>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
+            decode_tile<KEYS, WITH>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
         wait_for_team();
     }
 
@@ -539,8 +539,7 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
     }
 };
 
-/* PLAIN: both codecs are. */
-template <int EIGHTS, bool PLAIN>
+template <int EIGHTS, Decoders WITH>
 __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     attention_any_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
@@ -552,7 +551,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     const AnyPlaces places(p.keys, p.values, S::ROWS, (int)blockDim.x / 32);
     reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
     reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
-    AnyAttention<EIGHTS, PLAIN> attention(p, work, places, memory);
+    AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
     attention.load_queries();
     __syncthreads();
     attention.begin();
@@ -560,7 +559,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     attention.finish();
 }
 
-template <int EIGHTS, bool PLAIN>
+template <int EIGHTS, Decoders WITH>
 static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
     using S = AnyShape<EIGHTS>;
@@ -574,11 +573,11 @@ static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_
     p.splits = (int)std::max<int64_t>(std::min<int64_t>(S::BLOCKS * multiprocessors / items, p.max_tokens / (warps / team * PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
-    const void *kernel = (const void *)attention_any_kernel<EIGHTS, PLAIN>;
+    const void *kernel = (const void *)attention_any_kernel<EIGHTS, WITH>;
     const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
-    attention_any_kernel<EIGHTS, PLAIN><<<(unsigned)(items * p.splits), warps * 32, bytes, stream>>>(p);
+    attention_any_kernel<EIGHTS, WITH><<<(unsigned)(items * p.splits), warps * 32, bytes, stream>>>(p);
     return from_cuda(cudaGetLastError());
 }
 
@@ -589,9 +588,11 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
-    const bool few = (int64_t)p.query_tokens * p.heads_a_kv <= 8, plain = is_plain(p.keys) && is_plain(p.values);
-    const auto launch_it = few ? (plain ? launch<1, true> : launch<1, false>) : plain ? launch<2, true> : launch<2, false>;
-    return launch_it(p, multiprocessors, shared_bytes, stream);
+    using Launch = kvant_status (*)(AnyAttentionArgs &, int, int, cudaStream_t);
+    static const Launch launches[2][3] = { { launch<1, Decoders::PLAIN>, launch<1, Decoders::TILES>, launch<1, Decoders::ALL> },
+                                           { launch<2, Decoders::PLAIN>, launch<2, Decoders::TILES>, launch<2, Decoders::ALL> } };
+    const bool many = (int64_t)p.query_tokens * p.heads_a_kv > 8;
+    return launches[many][(int)std::max(decoders_for(p.keys), decoders_for(p.values))](p, multiprocessors, shared_bytes, stream);
 }
 
 } // namespace kvant

@@ -105,6 +105,7 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
 
 struct TrellisBook {
     float values[KVANT_CUDA_TRELLIS_LEVELS];
+    uint16_t whole[KVANT_CUDA_TRELLIS_LEVELS]; /* levels as whole numbers, fp16 */
     uint16_t steps[MOST_DIM];
 };
 
@@ -132,8 +133,10 @@ union AnyBook {
                 values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i] : codec.params.values[i];
             break;
         case KVANT_CUDA_CODES_TRELLIS:
-            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x) {
                 trellis.values[i] = codec.trellis.values[i];
+                trellis.whole[i] = __half_as_ushort(__short2half_rn(codec.trellis.levels[i]));
+            }
             for (int i = threadIdx.x; i < (int)codec.params.head_dim; i += blockDim.x)
                 trellis.steps[i] = codec.any.steps[i];
             break;
