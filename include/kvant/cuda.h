@@ -140,6 +140,7 @@ typedef struct kvant_cuda_append_args {
     const float *k_feedback;
     /* device, by kvant_role: of codecs that have some (kvant_cuda_tables): n_kv_heads x n_centroids */
     const float *centroids[2];
+    uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -228,6 +229,9 @@ typedef struct kvant_cuda_attention_args {
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
+    /* not 0: block_table and lengths were written before the kernel that comes before this call in its
+     * stream, and are read while that one ends */
+    uint32_t table_ready;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -306,7 +310,7 @@ typedef struct kvant_cuda_block_args {
     const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
     size_t mask_batch_stride, mask_token_stride;
     const float *sinks; /* n_heads, or NULL */
-    void *workspace;    /* device */
+    void *workspace;    /* device, zeros before its first use; every call leaves it ready for the next */
     size_t workspace_bytes;
 } kvant_cuda_block_args;
 

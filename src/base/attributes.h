@@ -2,6 +2,8 @@
  * other files are plain C11. */
 #pragma once
 
+#include <stdint.h>
+
 /* Pages and calibration files are little endian and read where they lie. */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kvant is for little-endian machines: its pages are read in place"
@@ -34,6 +36,19 @@
 #define KVANT_INLINE static inline
 #define unrolled_for for
 #endif
+
+/* The number of the lowest set bit of x, which is not 0. */
+KVANT_INLINE uint32_t kvant_lowest_bit(uint32_t x)
+{
+#if defined(__GNUC__) && !defined(__CUDACC__)
+    return (uint32_t)__builtin_ctz(x);
+#else
+    uint32_t n = 0;
+    while (!(x >> n & 1))
+        n++;
+    return n;
+#endif
+}
 
 #define KVANT_RETURN_IF(condition, status)                                                                         \
     do {                                                                                                           \

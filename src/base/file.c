@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,19 +34,25 @@ static bool read_all(int fd, uint8_t *bytes, size_t n)
 }
 
 /* The head is checked before memory of the stated size is asked for. */
-static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
-                                 const kvant_error *error)
+static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *check, uint8_t head[KVANT_FILE_HEAD],
+                              size_t *n, const kvant_error *error)
 {
     struct stat st;
-    uint8_t head[KVANT_FILE_HEAD] = { 0 };
     if (fstat(fd, &st) != 0)
         return system_error(error, "read", path);
     if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_FILE_HEAD)
         return kvant_fail(error, KVANT_ERR_IO, "cannot read %s: it is not a regular file that fits memory", path);
     *n = (size_t)st.st_size;
-    if (!read_all(fd, head, *n < sizeof head ? *n : sizeof head))
+    if (!read_all(fd, head, *n < KVANT_FILE_HEAD ? *n : KVANT_FILE_HEAD))
         return system_error(error, "read", path);
-    KVANT_FORWARD(check(head, *n, error));
+    return check(head, *n, error);
+}
+
+static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
+                                 const kvant_error *error)
+{
+    uint8_t head[KVANT_FILE_HEAD] = { 0 };
+    KVANT_FORWARD(read_head(fd, path, check, head, n, error));
     *bytes = kvant_alloc(*n, 1);
     if (!*bytes)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", *n, path);
@@ -71,6 +78,31 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
     return status;
 }
 
+kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes, size_t *n,
+                            const kvant_error *error)
+{
+    uint8_t head[KVANT_FILE_HEAD] = { 0 };
+    *bytes = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return system_error(error, "open", path);
+    kvant_status status = read_head(fd, path, check, head, n, error);
+    if (status == KVANT_OK) {
+        void *mapped = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
+        if (mapped == MAP_FAILED)
+            status = system_error(error, "map", path);
+        else
+            *bytes = mapped;
+    }
+    close(fd);
+    return status;
+}
+
+void kvant_unmap_file(const uint8_t *bytes, size_t n)
+{
+    munmap((void *)(uintptr_t)bytes, n);
+}
+
 static bool write_all(int fd, const uint8_t *bytes, size_t n)
 {
     while (n > 0) {
@@ -87,12 +119,15 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n)
 
 /* Flushed before the rename: otherwise a crash soon after could leave the new name with no
  * content. */
-static bool write_new(const char *path, const uint8_t *bytes, size_t n)
+static bool write_new(const char *path, const kvant_file_part *parts, size_t n_parts)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return false;
-    bool ok = write_all(fd, bytes, n) && fsync(fd) == 0;
+    bool ok = true;
+    for (size_t i = 0; ok && i < n_parts; i++)
+        ok = write_all(fd, parts[i].bytes, parts[i].n);
+    ok = ok && fsync(fd) == 0;
     int reason = errno;
     if (close(fd) != 0 && ok) {
         ok = false;
@@ -102,17 +137,24 @@ static bool write_new(const char *path, const uint8_t *bytes, size_t n)
     return ok;
 }
 
-kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error)
+kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
+                               const kvant_error *error)
 {
     char temporary[PATH_MAX];
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
     if (length < 0 || (size_t)length >= sizeof temporary)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
-    if (write_new(temporary, bytes, n) && rename(temporary, path) == 0)
+    if (write_new(temporary, parts, n_parts) && rename(temporary, path) == 0)
         return KVANT_OK;
     bool someone_elses = errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
     kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
     if (!someone_elses)
         unlink(temporary);
     return status;
+}
+
+kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error)
+{
+    const kvant_file_part whole = { bytes, n };
+    return kvant_write_parts(path, &whole, 1, error);
 }

@@ -207,6 +207,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.n_tokens = args->n_tokens;
     common.slots = args->slots;
     common.refused = args->refused;
+    common.slots_ready = args->slots_ready != 0;
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 

@@ -18,6 +18,7 @@
 #include "directions.h"
 #include "feedback.h"
 #include "fixed_point.h"
+#include "packs.h"
 #include "trellis.h"
 #include "triplets.h"
 
@@ -270,6 +271,21 @@ typedef struct kvant_uniform_step {
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 
+/* dots[j * 32 + v] = sum over dimensions of level * integer for vector v of a pack and query j,
+ * exact, for n >= 1 queries. codes aligned to 64, dots too. At most 2048 quads, and the bias
+ * at most 1, 10, 26 and 61 for 1 to 4 bits. */
+#define KVANT_PACK_DOTS_FN(name)                                                                                   \
+    void name(const kvant_pack_format *format, const uint8_t *codes, const kvant_pack_queries *queries,            \
+              int32_t *dots)
+
+/* keys[j * 32 + v] = (float)dots[j * 32 + v] * factors[v] * scales[j] + offsets[v] * weights[j],
+ * rounded after each operation; without offsets (NULL) the first two products. Bit v of masks[j]:
+ * the key is at least thresholds[j]. dots, factors, offsets and keys aligned to 64. The same bits at
+ * every level. */
+#define KVANT_PACK_KEYS_FN(name)                                                                                   \
+    void name(const int32_t *dots, const float *factors, const float *offsets, const float *scales,                \
+              const float *weights, const float *thresholds, uint32_t n, float *keys, uint32_t *masks)
+
 /* Every kernel: X(its signature, its name). */
 #define KVANT_KERNELS(X)                                                                                           \
     X(UNPACK, unpack)                                                                                              \
@@ -306,7 +322,9 @@ typedef struct kvant_uniform_step {
     X(BLOCK_TILE, block_columns_tile)                                                                              \
     X(CHUNK_DOTS, chunk_dots)                                                                                      \
     X(TRELLIS_PATH, trellis_path)                                                                                  \
-    X(TRELLIS_DOTS, trellis_dots)
+    X(TRELLIS_DOTS, trellis_dots)                                                                                  \
+    X(PACK_DOTS, pack_dots)                                                                                        \
+    X(PACK_KEYS, pack_keys)
 
 /* kvant_<name>_fn is the type of a kernel, kvant_<name>_c the reference. */
 #define KVANT_KERNEL_DECLARE(FN, name)                                                                             \

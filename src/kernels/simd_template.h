@@ -140,6 +140,24 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
     }
 }
 
+/* vf_at_least(a, b): a bit per lane. */
+static KVANT_PACK_KEYS_FN(NAME(pack_keys))
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const vf scale = vf_set(scales[i]), weight = vf_set(weights[i]), threshold = vf_set(thresholds[i]);
+        uint32_t mask = 0;
+        unrolled_for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v += LANES) {
+            const size_t at = (size_t)i * KVANT_PACK_VECTORS + v;
+            vf key = vf_mul(vf_mul(vf_from_codes(vi_load(dots + at)), vf_load(factors + v)), scale);
+            if (offsets)
+                key = vf_add(key, vf_mul(vf_load(offsets + v), weight));
+            vf_store(keys + at, key);
+            mask |= vf_at_least(key, threshold) << v;
+        }
+        masks[i] = mask;
+    }
+}
+
 #include "codes_template.h"
 #include "encode_template.h"
 #include "feedback_loops.h"

@@ -38,6 +38,7 @@ plain=$!
     # What level neondot adds to neon.
     emulate max check_kernels --level neondot --kernel code_dots --cases 200
     emulate max check_kernels --level neondot --kernel tile_sums --cases 200
+    emulate max check_kernels --level neondot --kernel pack_dots --cases 200
     same_bytes max c 80
     same_bytes max neondot 64
 )

@@ -53,7 +53,9 @@
     X(block_columns_tile)                                                                                          \
     X(chunk_dots)                                                                                                  \
     X(trellis_path)                                                                                                \
-    X(trellis_dots)
+    X(trellis_dots)                                                                                                \
+    X(pack_dots)                                                                                                   \
+    X(pack_keys)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

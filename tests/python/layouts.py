@@ -16,6 +16,7 @@ from kvant import structs  # noqa: E402
 START = """#include <kvant/cache.h>
 #include <kvant/calibration.h>
 #include <kvant/cuda.h>
+#include <kvant/index.h>
 #include <stdio.h>
 
 static int compare(const char *what, size_t python, size_t c)

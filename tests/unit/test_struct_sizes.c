@@ -1,6 +1,8 @@
 /* test_struct_sizes.c - size fields of structs that cross the library's border: a caller
  * compiled against the first released header or against a newer one is served, one that asks for
  * what this version does not know is refused. */
+#include <kvant/index.h>
+
 #include "attend.h"
 
 #define TAIL 24 /* bytes of a newer header's members */
@@ -151,12 +153,56 @@ static void filled_structs(void **state)
     drop(&f);
 }
 
+static kvant_status try_index(size_t size, uint8_t tail)
+{
+    const kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = "turboquant-4" };
+    kvant_index_params *given = sized(&params, sizeof params, size, tail);
+    kvant_index *index;
+    const kvant_status status = kvant_index_create(given, &index, NULL, 0);
+    assert_int_equal(index != NULL, status == KVANT_OK);
+    kvant_index_free(&index);
+    free(given);
+    return status;
+}
+
+static void index_structs(void **state)
+{
+    const kvant_index_params params = { .size = sizeof params, .dim = 4 };
+    const float row[4] = { 1 };
+    const kvant_index_query query = { .size = sizeof query, .rows = row, .stride = 4, .n = 1, .k = 1 };
+    const size_t first = END_OF(kvant_index_params, center), now = sizeof params;
+    kvant_index *index;
+    float score;
+    uint64_t id;
+    (void)state;
+    assert_int_equal(try_index(now, 0), KVANT_OK);
+    assert_int_equal(try_index(now + TAIL, 0), KVANT_OK);
+    assert_int_equal(try_index(now + TAIL, 1), KVANT_ERR_ARGUMENT);
+    for (size_t size = sizeof(size_t); size < first; size++)
+        assert_int_equal(try_index(size, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
+    for (size_t size = sizeof(size_t); size <= sizeof query; size++) {
+        kvant_index_query *given = sized(&query, sizeof query, size, 0);
+        const bool served = size >= END_OF(kvant_index_query, original_context);
+        assert_int_equal(kvant_index_search(index, given, &score, &id), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
+        free(given);
+    }
+    for (size_t size = sizeof(size_t); size <= sizeof(kvant_index_info); size++) {
+        kvant_index_info *given = sized(&(kvant_index_info){ 0 }, sizeof(kvant_index_info), size, 0);
+        const bool served = size >= END_OF(kvant_index_info, file_bytes);
+        assert_int_equal(kvant_index_get_info(index, given), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
+        free(given);
+    }
+    kvant_index_free(&index);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_params),
         cmocka_unit_test(attention_problem),
         cmocka_unit_test(filled_structs),
+        cmocka_unit_test(index_structs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

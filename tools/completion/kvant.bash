@@ -13,8 +13,8 @@ _kvant()
     done
     [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
     case $command in
-    "") words="exec run eval needle report bench calibrate capture tune inspect codecs plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
-    help) words="exec run eval needle report bench calibrate capture tune inspect codecs plugin-path completion" ;;
+    "") words="exec run eval needle report bench calibrate capture tune inspect search codecs plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
+    help) words="exec run eval needle report bench calibrate capture tune inspect search codecs plugin-path completion" ;;
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
     "exec")
@@ -134,6 +134,13 @@ _kvant()
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads) values="nothing" ;;
         --runtime) values="dirs" ;;
+        esac ;;
+    "search")
+        words="-c --codec -m --metric -k --neighbors --rerank --train --batch -n --queries -t --threads --verify --json --help"
+        case $prev in
+        -c | --codec) values="specs" ;;
+        -m | --metric) values="quality balanced small" ;;
+        -k | --neighbors | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
         esac ;;
     "codecs")
         words="-a --all -d --head-dim --config --json --help"

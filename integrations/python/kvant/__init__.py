@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from .cache import Cache, CacheInfo
     from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator, model_fingerprint
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
+    from .index import Index, IndexInfo
     from .library import Error, cpu_level, set_cpu_level, version
     from .models import Evaluation, calibrate, evaluate
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
     from .tensor import Block, Tensor, TensorInfo
+    from .vectors import read_vectors
 
 _HOMES = {
     "attend": ("attention",),
     "cache": ("Cache", "CacheInfo"),
     "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
+    "index": ("Index", "IndexInfo"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "models": ("Evaluation", "calibrate", "evaluate"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
     "tensor": ("Block", "Tensor", "TensorInfo"),
+    "vectors": ("read_vectors",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

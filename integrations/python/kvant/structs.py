@@ -69,6 +69,61 @@ class CodecFamily(Struct):
     ]
 
 
+# ---- index.h ----
+
+
+class IndexParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("dim", c.c_uint32),
+        ("metric", c.c_int),
+        ("spec", c.c_char_p),
+        ("center", c.c_void_p),
+    ]
+
+
+ALLOW = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64)
+
+
+class IndexQuery(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("rows", c.c_void_p),
+        ("stride", c.c_size_t),
+        ("n", c.c_size_t),
+        ("k", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("allowed", c.c_void_p),
+        ("n_allowed", c.c_size_t),
+        ("allow", ALLOW),
+        ("allow_context", c.c_void_p),
+        ("rerank", c.c_uint32),
+        ("originals", c.c_void_p),
+        ("original_stride", c.c_size_t),
+        ("n_originals", c.c_uint64),
+        ("original", c.c_void_p),
+        ("original_context", c.c_void_p),
+    ]
+
+
+class IndexInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("dim", c.c_uint32),
+        ("metric", c.c_int),
+        ("spec", c.c_char_p),
+        ("bits", c.c_uint32),
+        ("has_center", c.c_int),
+        ("has_ids", c.c_int),
+        ("is_view", c.c_int),
+        ("n", c.c_uint64),
+        ("bytes_per_vector", c.c_size_t),
+        ("id_bytes", c.c_size_t),
+        ("memory_bytes", c.c_size_t),
+        ("file_bytes", c.c_size_t),
+    ]
+
+
 # ---- tensor.h ----
 
 
@@ -331,6 +386,8 @@ class CacheParams(Struct):
         ("logit_softcap", c.c_float),
         ("stream", c.c_void_p),
         ("asynchronous", c.c_uint32),
+        ("layers", c.c_void_p),
+        ("n_model_layers", c.c_uint32),
     ]
 
 
@@ -401,6 +458,7 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+        ("slots_ready", c.c_uint32),
     ]
 
 
@@ -445,6 +503,7 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+        ("table_ready", c.c_uint32),
     ]
 
 

@@ -31,6 +31,7 @@ struct AppendArgs {
     uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
     const int64_t *slots;
     uint32_t *refused;
+    bool slots_ready; /* as in cuda.h */
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;

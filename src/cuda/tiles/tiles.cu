@@ -257,7 +257,9 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
 
 template <class K, class V> static CodesKernel codes_of_head_dim(uint32_t head_dim, int rows)
 {
-    return head_dim == 64 ? pair_codes<K, V, 64>(rows) : head_dim == 128 ? pair_codes<K, V, 128>(rows) : CodesKernel{};
+    static const char *const given = getenv("KVANT_CODES_VARIANT");
+    const int variant = given ? atoi(given) : 0;
+    return head_dim == 64 ? pair_codes<K, V, 64>(rows, variant) : head_dim == 128 ? pair_codes<K, V, 128>(rows, variant) : CodesKernel{};
 }
 
 static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, int64_t rows)

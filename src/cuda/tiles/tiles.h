@@ -76,7 +76,7 @@ struct CodesKernel {
     int threads, shared_bytes;
 };
 
-template <class K, class V, int D> CodesKernel pair_codes(int rows);
+template <class K, class V, int D> CodesKernel pair_codes(int rows, int variant);
 template <int D> TileKernel tile_kernel_of();
 template <int D> FewKernel few_kernel_of();
 template <int D> UnpackedKernels unpacked_kernels_of();

@@ -29,6 +29,7 @@ typedef float32x4_t vf;
 #define vf_max(a, b) vmaxnmq_f32(a, b)
 #define vf_round(x) vrndnq_f32(x)
 #define vf_sum(x) vaddvq_f32(x)
+#define vf_at_least(a, b) vaddvq_u32(vandq_u32(vcgeq_f32(a, b), (uint32x4_t){ 1, 2, 4, 8 }))
 #define vf_keep_above(x, y, limit)                                                                                 \
     vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_f32(y, vdupq_n_f32(limit))))
 #define vf_from_codes(v) vcvtq_f32_s32(vreinterpretq_s32_u32(v))
@@ -79,6 +80,7 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 #include "trellis.h"
 
 #include "tile_sums.h"
+#include "packs.h"
 
 #include "../code_sums.h"
 

@@ -21,6 +21,7 @@
     _mm256_add_epi32(v,                                                                                            \
                      _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)), _mm256_set1_epi32(n)))
 #define vf_rsqrt(x) _mm256_rsqrt_ps(x)
+#define vf_at_least(a, b) ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)))
 #define vi_any_equal(a, b) (_mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0)
 
 KVANT_INLINE void vf_store_first(float *p, vf x, uint32_t n)
@@ -138,4 +139,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "chunk_dots_ymm.h"
 #include "trellis_ymm.h"
 #include "trellis_dots_ymm.h"
+#include "packs.h"
 #include "../simd_template.h"

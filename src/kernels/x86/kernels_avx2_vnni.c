@@ -1,14 +1,16 @@
 /* kernels_avx2_vnni.c - the kernels that level avx2vnni adds to avx2: one instruction multiplies
- * 16-bit pairs and adds the products. */
+ * 16-bit pairs, or fours of bytes, and adds the products. */
 #include "vectors_ymm.h"
 
 #define NAME(function) function##_avx2_vnni
 #define add_pairs(sum, a, b) _mm256_dpwssd_avx_epi32(sum, a, b)
+#define add_fours(sum, a, b) _mm256_dpbusd_avx_epi32(sum, a, b)
 
 #include "code_dots_ymm.h"
 #include "tile_sums_ymm.h"
 #include "chunk_dots_ymm.h"
 #include "trellis_dots_ymm.h"
+#include "packs.h"
 
 void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels)
 {
@@ -16,4 +18,5 @@ void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels)
     kernels->tile_sums = NAME(tile_sums);
     kernels->chunk_dots = NAME(chunk_dots);
     kernels->trellis_dots = NAME(trellis_dots);
+    kernels->pack_dots = NAME(pack_dots);
 }

@@ -26,6 +26,7 @@
     _mm512_mask_add_epi32(v, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), v, _mm512_set1_epi32(n))
 #define vf_rsqrt(x) _mm512_rsqrt14_ps(x)
 #define vf_store_first(p, x, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), x)
+#define vf_at_least(a, b) ((uint32_t)_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ))
 #define vi_any_equal(a, b) (_mm512_cmpeq_epi32_mask(a, b) != 0)
 
 KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t step)
@@ -105,4 +106,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "chunk_dots_zmm.h"
 #include "trellis_zmm.h"
 #include "trellis_dots_zmm.h"
+#include "packs.h"
 #include "../simd_template.h"

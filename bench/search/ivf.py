@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists of FAISS, and kvant.
+
+    bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
+
+All inverted lists have the same centroids (k-means of FAISS). Lists to look at (nprobe) and candidates that get exact
+products from the original rows (rerank) are the fastest that reach the recall with the `tune` queries, and are judged with
+the `query` queries.
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+import compare
+import data
+from rivals import Faiss, centroids
+
+K, BATCH = 10, 100
+TARGETS = (0.95, 0.99)
+NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
+
+
+class Flat(compare.Kvant):
+    """kvant's scan of everything: only rerank is chosen."""
+
+    rows, rerank = None, 0
+
+    def add(self, rows, threads=1):
+        super().add(rows, threads)
+        self.rows = rows
+
+    def configure(self, nprobe, rerank):
+        self.rerank = rerank
+
+    def search(self, queries, k, threads=1):
+        exact = {"rerank": self.rerank, "originals": self.rows} if self.rerank else {}
+        return self.index.search(queries, k, n_threads=threads, **exact)[1]
+
+
+def run(index, queries, rounds):
+    """ids, and queries per second by the fastest of some rounds."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        found = np.concatenate([index.search(queries[at:at + BATCH], K) for at in range(0, len(queries), BATCH)])
+        seconds.append(time.perf_counter() - start)
+    return found, len(queries) / min(seconds)
+
+
+def choose(index, nprobes, base, queries, truth):
+    """Per target the fastest (nprobe, rerank), or None."""
+    tried = []
+    for rerank in RERANK:
+        for nprobe in nprobes:
+            index.configure(nprobe, rerank)
+            found, qps = run(index, queries, 1)
+            tried.append((qps, nprobe, rerank, data.recall(base, queries, truth, found, K)))
+            if tried[-1][3] >= TARGETS[-1]:
+                break
+    best = {target: max((t for t in tried if t[3] >= target), default=None) for target in TARGETS}
+    return {target: t and t[1:3] for target, t in best.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, choices=data.NAMES)
+    parser.add_argument("--lists", type=int, default=128)
+    parser.add_argument("--json", action="store_true", help="rows for bench/record.py")
+    parser.add_argument("names", nargs="*", metavar="SYSTEM:NAME")
+    arguments = parser.parse_args()
+    base, query, tune, truth = (data.load(arguments.data, part) for part in ("base", "query", "tune", "truth"))
+    d, tune, rows, chosen = base.shape[1], tune[:300], [], []
+    tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
+    names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
+    for name in arguments.names or [*names, "kvant:turboquant-4", "kvant:turboquant-2"]:
+        system, _, rest = name.partition(":")
+        index = Faiss(rest, d, middle) if system == "faiss" else Flat(rest, d)
+        index.train(base)
+        index.add(base)
+        best = choose(index, NPROBE if system == "faiss" else (0,), base, tune, tune_truth)
+        chosen += [(index, target, setting) for target, setting in best.items()]
+    for index, target, setting in chosen:
+        row = {"data": arguments.data, "n": len(base), "dim": d, "system": index.system, "index": index.name}
+        row |= {"bytes": int(index.bytes), "target": target, "nprobe": "", "rerank": "", "recall_10": "", "qps": ""}
+        if setting:
+            index.configure(*setting)
+            found, qps = run(index, query, 3)
+            recall = round(float(data.recall(base, query, truth, found, K)), 4)
+            row |= {"nprobe": setting[0], "rerank": setting[1], "recall_10": recall, "qps": round(qps)}
+        rows.append(row)
+    print(json.dumps(rows) if arguments.json else "\n".join(map(str, rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+/* index.h - nearest-neighbour search on compressed vectors (search.md).
+ *
+ * An index keeps vectors as codes of 1, 2, 3, 4 or 8 bits per number and a factor per vector (two for
+ * L2, and with a centre). A vector is rotated at random, rounded to a fixed codebook, and its factor
+ * makes inner products right on average (src/index/format.md). Nothing needs training; what
+ * kvant_index_train learns makes codes of the same size find more.
+ *
+ *     kvant_index_params params = { .size = sizeof params, .dim = 384 };
+ *     kvant_index_create(&params, &index, err, sizeof err);
+ *     kvant_index_add(index, rows, 384, n, NULL, n_threads);
+ *     kvant_index_query query = { .size = sizeof query, .rows = queries, .stride = 384, .n = 100, .k = 10 };
+ *     kvant_index_search(index, &query, scores, ids);
+ *
+ * A search multiplies integers, so results depend neither on threads, nor on the CPU level, nor on the batch that a query is in, nor
+ * on the order in which vectors were added: equal scores are ordered by id, the smaller id first.
+ *
+ * Threads: functions that take a const kvant_index may run in any number of threads at once. Other
+ * calls need the index for themselves.
+ *
+ * Memory: search allocates scratch for the call. add allocates when the index grows.
+ *
+ * Structs with a size field: set it to sizeof the struct. Every size from the first released struct
+ * on is accepted. Functions write only that many bytes.
+ */
+#ifndef KVANT_INDEX_H
+#define KVANT_INDEX_H
+
+#include <kvant/kvant.h>
+
+KVANT_BEGIN_C
+
+#define KVANT_INDEX_MAX_DIM 8192u
+#define KVANT_INDEX_MAX_VECTORS 4294967264u
+#define KVANT_INDEX_NO_ID UINT64_MAX /* fills results that were not found; no vector has this id */
+
+/* Scores of the first two: larger is nearer. L2: the squared distance, smaller is nearer. Cosine
+ * keeps directions only. */
+typedef enum kvant_metric { KVANT_METRIC_INNER_PRODUCT = 0, KVANT_METRIC_COSINE = 1, KVANT_METRIC_L2 = 2 } kvant_metric;
+
+typedef struct kvant_index kvant_index;
+
+typedef struct kvant_index_params {
+    size_t size;  /* set by the caller to sizeof(kvant_index_params) */
+    uint32_t dim; /* 1 to KVANT_INDEX_MAX_DIM */
+    kvant_metric metric;
+    /* "turboquant-B[:dims=N][,seed=N]" with B = 1, 2, 3, 4 or 8; NULL: "turboquant-4". dims=N keeps
+     * the N principal dimensions of the rows of kvant_index_train, which then must come first. */
+    const char *spec;
+    const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
+} kvant_index_params;
+
+/* Creates an empty index.
+ * KVANT_ERR_SPEC, KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY. On an error *index is
+ * NULL and err, when errlen > 0, holds one line. */
+KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err,
+                                          size_t errlen);
+
+/* Frees *index and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
+KVANT_API void kvant_index_free(kvant_index **index);
+
+/* Learns the centre, which is the mean of n >= 1 rows, and with dims= their principal directions.
+ * Possible while the index is empty. About 10,000 rows are enough; with dims= the time is that of n
+ * dim^2 products. A centre costs 4 bytes per vector unless the metric is L2.
+ * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride, size_t n);
+
+/* Adds n rows of dim floats; row i lies at rows + i * stride. ids: n different numbers that no
+ * vector of the index has; NULL: the numbers from the largest id so far plus 1, or from 0 on. All
+ * rows are added, or none.
+ * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row is longer than 2^60.
+ * KVANT_ERR_ARGUMENT: an id is taken, or KVANT_INDEX_NO_ID. KVANT_ERR_FULL,
+ * KVANT_ERR_MEMORY. KVANT_ERR_UNSUPPORTED: the index is a view. */
+KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n,
+                                       const uint64_t *ids, uint32_t n_threads);
+
+/* Removes a vector, in a time that does not depend on the number of vectors. The first removal keeps
+ * ids from then on, 8 to 16 bytes per vector. KVANT_ERR_ARGUMENT: no vector has this id.
+ * KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_index_remove(kvant_index *index, uint64_t id);
+
+typedef struct kvant_index_query {
+    size_t size;        /* set by the caller to sizeof(kvant_index_query) */
+    const float *rows;  /* n queries of dim floats; query i at rows + i * stride */
+    size_t stride, n;
+    uint32_t k;         /* results per query, at least 1 */
+    uint32_t n_threads; /* 0: 1 */
+    /* Only vectors that pass every filter given are found. Ids in allowed that no vector has are
+     * ignored. allow is called once per vector that passed allowed, by the thread of the caller. */
+    const uint64_t *allowed; /* NULL: all; else n_allowed ids, any order, repeated or not */
+    size_t n_allowed;
+    int (*allow)(void *context, uint64_t id); /* NULL: all */
+    void *allow_context;
+    /* Ranks again: the best `rerank` candidates (at least k) of each query get their exact scores.
+     * Vectors as they were added come from an array, where id i is at originals + i * original_stride
+     * if i < n_originals, or from original, which n_threads threads call. Candidates without an
+     * original (NULL) keep their scores. */
+    uint32_t rerank; /* 0: none */
+    const float *originals;
+    size_t original_stride;
+    uint64_t n_originals;
+    const float *(*original)(void *context, uint64_t id); /* NULL: the array */
+    void *original_context;
+} kvant_index_query;
+
+/* Finds the k nearest vectors of every query: result j of query i is at scores[i * k + j] and
+ * ids[i * k + j], the nearest first. Where there are fewer, ids hold KVANT_INDEX_NO_ID and scores
+ * -infinity (L2: infinity).
+ * KVANT_ERR_NONFINITE: a query holds a NaN or an infinity. KVANT_ERR_RANGE: a query is longer than
+ * 2^60. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
+                                          uint64_t *ids);
+
+/* row[0 .. dim - 1] = the vector as the index knows it, scaled as its inner products are.
+ * KVANT_ERR_ARGUMENT: no vector has this id. KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, float *row);
+
+/* Writes the index to a temporary file beside path, flushes it to disk and renames it: path never
+ * holds half a file. KVANT_ERR_IO: path holds the old file, if there was one. */
+KVANT_API kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err, size_t errlen);
+
+/* Reads an index and verifies its checksum. KVANT_ERR_FORMAT: the file is damaged, cut short or of
+ * an unknown version. KVANT_ERR_IO, KVANT_ERR_MEMORY. On an error *index is NULL. */
+KVANT_API kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, size_t errlen);
+
+/* The same without reading the file: it is mapped, and its pages are read when a search needs them.
+ * Its head and length are verified; kvant_index_verify verifies the rest. Nobody may change the
+ * file in place while it is open; replacing it by rename is fine. */
+KVANT_API kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, size_t errlen);
+
+/* Reads the whole file of a view and compares its checksum: KVANT_OK or KVANT_ERR_FORMAT. KVANT_OK
+ * for an index that is no view. */
+KVANT_API kvant_status kvant_index_verify(const kvant_index *index);
+
+typedef struct kvant_index_info {
+    size_t size; /* set by the caller to sizeof(kvant_index_info) */
+    uint32_t dim;
+    kvant_metric metric;
+    const char *spec; /* canonical; owned by the index */
+    uint32_t bits;    /* of one code */
+    int has_center, has_ids, is_view;
+    uint64_t n;              /* vectors */
+    size_t bytes_per_vector; /* codes and factors, padding of dimensions included */
+    size_t id_bytes;         /* per vector: 0 while ids are 0 .. n - 1, else 8 */
+    size_t memory_bytes;     /* of the process; a view's mapped bytes are not counted */
+    size_t file_bytes;       /* that kvant_index_save would write */
+} kvant_index_info;
+
+/* Fills *info, whose size field must be set. */
+KVANT_API kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info);
+
+KVANT_END_C
+
+#endif /* KVANT_INDEX_H */

@@ -1,0 +1,227 @@
+"""Nearest-neighbour search on compressed vectors (kvant/index.h)."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+from . import arrays, checks
+from . import structs as s
+from .library import SAID, Owned, c_text, check, library, text_buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+METRICS = ("ip", "cosine", "l2")
+_MAX_DIM = 8192
+_MOST_ID = 2**63 - 1  # ids are int64 here, -1 where nothing was found
+_ARGUMENT = 10  # KVANT_ERR_ARGUMENT: no vector has this id
+
+
+class IndexInfo(NamedTuple):
+    """bytes_per_vector: codes and factors; id_bytes come on top once ids are no row numbers.
+    memory_bytes: of this process, without a view's mapped file. file_bytes: what save writes."""
+
+    dim: int
+    metric: str
+    spec: str
+    bits: int
+    has_center: bool
+    has_ids: bool
+    is_view: bool
+    n: int
+    bytes_per_vector: int
+    id_bytes: int
+    memory_bytes: int
+    file_bytes: int
+
+
+class Index(Owned):
+    """Compressed vectors, searched without decoding them.
+
+        index = kvant.Index(384)
+        index.add(rows)                                  # float32 [n, 384]; nothing is trained
+        scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
+
+    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4", or "turboquant-3:dims=256" to
+    keep 256 principal dimensions, which needs train. metric: "ip" (inner product) and "cosine",
+    where larger scores are nearer, or "l2", squared distances. center: float32 [dim], subtracted
+    before rounding. Results depend on neither threads nor batches; equal scores come in the order of
+    ids.
+
+    Threads may search at once. Calls that change the index need it for themselves. Arguments of a
+    wrong dtype are refused with TypeError, of a wrong shape with ValueError; Error has what the
+    library refuses: a NaN, an infinity, an id that is taken or missing, a change of a view."""
+
+    def __init__(self, dim: int, metric: str = "ip", spec: str = "turboquant-4", center: Any = None) -> None:
+        super().__init__("kvant_index_free")
+        dim = checks.count(dim, "dim", most=_MAX_DIM)
+        center = arrays.channels(center, "center", (dim,))
+        params = s.IndexParams.new(
+            dim=dim,
+            metric=METRICS.index(checks.choice(metric, "metric", METRICS)),
+            spec=c_text(checks.text(spec, "spec"), "spec"),
+            center=arrays.pointer(center),
+        )
+        text = text_buffer()
+        status = library().kvant_index_create(c.byref(params), c.byref(self._handle), text, len(text))
+        check(f"index {spec!r}", status, text)
+        self.dim, self.metric = dim, metric
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Index:
+        """Reads what save wrote and verifies its checksum. Error for a damaged or missing file."""
+        return cls._open("kvant_index_load", path)
+
+    @classmethod
+    def view(cls, path: str | os.PathLike[str]) -> Index:
+        """The same without reading: the file is mapped and cannot be changed. verify() reads and
+        checks it."""
+        return cls._open("kvant_index_view", path)
+
+    @classmethod
+    def _open(cls, function: str, path: str | os.PathLike[str]) -> Index:
+        index = cls.__new__(cls)
+        Owned.__init__(index, "kvant_index_free")
+        text, name = text_buffer(), c_text(path, "path")
+        if name is None:
+            raise TypeError("path: the path of an index is needed, not None")
+        status = getattr(library(), function)(name, c.byref(index._handle), text, len(text))
+        check(f"index {os.fspath(path)}", status, text)
+        info = index.info
+        index.dim, index.metric = info.dim, info.metric
+        return index
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index; path never holds half of it."""
+        text, name = text_buffer(), c_text(path, "path")
+        if name is None:
+            raise TypeError("path: a path is needed, not None")
+        check(f"index {os.fspath(path)}", library().kvant_index_save(self._handle, name, text, len(text)), text)
+
+    def verify(self) -> None:
+        """Reads a view's whole file. Error when its checksum is wrong."""
+        check("index", library().kvant_index_verify(self._handle), SAID)
+
+    def train(self, rows: Any) -> None:
+        """Learns the centre, and the directions of dims=, from rows [n, dim]: a sample of what will
+        be added. Before the first add."""
+        rows, stride = arrays.rows(rows, "rows", (None, self.dim))
+        check("train", library().kvant_index_train(self._handle, rows.ctypes.data, stride, rows.shape[0]), SAID)
+
+    def add(self, rows: Any, n_threads: int | None = None) -> None:
+        """Adds float32 rows [n, dim], all or none. Their ids go on from the largest one, from 0 at
+        first. n_threads: None, as many as this process may use."""
+        self._add(rows, None, n_threads)
+
+    def add_with_ids(self, rows: Any, ids: Any, n_threads: int | None = None) -> None:
+        """The same with int64 ids [n] from 0 on, which the index does not have yet."""
+        self._add(rows, self._ids(ids), n_threads)
+
+    def _add(self, rows: Any, ids: np.ndarray | None, n_threads: int | None) -> None:
+        rows, stride = arrays.rows(rows, "rows", (None, self.dim))
+        if ids is not None:
+            checks.shapes(ids.shape, "ids", (rows.shape[0],))
+        if rows.shape[0]:
+            at, n = rows.ctypes.data, rows.shape[0]
+            threads = checks.threads(n_threads)
+            check("add", library().kvant_index_add(self._handle, at, stride, n, arrays.pointer(ids), threads), SAID)
+
+    @staticmethod
+    def _ids(ids: Any, what: str = "ids") -> np.ndarray:
+        ids = arrays.contiguous(ids, what, "int64", (None,))
+        if ids.size and ids.min() < 0:
+            raise ValueError(f"{what}: {ids.min()} is not in 0 .. {_MOST_ID}")
+        return ids
+
+    def remove_ids(self, ids: Any) -> int:
+        """Removes the vectors with these int64 ids [n], each in constant time. How many there were;
+        other ids are ignored."""
+        ids, before = self._ids(ids), len(self)
+        for i in ids.tolist():
+            status = library().kvant_index_remove(self._handle, i)
+            if status != _ARGUMENT:
+                check(f"id {i}", status)
+        return before - len(self)
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        n_threads: int | None = None,
+        *,
+        allowed: Any = None,
+        allow: Callable[[int], Any] | None = None,
+        rerank: int = 0,
+        originals: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n, k], the
+        nearest first. Where there are fewer, ids are -1.
+
+        allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
+        function of an id, called for every vector that passes allowed: slow, for few. Both may be
+        given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
+        row i is the vector with id i (np.memmap will do); others keep their scores."""
+        queries, stride = arrays.rows(queries, "queries", (None, self.dim))
+        shape = (queries.shape[0], checks.count(k, "k"))
+        scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
+        raised: list[BaseException] = []
+        query = s.IndexQuery.new(rows=queries.ctypes.data, stride=stride, n=shape[0], k=shape[1])
+        query.n_threads, query.allow = checks.threads(n_threads), _asked(allow, raised)
+        if allowed is not None:
+            allowed = self._ids(allowed, "allowed")
+            query.n_allowed = allowed.size
+            query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
+        if rerank or originals is not None:
+            rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
+            query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]
+            query.originals = rows.ctypes.data
+        status = library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+        if raised:
+            raise raised[0]
+        check("search", status, SAID)
+        return scores, ids
+
+    def reconstruct(self, id: int) -> np.ndarray:
+        """The vector with this id as the index knows it, float32 [dim]. Error when no vector has it."""
+        row = arrays.np.empty(self.dim, "float32")
+        number = checks.count(id, "id", least=0, most=_MOST_ID)
+        check("reconstruct", library().kvant_index_reconstruct(self._handle, number, row.ctypes.data), SAID)
+        return row
+
+    @property
+    def info(self) -> IndexInfo:
+        info = s.IndexInfo.new()
+        check("index info", library().kvant_index_get_info(self._handle, c.byref(info)))
+        plain = info.plain()
+        plain["metric"] = METRICS[plain["metric"]]
+        plain |= {name: bool(plain[name]) for name in ("has_center", "has_ids", "is_view")}
+        return IndexInfo(**plain)
+
+    def __len__(self) -> int:
+        return self.info.n
+
+    @property
+    def ntotal(self) -> int:
+        """len(index), as faiss calls it."""
+        return len(self)
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<kvant.Index of {info.n} vectors, {info.dim} numbers each, {info.spec}, {info.metric}>"
+
+
+def _asked(allow: Callable[[int], Any] | None, raised: list[BaseException]) -> Any:
+    """allow as C calls it. What it raises ends up in raised, and from then on nothing is allowed."""
+    if allow is None:
+        return s.ALLOW()
+
+    def answer(_context: int | None, id: int) -> int:
+        try:
+            return int(not raised and bool(allow(id)))
+        except BaseException as error:  # Ctrl-C, too: C cannot carry it
+            raised.append(error)
+            return 0
+
+    return s.ALLOW(answer)

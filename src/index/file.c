@@ -1,0 +1,322 @@
+/* file.c - indexes in files (format.md, "Index"), read into memory or mapped.
+ *
+ * A file has a head and sections in a fixed order, whose lengths follow from the head. So there is no
+ * offset or length to trust: the head either describes a file of exactly these bytes, or it is
+ * refused. */
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/file.h"
+#include "../base/fnv.h"
+#include "index_internal.h"
+
+#define MAGIC "kvantidx"
+#define VERSION 1u
+#define LINE 64u /* sections begin at multiples of it */
+
+enum { HAS_CENTER = 1, HAS_IDS = 2, HAS_PROJECTION = 4, ALL_FLAGS = 7 };
+
+typedef struct head {
+    char magic[8];
+    uint32_t version, dim, code_dim, metric, bits, flags;
+    uint64_t n, bytes, checksum, seed; /* KVANT_FILE_HEAD bytes up to here */
+    uint64_t next_id, head_checksum, zeros[6];
+} head;
+_Static_assert(offsetof(head, next_id) == KVANT_FILE_HEAD && sizeof(head) == 128, "format.md");
+
+enum { HEAD, CENTER, PROJECTION, IDS, FACTORS, OFFSETS, CODES, N_SECTIONS };
+
+typedef struct layout {
+    size_t bytes[N_SECTIONS], start[N_SECTIONS], end;
+} layout;
+
+/* False when the file would be larger than memory. n is below 2^32, dimensions at most 2^13: products
+ * of three of them may overflow on small machines only. */
+static bool lay_out(const head *h, layout *l)
+{
+    const kvant_pack_format format = { .bits = h->bits, .n_quads = kvant_pack_quads(h->code_dim, h->bits) };
+    const size_t packs = ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+    const size_t numbers = packs * KVANT_PACK_VECTORS;
+    *l = (layout){ .bytes = { [HEAD] = sizeof *h } };
+    if (h->flags & HAS_CENTER)
+        l->bytes[CENTER] = h->dim * sizeof(float);
+    if (h->flags & HAS_PROJECTION)
+        l->bytes[PROJECTION] = (size_t)h->dim * h->code_dim * sizeof(float);
+    if ((h->flags & HAS_IDS && !kvant_mul_size((size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
+        !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
+        !kvant_mul_size(packs, kvant_pack_bytes(&format), &l->bytes[CODES]))
+        return false;
+    if (h->metric == KVANT_METRIC_L2 || h->flags & HAS_CENTER)
+        l->bytes[OFFSETS] = l->bytes[FACTORS];
+    for (int i = 0; i < N_SECTIONS; i++) {
+        if (l->bytes[i] > SIZE_MAX - 2 * LINE - l->end)
+            return false;
+        l->start[i] = l->end;
+        l->end += (l->bytes[i] + LINE - 1) / LINE * LINE;
+    }
+    return true;
+}
+
+static head head_of(const kvant_index *index, layout *l)
+{
+    head h = { .magic = MAGIC, .version = VERSION, .dim = index->dim, .code_dim = index->code_dim,
+               .metric = index->metric, .bits = index->book.format.bits, .n = index->n, .seed = index->seed,
+               .next_id = index->next_id };
+    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
+              (index->projection ? HAS_PROJECTION : 0u);
+    lay_out(&h, l); /* the index is in memory: its sizes fit */
+    h.bytes = l->end;
+    return h;
+}
+
+/* Of the head alone, which a view verifies; without both checksums. */
+static uint64_t head_checksum(head h)
+{
+    h.checksum = h.head_checksum = 0;
+    return kvant_fnv1a(KVANT_FNV_START, &h, sizeof h);
+}
+
+/* ---- Writing ---- */
+
+static const uint8_t zeros[LINE];
+
+kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err, size_t errlen)
+{
+    const kvant_error error = { errlen ? err : NULL, errlen };
+    layout l;
+    if (!index || !path || index->needs_training)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the index or the path is NULL, or the index needs training");
+    head h = head_of(index, &l);
+    const void *const sections[N_SECTIONS] = { &h, index->center, index->projection, index->ids, index->factors,
+                                               index->offsets, index->codes };
+    kvant_file_part parts[2 * N_SECTIONS];
+    for (int i = 0; i < N_SECTIONS; i++) {
+        parts[2 * i] = (kvant_file_part){ sections[i], l.bytes[i] };
+        parts[2 * i + 1] = (kvant_file_part){ zeros, (LINE - l.bytes[i] % LINE) % LINE };
+    }
+    h.head_checksum = head_checksum(h);
+    uint64_t checksum = KVANT_FNV_START; /* with a checksum of 0 in the head */
+    for (int i = 0; i < 2 * N_SECTIONS; i++)
+        checksum = kvant_fnv1a(checksum, parts[i].bytes, parts[i].n);
+    h.checksum = checksum;
+    return kvant_write_parts(path, parts, 2 * N_SECTIONS, &error);
+}
+
+/* ---- Reading ---- */
+
+static kvant_status damaged(const kvant_error *error, const char *what)
+{
+    return kvant_fail(error, KVANT_ERR_FORMAT, "not a usable index file: %s", what);
+}
+
+static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
+{
+    head h = { .version = 0 };
+    layout l;
+    if (n < sizeof h)
+        return damaged(error, "it is shorter than its head");
+    memcpy(&h, bytes, KVANT_FILE_HEAD);
+    if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0)
+        return damaged(error, "it does not begin with " MAGIC);
+    if (h.version != VERSION)
+        return kvant_fail(error, KVANT_ERR_FORMAT, "index file of version %u; this library reads version %u",
+                          (unsigned)h.version, VERSION);
+    if (h.dim < 1 || h.dim > KVANT_INDEX_MAX_DIM || h.code_dim < 1 || h.code_dim > h.dim ||
+        h.metric > KVANT_METRIC_L2 || h.bits < 1 || (h.bits > 4 && h.bits != 8) || h.flags & ~(uint32_t)ALL_FLAGS ||
+        h.n > KVANT_INDEX_MAX_VECTORS || (h.code_dim < h.dim && !(h.flags & HAS_PROJECTION)))
+        return damaged(error, "its head is damaged");
+    if (!lay_out(&h, &l) || h.bytes != n || l.end != n)
+        return damaged(error, "it is cut short, or too long");
+    return KVANT_OK;
+}
+
+static bool checksum_fits(const uint8_t *bytes, size_t n)
+{
+    static const uint64_t zero = 0;
+    const size_t at = offsetof(head, checksum), behind = at + sizeof zero;
+    uint64_t kept, checksum = kvant_fnv1a(KVANT_FNV_START, bytes, at);
+    checksum = kvant_fnv1a(checksum, &zero, sizeof zero);
+    checksum = kvant_fnv1a(checksum, bytes + behind, n - behind);
+    memcpy(&kept, bytes + at, sizeof kept);
+    return checksum == kept;
+}
+
+static kvant_status make_from_head(const head *h, kvant_index **index, const kvant_error *error)
+{
+    char spec[64] = "";
+    kvant_append(spec, sizeof spec, "turboquant-%u:seed=%llu", (unsigned)h->bits, (unsigned long long)h->seed);
+    if (h->flags & HAS_PROJECTION)
+        kvant_append(spec, sizeof spec, ",dims=%u", (unsigned)h->code_dim);
+    KVANT_FORWARD(kvant_index_make(spec, h->dim, (kvant_metric)h->metric, index, error));
+    (*index)->needs_training = false;
+    (*index)->n = (size_t)h->n;
+    (*index)->next_id = h->next_id;
+    return KVANT_OK;
+}
+
+static const void *section(const uint8_t *bytes, const layout *l, int i)
+{
+    return l->bytes[i] ? bytes + l->start[i] : NULL;
+}
+
+static void point_into(kvant_index *index, const uint8_t *bytes, const layout *l)
+{
+    index->center = section(bytes, l, CENTER);
+    index->projection = section(bytes, l, PROJECTION);
+    index->ids = section(bytes, l, IDS);
+    index->factors = section(bytes, l, FACTORS);
+    index->offsets = section(bytes, l, OFFSETS);
+    index->codes = section(bytes, l, CODES);
+}
+
+/* Ids must differ, be below next_id, and not be KVANT_INDEX_NO_ID. */
+static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
+{
+    if (!index->ids)
+        return index->next_id == index->n || index->n == 0 ? KVANT_OK : damaged(error, "its ids are damaged");
+    if (kvant_id_table_reserve(&index->table, index->ids, 0, index->n) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the ids of %zu vectors", index->n);
+    for (size_t slot = 0; slot < index->n; slot++) {
+        if (index->ids[slot] >= index->next_id || kvant_index_slot(index, index->ids[slot]) != KVANT_NO_SLOT)
+            return damaged(error, "its ids are damaged");
+        kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
+    }
+    return KVANT_OK;
+}
+
+void kvant_index_drop(kvant_index **index)
+{
+    if (*index) {
+        point_into(*index, NULL, &(layout){ .end = 0 });
+        (*index)->mapped = NULL;
+        kvant_index_free(index);
+    }
+}
+
+kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index, const kvant_error *error)
+{
+    head h;
+    layout l;
+    *index = NULL;
+    KVANT_FORWARD(check_head(bytes, n, error));
+    memcpy(&h, bytes, sizeof h);
+    lay_out(&h, &l);
+    if (h.head_checksum != head_checksum(h))
+        return damaged(error, "its head is damaged");
+    KVANT_FORWARD(make_from_head(&h, index, error));
+    point_into(*index, bytes, &l);
+    (*index)->mapped = bytes;
+    (*index)->mapped_bytes = n;
+    const kvant_status status = enter_ids(*index, error);
+    if (status != KVANT_OK)
+        kvant_index_drop(index);
+    return status;
+}
+
+/* Arrays of its own instead of the file's. Those without a section stay NULL. */
+static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
+{
+    layout l;
+    void *copies[N_SECTIONS] = { NULL };
+    bool ok = true;
+    head_of(index, &l);
+    for (int i = CENTER; i < N_SECTIONS; i++)
+        if (l.bytes[i]) {
+            /* ids have room for as many as factors */
+            const size_t room = i == IDS ? 2 * l.bytes[FACTORS] : l.bytes[i];
+            copies[i] = kvant_alloc(room, 1);
+            ok = ok && copies[i];
+            if (copies[i])
+                memcpy(copies[i], bytes + l.start[i], l.bytes[i]);
+        }
+    if (!ok) {
+        for (int i = 0; i < N_SECTIONS; i++)
+            kvant_free(copies[i]);
+        return KVANT_ERR_MEMORY;
+    }
+    index->center = copies[CENTER];
+    index->projection = copies[PROJECTION];
+    index->ids = copies[IDS];
+    index->factors = copies[FACTORS];
+    index->offsets = copies[OFFSETS];
+    index->codes = copies[CODES];
+    index->capacity = kvant_index_packs(index) * KVANT_PACK_VECTORS;
+    index->mapped = NULL;
+    return KVANT_OK;
+}
+
+kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, size_t errlen)
+{
+    const kvant_error error = { errlen ? err : NULL, errlen };
+    uint8_t *bytes;
+    size_t n;
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    *index = NULL;
+    if (!path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is NULL");
+    KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
+    kvant_status status = checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum is wrong");
+    if (status == KVANT_OK)
+        status = kvant_index_parse(bytes, n, index, &error);
+    if (status == KVANT_OK && copy_arrays(*index, bytes) != KVANT_OK)
+        status = kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", n, path);
+    if (status != KVANT_OK)
+        kvant_index_drop(index);
+    kvant_free(bytes);
+    return status;
+}
+
+kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, size_t errlen)
+{
+    const kvant_error error = { errlen ? err : NULL, errlen };
+    const uint8_t *bytes;
+    size_t n;
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    *index = NULL;
+    if (!path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is NULL");
+    KVANT_FORWARD(kvant_map_file(path, check_head, &bytes, &n, &error));
+    const kvant_status status = kvant_index_parse(bytes, n, index, &error);
+    if (status != KVANT_OK)
+        kvant_unmap_file(bytes, n);
+    return status;
+}
+
+kvant_status kvant_index_verify(const kvant_index *index)
+{
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    if (!index->mapped || checksum_fits(index->mapped, index->mapped_bytes))
+        return KVANT_OK;
+    return damaged(NULL, "its checksum is wrong");
+}
+
+/* ---- What an index says of itself ---- */
+
+static size_t memory_of(const kvant_index *index, const layout *l)
+{
+    size_t bytes = sizeof *index + index->table.size * sizeof *index->table.slots +
+                   (size_t)KVANT_ROTATION_ROUNDS * index->code_dim * (sizeof(float) + sizeof(uint16_t));
+    if (index->mapped)
+        return bytes;
+    const size_t packs = index->capacity / KVANT_PACK_VECTORS;
+    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + packs * kvant_pack_bytes(&index->book.format);
+    return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) + (index->ids ? sizeof(uint64_t) : 0));
+}
+
+kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info)
+{
+    layout l;
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    const head h = head_of(index, &l);
+    const size_t factors = kvant_index_has_offsets(index) ? 2 : 1;
+    const kvant_index_info now = {
+        .dim = index->dim, .metric = index->metric, .spec = index->spec, .bits = h.bits,
+        .has_center = index->center != NULL, .has_ids = index->ids != NULL, .is_view = index->mapped != NULL,
+        .n = index->n,
+        .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * factors,
+        .id_bytes = index->ids ? sizeof(uint64_t) : 0,
+        .memory_bytes = memory_of(index, &l), .file_bytes = l.end,
+    };
+    return KVANT_GIVE(kvant_index_info, info, &now, file_bytes) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}

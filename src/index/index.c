@@ -1,0 +1,304 @@
+/* index.c - creates indexes, adds and removes vectors. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/file.h"
+#include "../base/half.h"
+#include "../codec/options.h"
+#include "index_internal.h"
+
+static const kvant_option table[] = {
+    KVANT_NUMBER(kvant_index_options, dims, 1, KVANT_INDEX_MAX_DIM, KVANT_OPTION_ABSENT,
+                 "dimensions that are kept: the principal ones of the rows of training"),
+    { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_index_options, seed), "of the rotation" },
+    { .key = NULL },
+};
+
+static kvant_status parse(kvant_index *index, const char *text, uint32_t *bits, const kvant_error *error)
+{
+    kvant_index_options o = { 0, KVANT_OPTION_ABSENT };
+    kvant_spec spec;
+    KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
+    if (strcmp(spec.name, "turboquant") != 0 || !spec.variant || !kvant_spec_number(spec.variant, bits) || *bits < 1 ||
+        (*bits > 4 && *bits != 8))
+        return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1, -2, -3, -4 or -8, not '%s'", text);
+    KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
+    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N seed=N", error));
+    if (o.dims != KVANT_OPTION_ABSENT && (uint32_t)o.dims > index->dim)
+        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o.dims, (unsigned)index->dim);
+    index->needs_training = o.dims != KVANT_OPTION_ABSENT;
+    index->code_dim = index->needs_training ? (uint32_t)o.dims : index->dim;
+    index->seed = o.seed;
+    snprintf(index->spec, sizeof index->spec, "turboquant-%u", (unsigned)*bits);
+    kvant_options_describe(table, &o, index->spec, sizeof index->spec);
+    return KVANT_OK;
+}
+
+kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
+                              const kvant_error *error)
+{
+    uint32_t bits = 0;
+    *index = NULL;
+    if (dim < 1 || dim > KVANT_INDEX_MAX_DIM || (unsigned)metric > KVANT_METRIC_L2)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "dimensions are 1 to %u, metrics 0 to 2", KVANT_INDEX_MAX_DIM);
+    kvant_index *made = kvant_alloc(1, sizeof *made);
+    if (!made)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    made->dim = dim;
+    made->metric = metric;
+    kvant_status status = parse(made, spec, &bits, error);
+    if (status == KVANT_OK) {
+        kvant_book_init(&made->book, bits, made->code_dim);
+        if (kvant_rotation_create(&made->rotation, made->code_dim, made->seed) != KVANT_OK)
+            status = kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    }
+    if (status == KVANT_OK)
+        *index = made;
+    else
+        kvant_index_free(&made);
+    return status;
+}
+
+static kvant_status copy_center(kvant_index *index, const float *center)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    if (kernels->magnitude(center, index->dim) > kvant_float_bits(0x1p40f))
+        return kvant_fail(NULL, KVANT_ERR_NONFINITE, "the centre holds a NaN, an infinity or a number beyond 2^40");
+    float *copy = kvant_alloc(index->dim, sizeof *copy);
+    KVANT_RETURN_IF(!copy, KVANT_ERR_MEMORY);
+    memcpy(copy, center, index->dim * sizeof *copy);
+    kvant_free(KVANT_OWN(float, index->center));
+    index->center = copy;
+    return KVANT_OK;
+}
+
+kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err, size_t errlen)
+{
+    const kvant_error error = { errlen ? err : NULL, errlen };
+    kvant_index_params p;
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    *index = NULL;
+    if (!KVANT_TAKE(kvant_index_params, &p, params, center))
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
+    KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
+    const kvant_status status = p.center ? copy_center(*index, p.center) : KVANT_OK;
+    if (status != KVANT_OK) {
+        kvant_fail(&error, status, "%s", kvant_strerror(status));
+        kvant_index_free(index);
+    }
+    return status;
+}
+
+void kvant_index_forget(kvant_index *index)
+{
+    kvant_free(KVANT_OWN(uint64_t, index->ids));
+    kvant_free(KVANT_OWN(float, index->factors));
+    kvant_free(KVANT_OWN(float, index->offsets));
+    kvant_free(KVANT_OWN(uint8_t, index->codes));
+    kvant_id_table_destroy(&index->table);
+    index->ids = NULL;
+    index->factors = index->offsets = NULL;
+    index->codes = NULL;
+    index->capacity = 0;
+}
+
+void kvant_index_free(kvant_index **index)
+{
+    if (!index || !*index)
+        return;
+    kvant_index *old = *index;
+    kvant_rotation_destroy(&old->rotation);
+    if (old->mapped) {
+        kvant_id_table_destroy(&old->table);
+        kvant_unmap_file(old->mapped, old->mapped_bytes);
+    } else {
+        kvant_index_forget(old);
+        kvant_free(KVANT_OWN(float, old->center));
+        kvant_free(KVANT_OWN(float, old->projection));
+    }
+    kvant_free(old);
+    *index = NULL;
+}
+
+uint32_t kvant_index_slot(const kvant_index *index, uint64_t id)
+{
+    if (index->ids)
+        return kvant_id_table_find(&index->table, index->ids, id);
+    return id < index->n ? (uint32_t)id : KVANT_NO_SLOT;
+}
+
+static kvant_status check_writable(const kvant_index *index)
+{
+    return index->mapped ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "a view of a file cannot be changed: load it instead")
+                         : KVANT_OK;
+}
+
+/* ---- Growing ---- */
+
+/* *array becomes a larger copy of itself. */
+static bool enlarge(const void **array, size_t now, size_t n, size_t size)
+{
+    void *larger = kvant_alloc(n, size);
+    if (!larger)
+        return false;
+    if (now)
+        memcpy(larger, *array, now * size);
+    kvant_free(KVANT_OWN(void, *array));
+    *array = larger;
+    return true;
+}
+
+#define ENLARGE(index, member, n)                                                                                  \
+    do {                                                                                                           \
+        const void *array_ = (index)->member;                                                                      \
+        KVANT_RETURN_IF(!enlarge(&array_, (index)->capacity, n, sizeof *(index)->member), KVANT_ERR_MEMORY);       \
+        (index)->member = array_;                                                                                  \
+    } while (0)
+
+/* Every array is either as large as before or larger. */
+static kvant_status grow(kvant_index *index, size_t n)
+{
+    size_t capacity = index->capacity + index->capacity / 2;
+    if (capacity < n)
+        capacity = n;
+    capacity = (capacity + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS * KVANT_PACK_VECTORS;
+    if (index->ids)
+        ENLARGE(index, ids, capacity);
+    ENLARGE(index, factors, capacity);
+    if (kvant_index_has_offsets(index))
+        ENLARGE(index, offsets, capacity);
+    const void *codes = index->codes;
+    const size_t pack = kvant_pack_bytes(&index->book.format);
+    KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
+                    KVANT_ERR_MEMORY);
+    index->codes = codes;
+    index->capacity = capacity;
+    return KVANT_OK;
+}
+
+/* From now on ids are kept. */
+static kvant_status keep_ids(kvant_index *index, size_t n)
+{
+    if (index->ids)
+        return kvant_id_table_reserve(&index->table, index->ids, index->n, n);
+    uint64_t *ids = kvant_alloc(index->capacity ? index->capacity : 1, sizeof *ids);
+    KVANT_RETURN_IF(!ids, KVANT_ERR_MEMORY);
+    for (size_t slot = 0; slot < index->n; slot++)
+        ids[slot] = slot;
+    kvant_status status = kvant_id_table_reserve(&index->table, ids, index->n, n);
+    if (status == KVANT_OK)
+        index->ids = ids;
+    else
+        kvant_free(ids);
+    return status;
+}
+
+static bool ids_follow(const kvant_index *index, const uint64_t *ids, size_t n)
+{
+    for (size_t i = 0; ids && i < n; i++)
+        if (ids[i] != index->n + i)
+            return false;
+    return index->next_id == index->n;
+}
+
+static void forget_ids(kvant_index *index, size_t n)
+{
+    while (n-- > 0)
+        kvant_id_table_erase(&index->table, index->ids, index->ids[index->n + n]);
+}
+
+/* Ids of n new slots; none stays on an error. */
+static kvant_status insert_ids(kvant_index *index, const uint64_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t id = ids ? ids[i] : index->next_id + i;
+        if (id == KVANT_INDEX_NO_ID || kvant_index_slot(index, id) != KVANT_NO_SLOT) {
+            forget_ids(index, i);
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the id %llu is taken", (unsigned long long)id);
+        }
+        KVANT_OWN(uint64_t, index->ids)[index->n + i] = id;
+        kvant_id_table_insert(&index->table, index->ids, (uint32_t)(index->n + i));
+    }
+    return KVANT_OK;
+}
+
+static void count_added(kvant_index *index, const uint64_t *ids, size_t n)
+{
+    if (!ids)
+        index->next_id += n;
+    for (size_t i = 0; ids && i < n; i++)
+        if (ids[i] >= index->next_id)
+            index->next_id = ids[i] + 1;
+    index->n += n;
+}
+
+kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
+                             uint32_t n_threads)
+{
+    KVANT_RETURN_IF(!index || (n && !rows) || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_writable(index));
+    if (index->needs_training)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "dims=%u needs kvant_index_train before the first vector",
+                          (unsigned)index->code_dim);
+    if (n > KVANT_INDEX_MAX_VECTORS - index->n || n > KVANT_INDEX_NO_ID - index->next_id)
+        return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors", KVANT_INDEX_MAX_VECTORS);
+    KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
+    if (n > index->capacity - index->n)
+        KVANT_FORWARD(grow(index, index->n + n));
+    const bool explicit_ids = index->ids || !ids_follow(index, ids, n);
+    if (explicit_ids) {
+        KVANT_FORWARD(keep_ids(index, index->n + n));
+        KVANT_FORWARD(insert_ids(index, ids, n));
+    }
+    const kvant_status status = kvant_index_encode(index, index->n, rows, stride, n, n_threads);
+    if (status == KVANT_OK)
+        count_added(index, ids, n);
+    else if (explicit_ids)
+        forget_ids(index, n);
+    return status;
+}
+
+/* Codes of one slot to another, or zeros where from is no slot. */
+static void copy_codes(kvant_index *index, size_t from, size_t to)
+{
+    const uint32_t bits = index->book.format.bits;
+    const size_t bytes = kvant_pack_bytes(&index->book.format);
+    uint8_t *codes = KVANT_OWN(uint8_t, index->codes), *target = codes + to / KVANT_PACK_VECTORS * bytes;
+    for (uint32_t i = 0; i < index->code_dim; i++)
+        kvant_pack_put(bits, target, i, to % KVANT_PACK_VECTORS,
+                       from == to ? 0
+                                  : kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, i,
+                                                   from % KVANT_PACK_VECTORS));
+}
+
+static void move_numbers(float *numbers, size_t from, size_t to)
+{
+    numbers[to] = numbers[from];
+    numbers[from] = 0;
+}
+
+kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
+{
+    KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_writable(index));
+    if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
+    KVANT_FORWARD(keep_ids(index, index->n));
+    uint64_t *ids = KVANT_OWN(uint64_t, index->ids);
+    const size_t slot = kvant_index_slot(index, id), last = index->n - 1;
+    kvant_id_table_erase(&index->table, ids, id);
+    if (slot != last) {
+        kvant_id_table_move(&index->table, ids, ids[last], (uint32_t)slot);
+        ids[slot] = ids[last];
+        copy_codes(index, last, slot);
+    }
+    copy_codes(index, last, last);
+    move_numbers(KVANT_OWN(float, index->factors), last, slot);
+    if (index->offsets)
+        move_numbers(KVANT_OWN(float, index->offsets), last, slot);
+    index->n--;
+    return KVANT_OK;
+}

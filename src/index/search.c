@@ -1,0 +1,322 @@
+/* search.c - finds the nearest vectors of a batch of queries.
+ *
+ * Queries are rotated, rounded to 8 bits and taken 32 at a time (a tile) through all packs. Where
+ * there are more threads than tiles, the packs are cut into ranges too, and what was found in each is
+ * merged. Products are exact and ties are ordered by id, so no cut changes a result. */
+#include <math.h>
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/half.h"
+#include "../base/parallel.h"
+#include "index_internal.h"
+#include "top.h"
+
+#define TILE 32u         /* queries: 12 KB of them at 384 dimensions */
+#define RANGE_PACKS 128u /* at least, for a thread of its own */
+#define MOST_THREADS 256u
+
+typedef struct search {
+    const kvant_index *index;
+    const kvant_index_query *query;
+    const kvant_kernels *kernels;
+    uint32_t k, n_threads; /* candidates per query */
+    size_t n_tiles, n_ranges, n_packs;
+    uint32_t *passes;
+    int8_t *x;             /* of tile t: x + t * TILE * 4 n_quads, interleaved */
+    int32_t *sums;         /* per query, as below */
+    float *scales;         /* of keys: the query's step where there are offsets, else 1 */
+    float *weights;        /* of offsets */
+    float *steps;          /* from keys to scores */
+    float *constants;      /* added to scores */
+    kvant_found *found;    /* [query][range][k] */
+    uint32_t *n_found;     /* [query][range] */
+    float *scratch;        /* per thread */
+    int32_t *dots;         /* per thread, TILE x 32 */
+    float *keys;           /* the same */
+} search;
+
+/* ---- Queries ---- */
+
+static uint32_t tile_size(const search *s, size_t tile)
+{
+    const size_t left = s->query->n - tile * TILE;
+    return left < TILE ? (uint32_t)left : TILE;
+}
+
+static size_t tile_bytes(const search *s)
+{
+    return (size_t)TILE * 4 * s->index->book.format.n_quads;
+}
+
+/* Integers of largest magnitude 127; returns their step. */
+static float round_query(const search *s, float *y, uint8_t *codes)
+{
+    const uint32_t n = s->index->code_dim;
+    const float largest = kvant_float_from_bits(s->kernels->magnitude(y, n));
+    const kvant_uniform_step step = { .inverse = 127 / largest, .low = -127, .high = 127, .offset = -128 };
+    if (largest < 0x1p-100f) { /* beside 1, which some number of a query that is not zero is near */
+        memset(codes, 128, n);
+        return 0;
+    }
+    s->kernels->uniform_codes(y, n, &step, codes);
+    return largest / 127;
+}
+
+static void store_query(const search *s, size_t i, const uint8_t *codes)
+{
+    const uint32_t n = tile_size(s, i / TILE), dim = s->index->code_dim;
+    int8_t *x = s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
+    int32_t sum = 0;
+    for (uint32_t j = 0; j < dim; j++) {
+        const int number = codes[j] - 128;
+        x[(size_t)(j / 4) * n * 4 + j % 4] = (int8_t)number;
+        sum += number;
+    }
+    s->sums[i] = sum;
+}
+
+static void prepare_query(void *context, size_t i, uint32_t worker)
+{
+    const search *s = context;
+    const kvant_index *index = s->index;
+    const float *q = s->query->rows + i * s->query->stride;
+    float *scratch = s->scratch + worker * kvant_index_scratch(index);
+    const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, scratch);
+    const bool offsets = kvant_index_has_offsets(index), distance = index->metric == KVANT_METRIC_L2;
+    uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
+    const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
+    store_query(s, i, codes);
+    s->scales[i] = offsets ? step : 1;
+    s->weights[i] = row.weight;
+    s->steps[i] = distance ? -2 : offsets ? 1 : step;
+    s->constants[i] = distance ? row.squared : 0;
+}
+
+/* ---- Packs ---- */
+
+static void take(const search *s, kvant_top *top, size_t pack, uint32_t mask, const float *keys)
+{
+    for (; mask; mask &= mask - 1) {
+        const uint32_t v = kvant_lowest_bit(mask);
+        const size_t slot = pack * KVANT_PACK_VECTORS + v;
+        if (keys[v] >= kvant_top_threshold(top))
+            kvant_top_add(top, (kvant_found){ keys[v], (uint32_t)slot, kvant_index_id(s->index, slot) });
+    }
+}
+
+/* Slots of a pack that are in use and pass the filters. */
+static uint32_t wanted_slots(const search *s, size_t pack)
+{
+    const size_t left = s->index->n - pack * KVANT_PACK_VECTORS;
+    const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
+    return s->passes ? s->passes[pack] & used : used;
+}
+
+static void scan_pack(const search *s, size_t tile, size_t pack, uint32_t wanted, kvant_top *tops, float *thresholds,
+                      int32_t *dots, float *keys)
+{
+    const kvant_index *index = s->index;
+    const kvant_pack_format *format = &index->book.format;
+    const size_t first = tile * TILE, slot = pack * KVANT_PACK_VECTORS;
+    const uint32_t n = tile_size(s, tile);
+    const kvant_pack_queries queries = { s->x + tile * tile_bytes(s), s->sums + first, n };
+    uint32_t masks[TILE];
+    s->kernels->pack_dots(format, index->codes + pack * kvant_pack_bytes(format), &queries, dots);
+    s->kernels->pack_keys(dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL,
+                          s->scales + first, s->weights + first, thresholds, n, keys, masks);
+    for (uint32_t i = 0; i < n; i++)
+        if (masks[i] & wanted) {
+            take(s, &tops[i], pack, masks[i] & wanted, keys + (size_t)i * KVANT_PACK_VECTORS);
+            thresholds[i] = kvant_top_threshold(&tops[i]);
+        }
+}
+
+static void scan(void *context, size_t unit, uint32_t worker)
+{
+    search *s = context;
+    const size_t tile = unit / s->n_ranges, range = unit % s->n_ranges;
+    const size_t first = s->n_packs * range / s->n_ranges, end = s->n_packs * (range + 1) / s->n_ranges;
+    const uint32_t n = tile_size(s, tile);
+    int32_t *dots = s->dots + (size_t)worker * TILE * KVANT_PACK_VECTORS;
+    float *keys = s->keys + (size_t)worker * TILE * KVANT_PACK_VECTORS, thresholds[TILE];
+    kvant_top tops[TILE];
+    for (uint32_t i = 0; i < n; i++) {
+        const size_t at = (tile * TILE + i) * s->n_ranges + range;
+        tops[i] = (kvant_top){ s->found + at * s->k, 0, s->k };
+        thresholds[i] = -INFINITY;
+    }
+    for (size_t pack = first; pack < end; pack++) {
+        const uint32_t wanted = wanted_slots(s, pack);
+        if (wanted)
+            scan_pack(s, tile, pack, wanted, tops, thresholds, dots, keys);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        s->n_found[(tile * TILE + i) * s->n_ranges + range] = tops[i].n;
+}
+
+/* ---- Results ---- */
+
+static float exact_score(const search *s, const float *q, const float *x)
+{
+    const uint32_t dim = s->index->dim;
+    double sum = 0, qq = 0, xx = 0;
+    for (uint32_t j = 0; j < dim; j++) {
+        const double a = q[j], b = x[j];
+        sum += s->index->metric == KVANT_METRIC_L2 ? (a - b) * (a - b) : a * b;
+        qq += a * a;
+        xx += b * b;
+    }
+    if (s->index->metric == KVANT_METRIC_COSINE)
+        sum = qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0;
+    return (float)sum;
+}
+
+static float score_of(const search *s, size_t i, const kvant_found *found)
+{
+    const float score = found->key * s->steps[i] + s->constants[i];
+    return s->index->metric == KVANT_METRIC_L2 && score < 0 ? 0 : score;
+}
+
+static const float *original_of(const kvant_index_query *query, uint64_t id)
+{
+    if (query->original)
+        return query->original(query->original_context, id);
+    return id < query->n_originals ? query->originals + (size_t)id * query->original_stride : NULL;
+}
+
+static void rank_again(const search *s, size_t i, kvant_top *top)
+{
+    const kvant_index_query *query = s->query;
+    const float sign = s->index->metric == KVANT_METRIC_L2 ? -1.0f : 1.0f;
+    for (uint32_t j = 0; j < top->n; j++) {
+        const float *x = original_of(query, top->found[j].id);
+        top->found[j].key = sign * (x ? exact_score(s, query->rows + i * query->stride, x) : score_of(s, i, &top->found[j]));
+    }
+    for (uint32_t j = top->n / 2; j-- > 0;)
+        kvant_top_sink(top->found, top->n, j, top->found[j]);
+    kvant_top_sort(top);
+}
+
+typedef struct results {
+    const search *search;
+    float *scores;
+    uint64_t *ids;
+} results;
+
+static void finish_query(void *context, size_t i, uint32_t worker)
+{
+    const results *r = context;
+    const search *s = r->search;
+    const bool distance = s->index->metric == KVANT_METRIC_L2, again = s->query->rerank > 0;
+    kvant_found *first = s->found + i * s->n_ranges * s->k;
+    kvant_top top = { first, s->n_found[i * s->n_ranges], s->k };
+    (void)worker;
+    for (size_t range = 1; range < s->n_ranges; range++)
+        for (uint32_t j = 0; j < s->n_found[i * s->n_ranges + range]; j++)
+            kvant_top_add(&top, first[range * s->k + j]);
+    if (again)
+        rank_again(s, i, &top);
+    else
+        kvant_top_sort(&top);
+    for (uint32_t j = 0; j < s->query->k; j++) {
+        const bool there = j < top.n;
+        r->ids[i * s->query->k + j] = there ? top.found[j].id : KVANT_INDEX_NO_ID;
+        r->scores[i * s->query->k + j] = !there  ? distance ? INFINITY : -INFINITY
+                                         : again ? distance ? -top.found[j].key : top.found[j].key
+                                                 : score_of(s, i, &top.found[j]);
+    }
+}
+
+/* ---- The call ---- */
+
+static void plan(search *s)
+{
+    const kvant_index_query *query = s->query;
+    const uint32_t threads = query->n_threads > MOST_THREADS ? MOST_THREADS : query->n_threads;
+    const uint32_t candidates = query->rerank > query->k ? query->rerank : query->k;
+    s->k = candidates < s->index->n ? candidates : (uint32_t)s->index->n;
+    s->n_threads = threads ? threads : 1;
+    s->n_packs = kvant_index_packs(s->index);
+    s->n_tiles = (query->n + TILE - 1) / TILE;
+    s->n_ranges = 1;
+    if (s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
+        const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles, most = s->n_packs / RANGE_PACKS;
+        s->n_ranges = most < 1 ? 1 : wanted < most ? wanted : most;
+    }
+}
+
+static bool allocate(search *s)
+{
+    const size_t n = s->query->n;
+    size_t per_query, all;
+    if (!kvant_mul_size(s->n_ranges, s->k ? s->k : 1, &per_query) || !kvant_mul_size(per_query, n, &all) ||
+        !kvant_mul_size(tile_bytes(s), s->n_tiles, &per_query))
+        return false;
+    s->x = kvant_alloc(per_query, 1);
+    s->sums = kvant_alloc(n, sizeof *s->sums);
+    s->scales = kvant_alloc(n, sizeof *s->scales);
+    s->weights = kvant_alloc(n, sizeof *s->weights);
+    s->steps = kvant_alloc(n, sizeof *s->steps);
+    s->constants = kvant_alloc(n, sizeof *s->constants);
+    s->found = kvant_alloc(all, sizeof *s->found);
+    s->n_found = kvant_alloc(n * s->n_ranges, sizeof *s->n_found);
+    s->scratch = kvant_alloc(s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
+    s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
+    s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
+    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found && s->scratch &&
+           s->dots && s->keys;
+}
+
+static void release(search *s)
+{
+    kvant_free(s->passes);
+    kvant_free(s->x);
+    kvant_free(s->sums);
+    kvant_free(s->scales);
+    kvant_free(s->weights);
+    kvant_free(s->steps);
+    kvant_free(s->constants);
+    kvant_free(s->found);
+    kvant_free(s->n_found);
+    kvant_free(s->scratch);
+    kvant_free(s->dots);
+    kvant_free(s->keys);
+}
+
+static kvant_status check_query(const kvant_index *index, const kvant_index_query *given, kvant_index_query *query)
+{
+    if (!KVANT_TAKE(kvant_index_query, query, given, original_context))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
+    if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
+        (query->rerank && !query->original && !query->originals) ||
+        (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "k is 0, rows or allowed are missing, the stride is below %u, or "
+                          "rerank has no originals", (unsigned)index->dim);
+    return kvant_index_check_rows(index, query->rows, query->stride, query->n);
+}
+
+kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
+                                uint64_t *ids)
+{
+    kvant_index_query q;
+    KVANT_RETURN_IF(!index || !scores || !ids, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_query(index, query, &q));
+    if (q.n == 0)
+        return KVANT_OK;
+    search s = { .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
+    results r = { &s, scores, ids };
+    plan(&s);
+    kvant_status status = kvant_index_filter(index, &q, &s.passes);
+    if (status == KVANT_OK && !allocate(&s))
+        status = KVANT_ERR_MEMORY;
+    if (status == KVANT_OK) {
+        kvant_parallel_for(q.n, s.n_threads, prepare_query, &s);
+        if (s.k)
+            kvant_parallel_for(s.n_tiles * s.n_ranges, s.n_threads, scan, &s);
+        kvant_parallel_for(q.n, s.n_threads, finish_query, &r);
+    }
+    release(&s);
+    return status;
+}

@@ -1,0 +1,140 @@
+/* train.c - what an index learns from rows: their mean and, with dims=, their principal directions.
+ *
+ * Both are sums in binary64 in the order of the rows: the same bits on every machine. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../math/tridiagonal.h"
+#include "index_internal.h"
+
+typedef struct training {
+    const float *rows;
+    size_t stride, n;
+    uint32_t dim, kept;
+    float *row; /* as the index sees it: of length 1 for cosine */
+    double *mean, *difference, *moments, *values, *vectors;
+    uint32_t *order;
+} training;
+
+static void read_row(const kvant_index *index, training *t, size_t i)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    memcpy(t->row, t->rows + i * t->stride, t->dim * sizeof *t->row);
+    if (index->metric == KVANT_METRIC_COSINE)
+        kvant_index_normalise(kernels, t->row, t->dim);
+}
+
+static void find_mean(const kvant_index *index, training *t, float *center)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        read_row(index, t, i);
+        for (uint32_t j = 0; j < t->dim; j++)
+            t->mean[j] += t->row[j];
+    }
+    for (uint32_t j = 0; j < t->dim; j++)
+        center[j] = (float)(t->mean[j] / (double)t->n);
+}
+
+static void add_products(double *moments, const double *x, uint32_t dim)
+{
+    for (uint32_t i = 0; i < dim; i++)
+        for (uint32_t j = 0; j <= i; j++)
+            moments[(size_t)i * dim + j] += x[i] * x[j];
+}
+
+static void find_moments(const kvant_index *index, training *t, const float *center)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        read_row(index, t, i);
+        for (uint32_t j = 0; j < t->dim; j++)
+            t->difference[j] = (double)t->row[j] - center[j];
+        add_products(t->moments, t->difference, t->dim);
+    }
+    for (uint32_t i = 0; i < t->dim; i++)
+        for (uint32_t j = 0; j < i; j++)
+            t->moments[(size_t)j * t->dim + i] = t->moments[(size_t)i * t->dim + j];
+}
+
+/* Indices of the eigenvalues, the largest first; equal ones in order. */
+static void sort_values(training *t)
+{
+    for (uint32_t i = 0; i < t->dim; i++) {
+        uint32_t at = i;
+        for (; at > 0 && t->values[t->order[at - 1]] < t->values[i]; at--)
+            t->order[at] = t->order[at - 1];
+        t->order[at] = i;
+    }
+}
+
+static kvant_status find_projection(const kvant_index *index, training *t, const float *center, float *projection)
+{
+    find_moments(index, t, center);
+    KVANT_FORWARD(kvant_tridiagonal_eigen(t->dim, t->moments, t->values, t->vectors));
+    sort_values(t);
+    for (uint32_t k = 0; k < t->kept; k++)
+        for (uint32_t i = 0; i < t->dim; i++)
+            projection[(size_t)i * t->kept + k] = (float)t->vectors[(size_t)t->order[k] * t->dim + i];
+    return KVANT_OK;
+}
+
+static bool allocate(training *t, bool project)
+{
+    const size_t square = project ? (size_t)t->dim * t->dim : 1;
+    t->row = kvant_alloc(t->dim, sizeof *t->row);
+    t->mean = kvant_alloc(t->dim, sizeof *t->mean);
+    t->difference = kvant_alloc(t->dim, sizeof *t->difference);
+    t->values = kvant_alloc(t->dim, sizeof *t->values);
+    t->order = kvant_alloc(t->dim, sizeof *t->order);
+    t->moments = kvant_alloc(square, sizeof *t->moments);
+    t->vectors = kvant_alloc(square, sizeof *t->vectors);
+    return t->row && t->mean && t->difference && t->values && t->order && t->moments && t->vectors;
+}
+
+static void release(training *t)
+{
+    kvant_free(t->row);
+    kvant_free(t->mean);
+    kvant_free(t->difference);
+    kvant_free(t->values);
+    kvant_free(t->order);
+    kvant_free(t->moments);
+    kvant_free(t->vectors);
+}
+
+static void replace(const float **array, float *by)
+{
+    kvant_free(KVANT_OWN(float, *array));
+    *array = by;
+}
+
+kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride, size_t n)
+{
+    KVANT_RETURN_IF(!index || !rows || n < 1 || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
+    if (index->mapped || index->n)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "an index learns only while it is empty");
+    KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
+    const bool project = index->projection || index->needs_training;
+    training t = { .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim };
+    float *center = kvant_alloc(index->dim, sizeof *center);
+    float *projection = kvant_alloc(project ? (size_t)index->dim * index->code_dim : 1, sizeof *projection);
+    kvant_status status = allocate(&t, project) && center && projection ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK)
+        find_mean(index, &t, center);
+    if (status == KVANT_OK && project)
+        status = find_projection(index, &t, center, projection);
+    release(&t);
+    if (status != KVANT_OK || !project) {
+        kvant_free(projection);
+        projection = NULL;
+    }
+    if (status != KVANT_OK) {
+        kvant_free(center);
+        return status;
+    }
+    kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
+    replace(&index->center, center);
+    replace(&index->projection, projection);
+    index->needs_training = false;
+    return KVANT_OK;
+}

@@ -1,0 +1,195 @@
+/* vectors.c - vectors to codes and back. */
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/half.h"
+#include "../base/parallel.h"
+#include "index_internal.h"
+
+#define LONGEST 0x1p60
+
+static size_t padded(uint32_t n)
+{
+    return ((size_t)n + 15) / 16 * 16;
+}
+
+size_t kvant_index_scratch(const kvant_index *index)
+{
+    return 2 * padded(index->dim) + padded(index->code_dim);
+}
+
+/* The power of two above the largest magnitude; zero for zeros. Scaling by it is exact, so the length
+ * of a row neither overflows nor underflows. */
+static int exponent_of(const kvant_kernels *kernels, const float *x, uint32_t n)
+{
+    int exponent = 0;
+    (void)frexpf(kvant_float_from_bits(kernels->magnitude(x, n)), &exponent);
+    return exponent;
+}
+
+static void scale(float *x, uint32_t n, float factor)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] *= factor;
+}
+
+/* Powers of two beyond binary32 are two factors. */
+static void scale_by_power(float *x, uint32_t n, int exponent)
+{
+    if (exponent > 126) {
+        scale(x, n, ldexpf(1, exponent - 100));
+        exponent = 100;
+    }
+    scale(x, n, ldexpf(1, exponent));
+}
+
+void kvant_index_normalise(const kvant_kernels *kernels, float *x, uint32_t n)
+{
+    const int exponent = exponent_of(kernels, x, n);
+    scale_by_power(x, n, -exponent);
+    const float squared = kernels->dot(x, x, n);
+    if (squared == 0)
+        return;
+    const float length = sqrtf(squared);
+    for (uint32_t i = 0; i < n; i++)
+        x[i] /= length;
+}
+
+static void subtract_center(const kvant_index *index, const kvant_kernels *kernels, bool is_query, float *u,
+                            kvant_index_row *row)
+{
+    const float along = kernels->dot(u, index->center, index->dim);
+    if (is_query && index->metric != KVANT_METRIC_L2) {
+        const float squared = kernels->dot(index->center, index->center, index->dim);
+        row->weight = squared > 0 ? along / squared : 0;
+    }
+    row->offset = along;
+    for (uint32_t i = 0; i < index->dim; i++)
+        u[i] -= row->weight * index->center[i];
+}
+
+kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                                      bool is_query, float *scratch)
+{
+    const uint32_t dim = index->dim, n = index->code_dim;
+    kvant_index_row row = { .y = scratch };
+    float *u = index->projection ? scratch + padded(n) : scratch, *rest = scratch + padded(n) + padded(dim);
+    memcpy(u, x, dim * sizeof *u);
+    if (index->metric == KVANT_METRIC_COSINE)
+        kvant_index_normalise(kernels, u, dim);
+    row.weight = 1;
+    if (index->center)
+        subtract_center(index, kernels, is_query, u, &row);
+    row.exponent = exponent_of(kernels, u, dim);
+    scale_by_power(u, dim, -row.exponent);
+    row.squared = (float)ldexp(kernels->dot(u, u, dim), 2 * row.exponent);
+    if (index->metric == KVANT_METRIC_L2)
+        row.offset = row.squared / -2;
+    if (index->projection)
+        kernels->combine_rows(index->projection, u, dim, n, row.y);
+    kvant_rotation_apply(&index->rotation, kernels, row.y, rest);
+    return row;
+}
+
+kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows, size_t stride, size_t n)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const float largest = (float)(LONGEST / sqrt((double)index->dim));
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t magnitude = kernels->magnitude(rows + i * stride, index->dim);
+        if (magnitude >= 0x7f800000u)
+            return kvant_fail(NULL, KVANT_ERR_NONFINITE, "row %zu holds a NaN or an infinity", i);
+        if (kvant_float_from_bits(magnitude) > largest)
+            return kvant_fail(NULL, KVANT_ERR_RANGE, "row %zu is longer than 2^60", i);
+    }
+    return KVANT_OK;
+}
+
+/* The factor makes inner products right on average: <u, q> is estimated by f <levels, R P q> with
+ * f = |y|^2 / <y, levels>, which is exact for q = u. */
+static void encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, const float *x,
+                       float *scratch, uint8_t *codes)
+{
+    const kvant_index_row row = kvant_index_transform(index, kernels, x, false, scratch);
+    const kvant_book *book = &index->book;
+    const uint32_t bits = book->format.bits, n = index->code_dim;
+    const float squared = kernels->dot(row.y, row.y, n);
+    float factor = 0;
+    memset(codes, 0, n);
+    if (squared > 0) {
+        kvant_book_encode(book, kernels, row.y, n, sqrtf((float)n) / (sqrtf(squared) * book->step), codes);
+        factor = ldexpf(squared / kernels->dot_codes(row.y, codes, n, book->values, bits), row.exponent);
+    }
+    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&book->format);
+    for (uint32_t i = 0; i < n; i++)
+        kvant_pack_put(bits, pack, i, slot % KVANT_PACK_VECTORS, codes[i]);
+    KVANT_OWN(float, index->factors)[slot] = factor;
+    if (index->offsets)
+        KVANT_OWN(float, index->offsets)[slot] = row.offset;
+}
+
+typedef struct encoding {
+    kvant_index *index;
+    const kvant_kernels *kernels;
+    const float *rows;
+    size_t stride, first, end;
+    float *scratch;
+    uint8_t *codes;
+} encoding;
+
+/* Threads share no pack: vectors of a pack share bytes. */
+static void encode_pack(void *context, size_t i, uint32_t worker)
+{
+    const encoding *e = context;
+    const size_t pack = e->first / KVANT_PACK_VECTORS + i, start = pack * KVANT_PACK_VECTORS;
+    float *scratch = e->scratch + worker * kvant_index_scratch(e->index);
+    uint8_t *codes = e->codes + worker * padded(e->index->code_dim);
+    for (size_t slot = start; slot < start + KVANT_PACK_VECTORS; slot++)
+        if (slot >= e->first && slot < e->end)
+            encode_row(e->index, e->kernels, slot, e->rows + (slot - e->first) * e->stride, scratch, codes);
+}
+
+kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride, size_t n,
+                                uint32_t n_threads)
+{
+    const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
+    encoding e = { .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride,
+                   .first = first, .end = first + n };
+    e.scratch = kvant_alloc(threads * kvant_index_scratch(index), sizeof *e.scratch);
+    e.codes = kvant_alloc(threads, padded(index->code_dim));
+    const bool ok = e.scratch && e.codes;
+    if (ok && n > 0)
+        kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1, threads, encode_pack, &e);
+    kvant_free(e.scratch);
+    kvant_free(e.codes);
+    return ok ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+static void decode(const kvant_index *index, size_t slot, float *row, float *scratch)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const uint32_t bits = index->book.format.bits, n = index->code_dim;
+    const uint8_t *pack = index->codes + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&index->book.format);
+    for (uint32_t i = 0; i < n; i++)
+        scratch[i] = index->factors[slot] *
+                     index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
+    kvant_rotation_undo(&index->rotation, kernels, scratch, scratch + padded(n));
+    for (uint32_t i = 0; i < index->dim; i++) {
+        const float u = index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
+        row[i] = u + (index->center ? index->center[i] : 0);
+    }
+}
+
+kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, float *row)
+{
+    KVANT_RETURN_IF(!index || !row, KVANT_ERR_ARGUMENT);
+    const uint32_t slot = kvant_index_slot(index, id);
+    if (slot == KVANT_NO_SLOT)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
+    float *scratch = kvant_alloc(kvant_index_scratch(index), sizeof *scratch);
+    KVANT_RETURN_IF(!scratch, KVANT_ERR_MEMORY);
+    decode(index, slot, row, scratch);
+    kvant_free(scratch);
+    return KVANT_OK;
+}

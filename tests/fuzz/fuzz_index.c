@@ -1,0 +1,153 @@
+/* fuzz_index.c - any bytes as an index file: refused with a message or usable, never read beyond. For libFuzzer
+ * (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that mutates valid files itself, a fixed number of times.
+ *
+ * The head's checksum would stop most mutations at the door, so it is made right first: what is tested lies behind it. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <kvant/index.h>
+
+#include "../../src/base/alloc.h"
+#include "../../src/base/fnv.h"
+#include "../../src/index/index_internal.h"
+
+enum { HEAD = 128, LENGTH_AT = 40, CHECKSUM_AT = 48, HEAD_CHECKSUM_AT = 72, MOST_VECTORS = 4096, MOST_DIM = 512 };
+
+static void repair(uint8_t *bytes, size_t n)
+{
+    const uint64_t length = n;
+    uint8_t head[HEAD];
+    if (n < HEAD)
+        return;
+    memcpy(bytes + LENGTH_AT, &length, sizeof length);
+    memcpy(head, bytes, HEAD);
+    memset(head + CHECKSUM_AT, 0, 8);
+    memset(head + HEAD_CHECKSUM_AT, 0, 8);
+    const uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, head, HEAD);
+    memcpy(bytes + HEAD_CHECKSUM_AT, &checksum, sizeof checksum);
+}
+
+/* Whatever it holds, a search ends and finds ids of the index or none. */
+static void use(const kvant_index *index)
+{
+    kvant_index_info info = { .size = sizeof info };
+    uint64_t ids[40];
+    float scores[40];
+    if (kvant_index_get_info(index, &info) != KVANT_OK)
+        abort();
+    if (info.dim > MOST_DIM || info.n > MOST_VECTORS)
+        return;
+    float *rows = calloc(2 * info.dim, sizeof *rows);
+    if (!rows)
+        return;
+    for (uint32_t i = 0; i < 2 * info.dim; i++)
+        rows[i] = (float)(i % 7) - 3;
+    kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = info.dim, .n = 2, .k = 20, .n_threads = 1 };
+    if (kvant_index_search(index, &query, scores, ids) != KVANT_OK)
+        abort();
+    for (int i = 0; i < 40; i++)
+        if (ids[i] != KVANT_INDEX_NO_ID && kvant_index_reconstruct(index, ids[i], rows) != KVANT_OK)
+            abort();
+    free(rows);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    char err[256] = "";
+    kvant_error error = { err, sizeof err };
+    kvant_index *index;
+    uint8_t *bytes = kvant_alloc(n, 1);
+    if (!bytes)
+        return 0;
+    memcpy(bytes, data, n);
+    repair(bytes, n);
+    if (kvant_index_parse(bytes, n, &index, &error) == KVANT_OK) {
+        use(index);
+        kvant_index_drop(&index);
+    } else if (index || !err[0]) {
+        abort();
+    }
+    kvant_free(bytes);
+    return 0;
+}
+
+#ifdef KVANT_FUZZ_SMOKE
+#include <stdio.h>
+#include <unistd.h>
+
+#define ROUNDS 20000u
+
+static uint64_t next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* A saved index: dim 24, ids of its own where kind has bit 0, a centre and dims= where it has bit 1. */
+static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
+{
+    kvant_index_params params = { .size = sizeof params, .dim = 24, .metric = (kvant_metric)(kind % 3),
+                                  .spec = kind & 2 ? "turboquant-3:dims=9" : "turboquant-4" };
+    kvant_index *index;
+    float rows[40 * 24];
+    uint64_t ids[40], state = 99 + kind;
+    char path[] = "/tmp/kvant-fuzz-XXXXXX";
+    const int fd = mkstemp(path);
+    size_t n = 0;
+    for (int i = 0; i < 40 * 24; i++)
+        rows[i] = (float)(int32_t)next(&state) * 0x1p-31f;
+    for (int i = 0; i < 40; i++)
+        ids[i] = next(&state) >> 1;
+    if (fd >= 0 && kvant_index_create(&params, &index, NULL, 0) == KVANT_OK) {
+        if ((!(kind & 2) || kvant_index_train(index, rows, 24, 40) == KVANT_OK) &&
+            kvant_index_add(index, rows, 24, 40, kind & 1 ? ids : NULL, 1) == KVANT_OK &&
+            kvant_index_save(index, path, NULL, 0) == KVANT_OK) {
+            FILE *file = fopen(path, "rb");
+            n = file ? fread(bytes, 1, room, file) : 0;
+            if (file)
+                fclose(file);
+        }
+        kvant_index_free(&index);
+        close(fd);
+        unlink(path);
+    }
+    return n;
+}
+
+/* Mostly the head; sometimes anywhere; sometimes cut. */
+static void mutate(uint8_t *bytes, size_t *n, uint64_t *state)
+{
+    static const uint8_t edges[] = { 0, 1, 2, 0x7f, 0x80, 0xff };
+    for (uint64_t left = next(state) % 4 + 1; left; left--) {
+        const size_t at = next(state) % (next(state) % 4 ? HEAD : *n);
+        if (next(state) % 2)
+            bytes[at] ^= (uint8_t)(1u << next(state) % 8);
+        else
+            bytes[at] = edges[next(state) % sizeof edges];
+    }
+    if (next(state) % 8 == 0)
+        *n = next(state) % *n + 1;
+}
+
+int main(void)
+{
+    static uint8_t valid[4][16384], bytes[16384];
+    size_t sizes[4];
+    uint64_t state = 88172645463325252u;
+    for (uint32_t kind = 0; kind < 4; kind++)
+        if ((sizes[kind] = valid_file(kind, valid[kind], sizeof bytes)) <= HEAD)
+            return 1;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        size_t n = sizes[i % 4];
+        memcpy(bytes, valid[i % 4], n);
+        if (i >= 4) /* the valid ones first */
+            mutate(bytes, &n, &state);
+        LLVMFuzzerTestOneInput(bytes, n);
+    }
+    printf("%u mutated files: none read beyond its end\n", ROUNDS);
+    return 0;
+}
+#endif

@@ -1,0 +1,564 @@
+/* test_index.c - vector search: against plain double computations, closed forms of the estimator's error, and a list of vectors
+ * that is kept beside the index. Files have a test of their own, test_index_file.c. */
+#include <kvant/index.h>
+
+#include "../../src/index/index_internal.h"
+#include "testing.h"
+
+static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8" };
+
+static float *random_rows(size_t n, uint32_t dim, uint64_t seed)
+{
+    float *rows = malloc(n * dim * sizeof *rows);
+    assert_non_null(rows);
+    fill_normal(rows, n * dim, &seed);
+    return rows;
+}
+
+static kvant_index *empty(const char *spec, uint32_t dim, kvant_metric metric)
+{
+    kvant_index_params params = { .size = sizeof params, .dim = dim, .metric = metric, .spec = spec };
+    kvant_index *index = NULL;
+    char err[256];
+    const kvant_status status = kvant_index_create(&params, &index, err, sizeof err);
+    if (status != KVANT_OK)
+        fail_msg("%s: %s", spec, err);
+    return index;
+}
+
+static kvant_index *filled(const char *spec, uint32_t dim, kvant_metric metric, const float *rows, size_t n)
+{
+    kvant_index *index = empty(spec, dim, metric);
+    assert_int_equal(kvant_index_add(index, rows, dim, n, NULL, 2), KVANT_OK);
+    return index;
+}
+
+static double dot(const float *a, const float *b, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += (double)a[i] * b[i];
+    return sum;
+}
+
+typedef struct result {
+    float *scores;
+    uint64_t *ids;
+    size_t n;
+} result;
+
+static result search_with(const kvant_index *index, const kvant_index_query *query)
+{
+    result r = { NULL, NULL, query->n * query->k };
+    r.scores = malloc(r.n * sizeof *r.scores);
+    r.ids = malloc(r.n * sizeof *r.ids);
+    assert_int_equal(kvant_index_search(index, query, r.scores, r.ids), KVANT_OK);
+    return r;
+}
+
+static kvant_index_query query_of(const float *rows, uint32_t dim, size_t n, uint32_t k)
+{
+    return (kvant_index_query){ .size = sizeof(kvant_index_query), .rows = rows, .stride = dim, .n = n, .k = k, .n_threads = 1 };
+}
+
+static result search(const kvant_index *index, const float *rows, uint32_t dim, size_t n, uint32_t k)
+{
+    const kvant_index_query query = query_of(rows, dim, n, k);
+    return search_with(index, &query);
+}
+
+static void drop(result *r)
+{
+    free(r->scores);
+    free(r->ids);
+}
+
+static void assert_same(const result *a, const result *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->ids, b->ids, a->n * sizeof *a->ids);
+    assert_memory_equal(a->scores, b->scores, a->n * sizeof *a->scores);
+}
+
+/* R is orthonormal, and R^T undoes it; one number ends up everywhere. */
+static void rotations(void **state)
+{
+    static const uint32_t dims[] = { 1, 2, 3, 7, 64, 100, 384, 511, 1000, 8192 };
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    (void)state;
+    for (size_t d = 0; d < COUNT(dims); d++) {
+        const uint32_t n = dims[d];
+        kvant_rotation rotation;
+        float *x = random_rows(3, n, 5), *y = x + n, *scratch = y + n;
+        assert_int_equal(kvant_rotation_create(&rotation, n, 3), KVANT_OK);
+        memcpy(y, x, n * sizeof *x);
+        kvant_rotation_apply(&rotation, kernels, y, scratch);
+        assert_true(fabs(dot(y, y, n) / dot(x, x, n) - 1) < 1e-5);
+        kvant_rotation_undo(&rotation, kernels, y, scratch);
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(fabsf(y[i] - x[i]) < 1e-5f * sqrtf((float)n));
+        memset(y, 0, n * sizeof *y);
+        y[n / 3] = sqrtf((float)n);
+        kvant_rotation_apply(&rotation, kernels, y, scratch);
+        for (uint32_t i = 0; n >= 64 && i < n; i++) /* normal numbers: beyond 8 one in 10^15 */
+            assert_true(fabsf(y[i]) < 8);
+        kvant_rotation_destroy(&rotation);
+        free(x);
+    }
+}
+
+/* The mean squared error of a normal number, by quadrature, within 0.3 % of Lloyd and Max's (Max 1960, table I). Of 8 bits,
+ * uniform: step^2 / 12 and what lies beyond 4. */
+static void books(void **state)
+{
+    static const double optimum[5] = { 0, 0.3634, 0.1175, 0.03454, 0.009497 };
+    (void)state;
+    for (uint32_t bits = 1; bits <= 8; bits += bits == 4 ? 4 : 1) {
+        kvant_book book;
+        double error = 0, mass = 0;
+        kvant_book_init(&book, bits, 64);
+        for (double x = -8; x < 8; x += 1e-4) {
+            const double p = exp(-x * x / 2);
+            const float number = (float)x;
+            uint8_t code;
+            kvant_book_encode(&book, kvant_kernels_get(KVANT_CPU_C), &number, 1, 1 / book.step, &code);
+            const double off = x - (double)book.step * book.values[code];
+            error += p * off * off;
+            mass += p;
+        }
+        if (bits == 8)
+            assert_true(error / mass < 0.03125 * 0.03125 / 12 * 1.1);
+        else
+            assert_true(error / mass < optimum[bits] * 1.003);
+    }
+}
+
+/* The error of <u, q> for unit vectors, times sqrt(d), has mean 0 and variance D / (1 - D), D being the error of the codebook; with
+ * 40,000 pairs its deviation is known within 0.35 % and its mean within 0.005 of the deviation, one sigma each. */
+static void estimator(void **state)
+{
+    static const double variance[] = { 0.3634 / 0.6366, 0.1175 / 0.8825, 0.03456 / 0.96544, 0.00952 / 0.99048 };
+    enum { DIM = 256, N = 400, QUERIES = 100 };
+    (void)state;
+    float *x = random_rows(N, DIM, 11), *q = random_rows(QUERIES, DIM, 12);
+    for (uint32_t bits = 1; bits <= 4; bits++) {
+        kvant_index *index = filled(specs[bits - 1], DIM, KVANT_METRIC_INNER_PRODUCT, x, N);
+        result r = search(index, q, DIM, QUERIES, N);
+        double sum = 0, squares = 0;
+        for (size_t i = 0; i < r.n; i++) {
+            const float *a = q + i / N * DIM, *b = x + r.ids[i] * DIM;
+            const double error = (r.scores[i] - dot(a, b, DIM)) / sqrt(dot(a, a, DIM) * dot(b, b, DIM)) * sqrt(DIM);
+            sum += error;
+            squares += error * error;
+        }
+        const double sigma = sqrt(variance[bits - 1]);
+        assert_true(fabs(sum / (double)r.n) < 5 * 0.005 * sigma);
+        assert_true(fabs(sqrt(squares / (double)r.n) / sigma - 1) < 0.05); /* 256 dimensions are not many */
+        drop(&r);
+        kvant_index_free(&index);
+    }
+    free(x);
+    free(q);
+}
+
+/* All rows and queries share a part three times as long as the rest. With it as centre, the error is that of the rest alone:
+ * <q, x> = <q - w c, x - c> + w <c, x> with the w that leaves no part along c. The second half of queries is 2^40 times shorter. */
+static void centred(void **state)
+{
+    enum { DIM = 256, N = 400, QUERIES = 100 };
+    (void)state;
+    float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14), *c = random_rows(1, DIM, 15);
+    for (size_t j = 0; j < DIM; j++)
+        c[j] *= 3;
+    for (size_t i = 0; i < N * DIM; i++)
+        x[i] += c[i % DIM];
+    for (size_t i = 0; i < QUERIES * DIM; i++)
+        q[i] = ldexpf(q[i] + c[i % DIM], i < QUERIES / 2 * DIM ? 0 : -40);
+    kvant_index_params params = { .size = sizeof params, .dim = DIM, .spec = "turboquant-2", .center = c };
+    kvant_index *index;
+    assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 1), KVANT_OK);
+    result r = search(index, q, DIM, QUERIES, N);
+    double squares = 0;
+    for (size_t i = 0; i < r.n; i++) {
+        const float *a = q + i / N * DIM, *b = x + r.ids[i] * DIM;
+        const double cc = dot(c, c, DIM), along = dot(a, c, DIM), off = dot(b, b, DIM) - 2 * dot(b, c, DIM) + cc;
+        const double error = (r.scores[i] - dot(a, b, DIM)) / sqrt((dot(a, a, DIM) - along * along / cc) * off) * sqrt(DIM);
+        squares += error * error;
+    }
+    assert_true(fabs(sqrt(squares / (double)r.n / (0.1175 / 0.8825)) - 1) < 0.05);
+    drop(&r);
+    kvant_index_free(&index);
+    free(x);
+    free(q);
+    free(c);
+}
+
+static double exact(kvant_metric metric, const float *q, const float *x, uint32_t dim)
+{
+    if (metric == KVANT_METRIC_COSINE)
+        return dot(q, x, dim) / sqrt(dot(q, q, dim) * dot(x, x, dim));
+    return metric == KVANT_METRIC_L2 ? dot(q, q, dim) + dot(x, x, dim) - 2 * dot(q, x, dim) : dot(q, x, dim);
+}
+
+/* Scores are those of the reconstructed vectors, but for the rounding of queries: half a step of at most |q| / 127 in each of d
+ * dimensions. L2 knows the vector's own length. All results come in order. */
+static void scores(void **state)
+{
+    static const uint32_t dims[] = { 1, 5, 16, 100, 300 };
+    enum { N = 75, QUERIES = 5 };
+    (void)state;
+    for (size_t d = 0; d < COUNT(dims); d++)
+        for (size_t s = 0; s < COUNT(specs); s++)
+            for (int metric = 0; metric < 3; metric++) {
+                const uint32_t dim = dims[d];
+                float *x = random_rows(N, dim, 21), *q = random_rows(QUERIES, dim, 22), *y = malloc(dim * sizeof *y);
+                kvant_index *index = filled(specs[s], dim, (kvant_metric)metric, x, N);
+                result r = search(index, q, dim, QUERIES, N);
+                for (size_t i = 0; i < r.n; i++) {
+                    const float *a = q + i / N * dim, *b = x + r.ids[i] * dim;
+                    assert_int_equal(kvant_index_reconstruct(index, r.ids[i], y), KVANT_OK);
+                    const double aa = sqrt(dot(a, a, dim)), yy = sqrt(dot(y, y, dim));
+                    double want = dot(a, y, dim), bound = aa / 254 * sqrt(dim) * yy + 1e-5 * (1 + aa) * (1 + yy);
+                    if (metric == KVANT_METRIC_COSINE) {
+                        want /= aa;
+                        bound /= aa;
+                    } else if (metric == KVANT_METRIC_L2) {
+                        want = dot(a, a, dim) + dot(b, b, dim) - 2 * want;
+                        want = want < 0 ? 0 : want;
+                        bound = 2 * bound + 1e-5 * dot(b, b, dim);
+                    }
+                    assert_true(fabs(r.scores[i] - want) <= bound);
+                    if (i % N)
+                        assert_true(metric == KVANT_METRIC_L2 ? r.scores[i] >= r.scores[i - 1] : r.scores[i] <= r.scores[i - 1]);
+                }
+                drop(&r);
+                kvant_index_free(&index);
+                free(x);
+                free(q);
+                free(y);
+            }
+}
+
+/* Equal results at every level, with any number of threads, one query at a time, and whatever the order of vectors. */
+static void same_results(void **state)
+{
+    enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
+    (void)state;
+    float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32), *turned = malloc(sizeof(float) * N * DIM);
+    uint64_t *ids = malloc(N * sizeof *ids);
+    for (size_t i = 0; i < N; i++) {
+        if (i % 3 == 0) /* equal vectors: ties */
+            memcpy(x + i * DIM, x, DIM * sizeof *x);
+    }
+    for (size_t i = 0; i < N; i++) {
+        memcpy(turned + i * DIM, x + (N - 1 - i) * DIM, DIM * sizeof *x);
+        ids[i] = N - 1 - i;
+    }
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        kvant_set_cpu_level(KVANT_CPU_C);
+        kvant_index *index = filled(specs[s], DIM, KVANT_METRIC_L2, x, N);
+        result want = search(index, q, DIM, QUERIES, K);
+        for (int level = 1; level < 100; level++) {
+            if (!kvant_cpu_level_name((kvant_cpu_level)level) || kvant_set_cpu_level((kvant_cpu_level)level) != KVANT_OK)
+                continue;
+            kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
+            assert_int_equal(kvant_index_add(other, turned, DIM, N, ids, 3), KVANT_OK);
+            for (uint32_t threads = 1; threads <= 7; threads += 3) {
+                kvant_index_query query = query_of(q, DIM, QUERIES, K);
+                query.n_threads = threads;
+                result got = search_with(other, &query);
+                assert_same(&got, &want);
+                drop(&got);
+            }
+            for (size_t i = 0; i < QUERIES; i += 23) {
+                kvant_index_query query = query_of(q + i * DIM, DIM, 1, K);
+                query.n_threads = 4;
+                result got = search_with(other, &query);
+                assert_memory_equal(got.ids, want.ids + i * K, K * sizeof *got.ids);
+                assert_memory_equal(got.scores, want.scores + i * K, K * sizeof *got.scores);
+                drop(&got);
+            }
+            kvant_index_free(&other);
+        }
+        kvant_set_cpu_level(KVANT_CPU_AUTO);
+        drop(&want);
+        kvant_index_free(&index);
+    }
+    free(x);
+    free(q);
+    free(turned);
+    free(ids);
+}
+
+/* Powers of two scale exactly: queries of any length find the same, vectors of any length keep their direction. */
+static void scaling(void **state)
+{
+    enum { DIM = 48, N = 200, QUERIES = 8, K = 20 };
+    static const int powers[] = { -140, -60, -10, 3, 50 };
+    (void)state;
+    float *x = random_rows(N, DIM, 41), *q = random_rows(QUERIES, DIM, 42), *scaled = malloc(sizeof(float) * N * DIM);
+    for (int metric = 0; metric < 2; metric++) {
+        kvant_index *index = filled("turboquant-4", DIM, (kvant_metric)metric, x, N);
+        result want = search(index, q, DIM, QUERIES, K);
+        for (size_t p = 0; p < COUNT(powers); p++) {
+            for (size_t i = 0; i < QUERIES * DIM; i++)
+                scaled[i] = powers[p] < -100 ? ldexpf(q[i] > 0 ? 1 : -1, powers[p]) : ldexpf(q[i], powers[p]);
+            result got = search(index, scaled, DIM, QUERIES, K);
+            if (powers[p] >= -100)
+                assert_memory_equal(got.ids, want.ids, got.n * sizeof *got.ids);
+            for (size_t i = 0; i < got.n; i++)
+                assert_true(isfinite(got.scores[i]) && got.ids[i] < N);
+            drop(&got);
+        }
+        drop(&want);
+        kvant_index_free(&index);
+    }
+    for (size_t i = 0; i < N * DIM; i++)
+        scaled[i] = ldexpf(x[i], i / DIM % 2 ? -30 : 30);
+    kvant_index *a = filled("turboquant-2", DIM, KVANT_METRIC_COSINE, x, N);
+    kvant_index *b = filled("turboquant-2", DIM, KVANT_METRIC_COSINE, scaled, N);
+    result ra = search(a, q, DIM, QUERIES, K), rb = search(b, q, DIM, QUERIES, K);
+    assert_same(&ra, &rb);
+    drop(&ra);
+    drop(&rb);
+    kvant_index_free(&a);
+    kvant_index_free(&b);
+    free(x);
+    free(q);
+    free(scaled);
+}
+
+/* Random additions and removals beside a list: the index always finds exactly what the list holds, with equal scores. */
+static void changes(void **state)
+{
+    enum { DIM = 20, MOST = 300 };
+    uint64_t rng = 77, present[MOST], n = 0, next = 5;
+    float rows[MOST][DIM], scores_of[MOST];
+    (void)state;
+    kvant_index *index = empty("turboquant-3", DIM, KVANT_METRIC_L2);
+    const float q[DIM] = { 1, -1, 0.5f };
+    for (int round = 0; round < 2000; round++) {
+        if (n < MOST && test_random(&rng) % 5 < (round < 1000 ? 3 : 2)) {
+            fill_normal(rows[n], DIM, &rng);
+            present[n] = next;
+            next += 1 + test_random(&rng) % 1000;
+            assert_int_equal(kvant_index_add(index, rows[n], DIM, 1, &present[n], 1), KVANT_OK);
+            kvant_index *alone = empty("turboquant-3", DIM, KVANT_METRIC_L2);
+            assert_int_equal(kvant_index_add(alone, rows[n], DIM, 1, NULL, 1), KVANT_OK);
+            result one = search(alone, q, DIM, 1, 1);
+            scores_of[n] = one.scores[0];
+            drop(&one);
+            kvant_index_free(&alone);
+            n++;
+        } else if (n) {
+            const uint64_t i = test_random(&rng) % n;
+            assert_int_equal(kvant_index_remove(index, present[i]), KVANT_OK);
+            assert_int_equal(kvant_index_remove(index, present[i]), KVANT_ERR_ARGUMENT);
+            present[i] = present[--n];
+            memcpy(rows[i], rows[n], sizeof rows[i]);
+            scores_of[i] = scores_of[n];
+        }
+        if (round % 50)
+            continue;
+        result r = search(index, q, DIM, 1, MOST + 1);
+        for (uint64_t i = 0; i < MOST + 1; i++)
+            assert_true((r.ids[i] == KVANT_INDEX_NO_ID) == (i >= n));
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t at = 0;
+            while (at < n && r.ids[at] != present[i])
+                at++;
+            assert_true(at < n);
+            assert_memory_equal(&r.scores[at], &scores_of[i], sizeof(float));
+        }
+        drop(&r);
+    }
+    kvant_index_free(&index);
+}
+
+static int odd_ids(void *context, uint64_t id)
+{
+    ++*(size_t *)context;
+    return id % 2 == 1;
+}
+
+static void filters(void **state)
+{
+    enum { DIM = 16, N = 100 };
+    const uint64_t allowed[] = { 7, 64, 7, 33, 1000000, 98, 31 };
+    size_t calls = 0;
+    (void)state;
+    float *x = random_rows(N, DIM, 51);
+    kvant_index *index = filled("turboquant-4", DIM, KVANT_METRIC_INNER_PRODUCT, x, N);
+    result all = search(index, x, DIM, 2, N);
+    kvant_index_query query = query_of(x, DIM, 2, N);
+    query.allowed = allowed;
+    query.n_allowed = COUNT(allowed);
+    for (int both = 0; both < 2; both++) {
+        query.allow = both ? odd_ids : NULL;
+        query.allow_context = &calls;
+        result r = search_with(index, &query);
+        for (size_t i = 0; i < 2; i++) {
+            size_t found = 0;
+            for (size_t j = 0; j < N; j++) {
+                const uint64_t id = all.ids[i * N + j];
+                if ((id == 7 || id == 33 || id == 31 || (!both && (id == 64 || id == 98)))) {
+                    assert_int_equal(r.ids[i * N + found], id);
+                    assert_memory_equal(&r.scores[i * N + found++], &all.scores[i * N + j], sizeof(float));
+                }
+            }
+            assert_int_equal(found, both ? 3 : 5);
+            assert_true(r.ids[i * N + found] == KVANT_INDEX_NO_ID && r.scores[i * N + found] == -INFINITY);
+        }
+        drop(&r);
+    }
+    assert_int_equal(calls, 5);
+    drop(&all);
+    kvant_index_free(&index);
+    free(x);
+}
+
+static const float *original(void *context, uint64_t id)
+{
+    return id == 3 ? NULL : (const float *)context + id * 64;
+}
+
+/* Ranked again: exact scores in exact order; the vector without an original keeps its estimate. */
+static void rerank(void **state)
+{
+    enum { DIM = 64, N = 500, K = 10 };
+    (void)state;
+    float *x = random_rows(N, DIM, 61), *q = random_rows(4, DIM, 62);
+    for (int metric = 0; metric < 3; metric++) {
+        kvant_index *index = filled("turboquant-2", DIM, (kvant_metric)metric, x, N);
+        kvant_index_query query = query_of(q, DIM, 4, K);
+        query.rerank = N;
+        query.original = original;
+        query.original_context = x;
+        result r = search_with(index, &query);
+        for (size_t i = 0; i < 4; i++) {
+            size_t better = 0; /* than the last of the results */
+            const double last = exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + K - 1] * DIM, DIM);
+            for (size_t j = 0; j < N; j++) {
+                const double score = exact((kvant_metric)metric, q + i * DIM, x + j * DIM, DIM);
+                better += j != 3 && (metric == KVANT_METRIC_L2 ? score < last - 1e-9 : score > last + 1e-9);
+            }
+            assert_true(better <= K - 1);
+            for (size_t j = 0; j < K; j++)
+                if (r.ids[i * K + j] != 3)
+                    assert_true(fabs(r.scores[i * K + j] - exact((kvant_metric)metric, q + i * DIM, x + r.ids[i * K + j] * DIM, DIM)) < 1e-4);
+        }
+        drop(&r);
+        kvant_index_free(&index);
+    }
+    free(x);
+    free(q);
+}
+
+/* Rows in a plane of 12 of 60 dimensions, far from 0: the centre and dims=12 lose nothing, so that the error is that of 12
+ * dimensions; without training nothing may be added. */
+static void training(void **state)
+{
+    enum { DIM = 60, KEPT = 12, N = 400 };
+    (void)state;
+    float *basis = random_rows(KEPT + 1, DIM, 71), *z = random_rows(N, KEPT, 72), *x = calloc((size_t)N * DIM, sizeof *x);
+    float y[DIM];
+    for (size_t i = 0; i < N; i++)
+        for (size_t k = 0; k <= KEPT; k++)
+            for (size_t j = 0; j < DIM; j++)
+                x[i * DIM + j] += (k < KEPT ? z[i * KEPT + k] : 20) * basis[k * DIM + j];
+    kvant_index *index = empty("turboquant-8:dims=12", DIM, KVANT_METRIC_L2);
+    assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_train(index, x, DIM, N), KVANT_OK);
+    assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 1), KVANT_OK);
+    assert_int_equal(kvant_index_train(index, x, DIM, N), KVANT_ERR_UNSUPPORTED);
+    kvant_index_info info = { .size = sizeof info };
+    assert_int_equal(kvant_index_get_info(index, &info), KVANT_OK);
+    assert_string_equal(info.spec, "turboquant-8:dims=12");
+    assert_int_equal(info.bytes_per_vector, 12 + 8);
+    for (size_t i = 0; i < N; i++) {
+        double off = 0, length = 0;
+        assert_int_equal(kvant_index_reconstruct(index, i, y), KVANT_OK);
+        for (size_t j = 0; j < DIM; j++) {
+            const double u = (double)x[i * DIM + j] - 20 * (double)basis[KEPT * DIM + j];
+            off += ((double)y[j] - x[i * DIM + j]) * ((double)y[j] - x[i * DIM + j]);
+            length += u * u;
+        }
+        assert_true(off < 0.001 * length); /* 8 bits: 0.0003 with a long tail; a missed direction costs 0.08 */
+    }
+    kvant_index_free(&index);
+    free(basis);
+    free(z);
+    free(x);
+}
+
+static void mistakes(void **state)
+{
+    float x[2][4] = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } };
+    const uint64_t twice[2] = { 9, 9 }, none[1] = { KVANT_INDEX_NO_ID };
+    char err[256];
+    float score;
+    uint64_t id;
+    (void)state;
+    static const char *const bad[] = { "turboquant", "turboquant-5", "turboquant-0", "int-4", "turboquant-4:dims=5", "turboquant-4:x", "" };
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = bad[i] };
+        kvant_index *index = (kvant_index *)err;
+        assert_int_equal(kvant_index_create(&params, &index, err, sizeof err), KVANT_ERR_SPEC);
+        assert_null(index);
+        assert_true(err[0] != 0);
+    }
+    kvant_index_params params = { .size = sizeof params, .dim = 8193 };
+    kvant_index *index;
+    assert_int_equal(kvant_index_create(&params, &index, err, sizeof err), KVANT_ERR_ARGUMENT);
+    index = empty("turboquant-4", 4, KVANT_METRIC_INNER_PRODUCT);
+    kvant_index_query query = query_of(x[0], 4, 1, 1);
+    assert_int_equal(kvant_index_search(index, &query, &score, &id), KVANT_OK);
+    assert_true(id == KVANT_INDEX_NO_ID && score == -INFINITY);
+    assert_int_equal(kvant_index_add(index, x[0], 4, 2, twice, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_add(index, x[0], 4, 1, none, 1), KVANT_ERR_ARGUMENT);
+    x[1][2] = NAN;
+    assert_int_equal(kvant_index_add(index, x[0], 4, 2, NULL, 1), KVANT_ERR_NONFINITE);
+    x[1][2] = 1e30f;
+    assert_int_equal(kvant_index_add(index, x[0], 4, 2, NULL, 1), KVANT_ERR_RANGE);
+    assert_int_equal(kvant_index_remove(index, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_search(index, &query, &score, &id), KVANT_OK);
+    assert_true(id == KVANT_INDEX_NO_ID);
+    assert_int_equal(kvant_index_add(index, x[0], 4, 1, twice, 1), KVANT_OK);
+    assert_int_equal(kvant_index_add(index, x[0], 4, 1, twice, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_add(index, x[0], 4, 1, NULL, 1), KVANT_OK); /* 10 */
+    assert_int_equal(kvant_index_reconstruct(index, 10, x[0]), KVANT_OK);
+    assert_int_equal(kvant_index_reconstruct(index, 0, x[0]), KVANT_ERR_ARGUMENT);
+    query.k = 0;
+    assert_int_equal(kvant_index_search(index, &query, &score, &id), KVANT_ERR_ARGUMENT);
+    kvant_index_free(&index);
+    kvant_index_free(&index);
+}
+
+/* Zeros have no direction: their scores are 0 and nothing is divided by 0. */
+static void zeros(void **state)
+{
+    (void)state;
+    const float x[3][4] = { { 0 }, { 1, 0, 0, 0 }, { -1, 0, 0, 0 } };
+    for (int metric = 0; metric < 3; metric++) {
+        kvant_index *index = filled("turboquant-4", 4, (kvant_metric)metric, x[0], 3);
+        result r = search(index, x[0], 4, 2, 3);
+        for (size_t i = 0; i < r.n; i++)
+            assert_true(isfinite(r.scores[i]));
+        assert_int_equal(r.ids[3], 1);
+        if (metric != KVANT_METRIC_L2)
+            assert_true(r.ids[4] == 0 && r.scores[4] == 0 && r.scores[0] == 0);
+        drop(&r);
+        kvant_index_free(&index);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rotations), cmocka_unit_test(books),    cmocka_unit_test(estimator), cmocka_unit_test(centred), cmocka_unit_test(scores),
+        cmocka_unit_test(same_results), cmocka_unit_test(scaling), cmocka_unit_test(changes),  cmocka_unit_test(filters),
+        cmocka_unit_test(rerank),    cmocka_unit_test(training), cmocka_unit_test(mistakes),  cmocka_unit_test(zeros),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,497 @@
+/* cmd_search.c - `kvant search`: builds indexes of vectors, asks them, and measures what a codec finds beside an exact search. */
+#include "args.h"
+#include "command.h"
+#include "interrupt.h"
+#include "machine.h"
+#include "progress.h"
+#include "report.h"
+#include "vectors.h"
+
+#include <kvant/index.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SPECS = 16, MAX_FILES = 3, STEP = 8192, BATCH = 100, MOST_QUERIES = 100000, TRAIN = 10000 };
+
+typedef struct settings {
+    const char *metric;
+    const char *specs[MAX_SPECS];
+    size_t n_specs;
+    uint32_t k, threads, rerank, train, batch, queries;
+    bool json, verify;
+} settings;
+#define AT(member) offsetof(settings, member)
+
+static bool take_spec(void *part, const char *value)
+{
+    settings *s = part;
+    if (s->n_specs == MAX_SPECS)
+        return complain("search: at most %d codecs", MAX_SPECS);
+    s->specs[s->n_specs++] = value;
+    return true;
+}
+
+static const arg_option options[] = {
+    ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the settings */,
+             "turboquant-B with B = 1, 2, 3, 4 or 8 bits per dimension (default turboquant-4);\n"
+             "turboquant-B:dims=N keeps the N principal dimensions. Repeat it for eval"),
+    ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
+    ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
+    ARG_U32(0, "rerank", "N", 1, 1000000, rerank, "eval: rank the N best again by the original vectors"),
+    ARG_U32(0, "train", "N", 1, 10000000, train,
+            "build, eval: learn from the first N vectors: the centre, and dims= its directions\n"
+            "(default 10000 with dims=, else none)"),
+    ARG_U32(0, "batch", "N", 1, MOST_QUERIES, batch, "eval: queries per search (default 100)"),
+    ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries, "query, eval: at most N queries (default 1000)"),
+    ARG_U32('t', "threads", "N", 1, 256, threads, "threads (default: every CPU; eval: 1)"),
+    ARG_SWITCH(0, "verify", verify, "query, info: read the whole file first and compare its checksum"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects"),
+};
+
+static const arg_spec spec = {
+    .command = "search",
+    .usage = "build VECTORS INDEX [options]\n       kvant search query INDEX QUERIES [options]\n       kvant search info INDEX [options]\n"
+             "       kvant search eval VECTORS QUERIES [options]",
+    .about = "Nearest-neighbour search on compressed vectors. `build` writes an index, `query` prints the neighbours\n"
+             "of each query, `eval` measures recall beside an exact search, bytes and time per vector.",
+    ARG_OPTIONS(options),
+    .notes = "VECTORS and QUERIES are .npy (float32 or uint8), .fvecs, .bvecs, .fbin or .u8bin files. A vector's id is\n"
+             "its place in the file.\n\n"
+             "examples:\n  kvant search build base.npy base.kvidx\n  kvant search query base.kvidx queries.npy -k 10\n"
+             "  kvant search eval base.npy queries.npy -c turboquant-4 -c turboquant-3:dims=256",
+};
+
+static const struct {
+    const char *name;
+    kvant_metric metric;
+} metrics[] = { { "ip", KVANT_METRIC_INNER_PRODUCT }, { "cosine", KVANT_METRIC_COSINE }, { "l2", KVANT_METRIC_L2 } };
+
+static const char *metric_name(kvant_metric metric)
+{
+    return metrics[metric].name;
+}
+
+static bool find_metric(const char *name, kvant_metric *metric)
+{
+    *metric = KVANT_METRIC_INNER_PRODUCT;
+    for (size_t i = 0; name != NULL && i < sizeof metrics / sizeof *metrics; i++)
+        if (strcmp(name, metrics[i].name) == 0) {
+            *metric = metrics[i].metric;
+            return true;
+        }
+    return name == NULL || complain("search: --metric is ip, cosine or l2, not '%s'", name);
+}
+
+static bool failed(const char *what)
+{
+    return complain("search: %s: %s", what, kvant_error_message());
+}
+
+/* ---- Making an index ---- */
+
+static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
+{
+    const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL ? TRAIN : 0;
+    const size_t n = wanted < base->n ? wanted : base->n;
+    return n == 0 || kvant_index_train(index, base->rows, base->dim, n) == KVANT_OK || failed("training");
+}
+
+static bool add(kvant_index *index, const settings *s, const char *codec, const vectors *base)
+{
+    progress p;
+    bool ok = true;
+    progress_start(&p, (double)base->n);
+    for (size_t i = 0; ok && i < base->n && !interrupted(); i += STEP) {
+        const size_t n = base->n - i < STEP ? base->n - i : STEP;
+        ok = kvant_index_add(index, base->rows + i * base->dim, base->dim, n, NULL, s->threads) == KVANT_OK || failed("adding vectors");
+        progress_add(&p, (double)n, codec);
+    }
+    progress_end(&p);
+    return ok && !interrupted();
+}
+
+static bool make_index(const settings *s, const char *codec, const vectors *base, kvant_index **index)
+{
+    kvant_index_params params = { .size = sizeof params, .dim = base->dim, .spec = codec };
+    char err[256] = "";
+    *index = NULL;
+    if (!find_metric(s->metric, &params.metric))
+        return false;
+    if (kvant_index_create(&params, index, err, sizeof err) != KVANT_OK)
+        return complain("search: %s", err);
+    return train(*index, s, codec, base) && add(*index, s, codec, base);
+}
+
+/* ---- info ---- */
+
+static const report_column info_columns[] = {
+    { "codec", "codec", COLUMN_TEXT, 0 },
+    { "metric", "metric", COLUMN_TEXT, 0 },
+    { "vectors", "vectors", COLUMN_NUMBER, 0 },
+    { "dim", "dim", COLUMN_NUMBER, 0 },
+    { "bits", NULL, COLUMN_NUMBER, 0 },
+    { "bytes_per_vector", "bytes/vector", COLUMN_NUMBER, 0 },
+    { "id_bytes", "id bytes", COLUMN_NUMBER, 0 },
+    { "centred", NULL, COLUMN_BOOL, 0 },
+    { "file_bytes", "MiB", COLUMN_MIB, 1 },
+};
+enum { N_INFO = sizeof info_columns / sizeof *info_columns };
+
+static bool print_info(const kvant_index *index, bool json)
+{
+    kvant_index_info info = { .size = sizeof info };
+    kvant_index_get_info(index, &info);
+    const report_cell cells[N_INFO] = {
+        CELL_TEXT(info.spec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(info.n), CELL_NUMBER(info.dim), CELL_NUMBER(info.bits),
+        CELL_NUMBER(info.bytes_per_vector), CELL_NUMBER(info.id_bytes), CELL_NUMBER(info.has_center), CELL_NUMBER(info.file_bytes),
+    };
+    return report_print(info_columns, N_INFO, cells, 1, json);
+}
+
+static bool open_index(const char *path, const settings *s, kvant_index **index)
+{
+    char err[256] = "";
+    if (kvant_index_view(path, index, err, sizeof err) != KVANT_OK)
+        return complain("%s: %s", path, err);
+    return !s->verify || kvant_index_verify(*index) == KVANT_OK || complain("%s: %s", path, kvant_error_message());
+}
+
+static bool run_info(const settings *s, const char *const *files)
+{
+    kvant_index *index = NULL;
+    const bool ok = open_index(files[0], s, &index) && print_info(index, s->json);
+    kvant_index_free(&index);
+    return ok;
+}
+
+/* ---- build ---- */
+
+static bool run_build(const settings *s, const char *const *files)
+{
+    vectors base;
+    kvant_index *index = NULL;
+    char err[256] = "";
+    const char *codec = s->n_specs > 0 ? s->specs[0] : "turboquant-4";
+    if (s->n_specs > 1)
+        return complain("search build: one codec, not %zu", s->n_specs);
+    bool ok = vectors_read(files[0], 0, &base) && make_index(s, codec, &base, &index);
+    if (ok && kvant_index_save(index, files[1], err, sizeof err) != KVANT_OK)
+        ok = complain("%s", err);
+    ok = ok && print_info(index, s->json);
+    kvant_index_free(&index);
+    vectors_free(&base);
+    return ok;
+}
+
+/* ---- query ---- */
+
+typedef struct answers {
+    float *scores;
+    uint64_t *ids;
+} answers;
+
+static bool allocate_answers(answers *a, size_t n, uint32_t k)
+{
+    a->scores = calloc(n, k * sizeof *a->scores);
+    a->ids = calloc(n, k * sizeof *a->ids);
+    return (a->scores != NULL && a->ids != NULL) || complain("out of memory");
+}
+
+static void free_answers(answers *a)
+{
+    free(a->scores);
+    free(a->ids);
+}
+
+static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, const vectors *base, answers *a)
+{
+    kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
+                                .n = n, .k = s->k, .n_threads = s->threads };
+    if (base != NULL && s->rerank > 0) {
+        query.rerank = s->rerank;
+        query.originals = base->rows;
+        query.original_stride = base->dim;
+        query.n_originals = base->n;
+    }
+    return kvant_index_search(index, &query, a->scores + first * s->k, a->ids + first * s->k) == KVANT_OK || failed("searching");
+}
+
+static const report_column query_columns[] = {
+    { "query", "query", COLUMN_NUMBER, 0 },
+    { "rank", "rank", COLUMN_NUMBER, 0 },
+    { "id", "id", COLUMN_NUMBER, 0 },
+    { "score", "score", COLUMN_NUMBER, 4 },
+};
+enum { N_QUERY = sizeof query_columns / sizeof *query_columns };
+
+static bool print_answers(const answers *a, size_t n, uint32_t k, bool json)
+{
+    report_cell *cells = calloc(n * k, N_QUERY * sizeof *cells), *cell = cells;
+    if (cells == NULL)
+        return complain("out of memory");
+    for (size_t i = 0; i < n * k; i++)
+        if (a->ids[i] != KVANT_INDEX_NO_ID) {
+            *cell++ = CELL_NUMBER(i / k);
+            *cell++ = CELL_NUMBER(i % k + 1);
+            *cell++ = CELL_NUMBER(a->ids[i]);
+            *cell++ = CELL_NUMBER(a->scores[i]);
+        }
+    const bool ok = report_print(query_columns, N_QUERY, cells, (size_t)(cell - cells) / N_QUERY, json);
+    free(cells);
+    return ok;
+}
+
+static bool same_dimensions(const vectors *queries, uint32_t dim)
+{
+    return queries->dim == dim || complain("search: queries have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
+}
+
+static bool run_query(const settings *s, const char *const *files)
+{
+    vectors queries = { .rows = NULL };
+    kvant_index *index = NULL;
+    kvant_index_info info = { .size = sizeof info };
+    answers a = { NULL, NULL };
+    bool ok = open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
+    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && ask(index, s, &queries, 0, queries.n, NULL, &a) &&
+         print_answers(&a, queries.n, s->k, s->json);
+    free_answers(&a);
+    vectors_free(&queries);
+    kvant_index_free(&index);
+    return ok;
+}
+
+/* ---- eval ---- */
+
+/* 16 sums: compilers make vectors of them. */
+static float product(const float *a, const float *b, uint32_t n)
+{
+    float sums[16] = { 0 }, sum = 0;
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (uint32_t j = 0; j < 16; j++)
+            sums[j] += a[i + j] * b[i + j];
+    for (; i < n; i++)
+        sum += a[i] * b[i];
+    for (uint32_t j = 0; j < 16; j++)
+        sum += sums[j];
+    return sum;
+}
+
+/* Larger is nearer, for one query: inner products, cosines times |q|, or -|x|^2 / 2 + <q, x>. */
+static float closeness(kvant_metric metric, float product, float squared)
+{
+    if (metric == KVANT_METRIC_COSINE)
+        return squared > 0 ? product / sqrtf(squared) : 0;
+    return metric == KVANT_METRIC_L2 ? product - squared / 2 : product;
+}
+
+/* The closeness of the k-th nearest vector: what is at least as close counts as found, so ties do. */
+static float kth_largest(const float *all, size_t n, uint32_t k, float *top)
+{
+    uint32_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kept == k && all[i] <= top[k - 1])
+            continue;
+        uint32_t at = kept < k ? kept++ : k - 1;
+        for (; at > 0 && top[at - 1] < all[i]; at--)
+            top[at] = top[at - 1];
+        top[at] = all[i];
+    }
+    return top[kept - 1];
+}
+
+typedef struct truth {
+    float *least;   /* per query: closeness of the k-th */
+    float *squared; /* per vector: |x|^2 */
+} truth;
+
+static bool find_truth(const settings *s, kvant_metric metric, const vectors *base, const vectors *queries, truth *t)
+{
+    progress p;
+    float *all = calloc(base->n, sizeof *all), *top = calloc(s->k, sizeof *top);
+    t->least = calloc(queries->n, sizeof *t->least);
+    t->squared = calloc(base->n, sizeof *t->squared);
+    const bool ok = (all != NULL && top != NULL && t->least != NULL && t->squared != NULL) || complain("out of memory");
+    for (size_t i = 0; ok && i < base->n; i++)
+        t->squared[i] = product(base->rows + i * base->dim, base->rows + i * base->dim, base->dim);
+    progress_start(&p, (double)queries->n);
+    for (size_t q = 0; ok && q < queries->n && !interrupted(); q++) {
+        for (size_t i = 0; i < base->n; i++)
+            all[i] = closeness(metric, product(queries->rows + q * base->dim, base->rows + i * base->dim, base->dim), t->squared[i]);
+        t->least[q] = kth_largest(all, base->n, s->k, top);
+        progress_add(&p, 1, "exact search");
+    }
+    progress_end(&p);
+    free(all);
+    free(top);
+    return ok && !interrupted();
+}
+
+static double recall(const settings *s, kvant_metric metric, const vectors *base, const vectors *queries, const truth *t, const answers *a)
+{
+    size_t hits = 0;
+    const size_t k = s->k < base->n ? s->k : base->n;
+    for (size_t q = 0; q < queries->n; q++)
+        for (uint32_t j = 0; j < s->k; j++) {
+            const uint64_t id = a->ids[q * s->k + j];
+            if (id != KVANT_INDEX_NO_ID)
+                hits += closeness(metric, product(queries->rows + q * base->dim, base->rows + id * base->dim, base->dim), t->squared[id]) >= t->least[q];
+        }
+    return (double)hits / (double)(queries->n * k);
+}
+
+static const report_column eval_columns[] = {
+    { "codec", "codec", COLUMN_TEXT, 0 },
+    { "metric", NULL, COLUMN_TEXT, 0 },
+    { "vectors", NULL, COLUMN_NUMBER, 0 },
+    { "dim", NULL, COLUMN_NUMBER, 0 },
+    { "queries", NULL, COLUMN_NUMBER, 0 },
+    { "batch", NULL, COLUMN_NUMBER, 0 },
+    { "threads", NULL, COLUMN_NUMBER, 0 },
+    { "k", NULL, COLUMN_NUMBER, 0 },
+    { "rerank", NULL, COLUMN_NUMBER, 0 },
+    { "recall", "recall", COLUMN_NUMBER, 4 },
+    { "bytes_per_vector", "bytes/vector", COLUMN_NUMBER, 0 },
+    { "ns_per_vector", "ns/vector", COLUMN_NUMBER, 2 },
+    { "us_per_query", "us/query", COLUMN_NUMBER, 1 },
+    { "build_s", "build s", COLUMN_NUMBER, 2 },
+};
+enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
+
+/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. */
+static double measure(const kvant_index *index, const settings *s, const vectors *base, const vectors *queries, answers *a)
+{
+    double sum = 0;
+    for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
+        double best = INFINITY;
+        for (int round = 0; round < ROUNDS; round++) {
+            const double start = monotonic_seconds();
+            if (!ask(index, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, base, a))
+                return -1;
+            best = fmin(best, monotonic_seconds() - start);
+        }
+        sum += best;
+    }
+    return sum;
+}
+
+static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
+{
+    kvant_index *index = NULL;
+    kvant_index_info info = { .size = sizeof info };
+    const double start = monotonic_seconds();
+    bool ok = make_index(s, codec, base, &index);
+    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, s, base, queries, a) : -1;
+    ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
+    if (ok) {
+        const report_cell row[N_EVAL] = {
+            CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
+            CELL_NUMBER(s->batch), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->rerank),
+            CELL_NUMBER(recall(s, info.metric, base, queries, t, a)), CELL_NUMBER(info.bytes_per_vector),
+            CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
+            CELL_NUMBER(built),
+        };
+        memcpy(cells, row, sizeof row);
+    }
+    kvant_index_free(&index);
+    return ok;
+}
+
+static bool run_eval(const settings *s, const char *const *files)
+{
+    static report_cell cells[MAX_SPECS * N_EVAL];
+    static const char *const usual[] = { "turboquant-4" };
+    const char *const *specs = s->n_specs > 0 ? s->specs : usual;
+    const size_t n = s->n_specs > 0 ? s->n_specs : 1;
+    vectors base = { .rows = NULL }, queries = { .rows = NULL };
+    truth t = { NULL, NULL };
+    answers a = { NULL, NULL };
+    kvant_metric metric;
+    bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) && vectors_read(files[1], s->queries, &queries) &&
+              same_dimensions(&queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
+    for (size_t i = 0; ok && i < n; i++)
+        ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
+    ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
+    free(t.least);
+    free(t.squared);
+    free_answers(&a);
+    vectors_free(&base);
+    vectors_free(&queries);
+    return ok;
+}
+
+/* ---- The command ---- */
+
+static const struct action {
+    const char *name;
+    int n_files;
+    bool (*run)(const settings *s, const char *const *files);
+} actions[] = { { "build", 2, run_build }, { "query", 2, run_query }, { "info", 1, run_info }, { "eval", 2, run_eval } };
+enum { N_ACTIONS = sizeof actions / sizeof *actions };
+
+static const struct action *find_action(const char *word)
+{
+    for (size_t i = 0; i < N_ACTIONS; i++)
+        if (strcmp(word, actions[i].name) == 0)
+            return &actions[i];
+    return NULL;
+}
+
+static int unknown_action(const char *word)
+{
+    const char *names[N_ACTIONS];
+    for (size_t i = 0; i < N_ACTIONS; i++)
+        names[i] = actions[i].name;
+    return args_unknown_word("action", word, names, N_ACTIONS, "kvant search --help lists them");
+}
+
+/* Options stand before, between or behind the words. argv[0] is a word each time. */
+static int read_words(int argc, char **argv, settings *s, const char **words, int *n)
+{
+    while (argc > 0) {
+        int rest = 0;
+        const int code = args_parse(&spec, argc, argv, s, &rest);
+        if (code >= 0)
+            return code;
+        argc -= rest;
+        argv += rest;
+        if (argc > 0 && *n == MAX_FILES) {
+            complain("search: '%s' is one word too many", argv[0]);
+            return EXIT_USAGE;
+        }
+        if (argc > 0)
+            words[(*n)++] = argv[0];
+    }
+    return -1;
+}
+
+int command_search(int argc, char **argv)
+{
+    static settings s = { .k = 10, .batch = BATCH, .queries = 1000 };
+    const char *words[MAX_FILES];
+    int n = 0;
+    const int code = read_words(argc, argv, &s, words, &n);
+    if (code >= 0)
+        return code;
+    if (n == 0) {
+        complain("search: build, query, info or eval?");
+        hint("kvant search --help tells more");
+        return EXIT_USAGE;
+    }
+    const struct action *action = find_action(words[0]);
+    if (action == NULL)
+        return unknown_action(words[0]);
+    if (n != 1 + action->n_files) {
+        complain("search %s takes %d file%s, not %d", action->name, action->n_files, action->n_files > 1 ? "s" : "", n - 1);
+        hint("kvant search --help tells which");
+        return EXIT_USAGE;
+    }
+    if (s.threads == 0)
+        s.threads = action->run == run_eval ? 1 : machine_cpus();
+    interrupt_catch();
+    const bool ok = action->run(&s, words + 1);
+    return ok ? finish_output() : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
+}
