@@ -401,6 +401,7 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -445,6 +446,7 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -465,6 +467,7 @@ class CudaSealArgs(Struct):
         ("refused", c.c_void_p),
         ("k_feedback", c.c_void_p),
         ("exact", c.c_uint32),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -485,4 +488,5 @@ class CudaDecodeArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("to", c.c_void_p),
         ("transformed", c.c_uint32),
+        ("centroids", c.c_void_p),
     ]
