@@ -458,7 +458,11 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+<<<<<<< HEAD
         ("slots_ready", c.c_uint32),
+=======
+        ("centroids", c.c_void_p * 2),
+>>>>>>> fam
     ]
 
 
@@ -503,7 +507,11 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+<<<<<<< HEAD
         ("table_ready", c.c_uint32),
+=======
+        ("centroids", c.c_void_p * 2),
+>>>>>>> fam
     ]
 
 
@@ -524,6 +532,7 @@ class CudaSealArgs(Struct):
         ("refused", c.c_void_p),
         ("k_feedback", c.c_void_p),
         ("exact", c.c_uint32),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -544,4 +553,5 @@ class CudaDecodeArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("to", c.c_void_p),
         ("transformed", c.c_uint32),
+        ("centroids", c.c_void_p),
     ]

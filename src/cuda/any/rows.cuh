@@ -29,17 +29,19 @@ KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type ty
     return row;
 }
 
+KVANT_INLINE void store_number(void *to, size_t at, kvant_cuda_type type, float x)
+{
+    if (type == KVANT_CUDA_F32)
+        static_cast<float *>(to)[at] = x;
+    else
+        static_cast<uint16_t *>(to)[at] =
+            type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
 template <int P>
 KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
 {
-    each_of(row, d, lane, [&](float x, int channel) {
-        if (type == KVANT_CUDA_F32)
-            static_cast<float *>(to)[offset + channel] = x;
-        else
-            static_cast<uint16_t *>(to)[offset + channel] = type == KVANT_CUDA_F16
-                                                                ? __half_as_ushort(__float2half_rn(x))
-                                                                : __bfloat16_as_ushort(__float2bfloat16_rn(x));
-    });
+    each_of(row, d, lane, [&](float x, int channel) { store_number(to, offset + channel, type, x); });
 }
 
 /* space: P floats of the warp's. */
