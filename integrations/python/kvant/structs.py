@@ -458,8 +458,8 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
-        ("slots_ready", c.c_uint32),
         ("centroids", c.c_void_p * 2),
+        ("slots_ready", c.c_uint32),
     ]
 
 
@@ -504,8 +504,8 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
-        ("table_ready", c.c_uint32),
         ("centroids", c.c_void_p * 2),
+        ("table_ready", c.c_uint32),
     ]
 
 
