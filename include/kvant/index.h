@@ -35,7 +35,11 @@ KVANT_BEGIN_C
 
 /* Scores of the first two: larger is nearer. L2: the squared distance, smaller is nearer. Cosine
  * keeps directions only. */
-typedef enum kvant_metric { KVANT_METRIC_INNER_PRODUCT = 0, KVANT_METRIC_COSINE = 1, KVANT_METRIC_L2 = 2 } kvant_metric;
+typedef enum kvant_metric {
+    KVANT_METRIC_INNER_PRODUCT = 0,
+    KVANT_METRIC_COSINE = 1,
+    KVANT_METRIC_L2 = 2
+} kvant_metric;
 
 typedef struct kvant_index kvant_index;
 
@@ -79,8 +83,8 @@ KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, si
 KVANT_API kvant_status kvant_index_remove(kvant_index *index, uint64_t id);
 
 typedef struct kvant_index_query {
-    size_t size;        /* set by the caller to sizeof(kvant_index_query) */
-    const float *rows;  /* n queries of dim floats; query i at rows + i * stride */
+    size_t size;       /* set by the caller to sizeof(kvant_index_query) */
+    const float *rows; /* n queries of dim floats; query i at rows + i * stride */
     size_t stride, n;
     uint32_t k;         /* results per query, at least 1 */
     uint32_t n_threads; /* 0: 1 */

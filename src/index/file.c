@@ -60,11 +60,17 @@ static bool lay_out(const head *h, layout *l)
 
 static head head_of(const kvant_index *index, layout *l)
 {
-    head h = { .magic = MAGIC, .version = VERSION, .dim = index->dim, .code_dim = index->code_dim,
-               .metric = index->metric, .bits = index->book.format.bits, .n = index->n, .seed = index->seed,
+    head h = { .magic = MAGIC,
+               .version = VERSION,
+               .dim = index->dim,
+               .code_dim = index->code_dim,
+               .metric = index->metric,
+               .bits = index->book.format.bits,
+               .n = index->n,
+               .seed = index->seed,
                .next_id = index->next_id };
-    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
-              (index->projection ? HAS_PROJECTION : 0u);
+    h.flags =
+        (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) | (index->projection ? HAS_PROJECTION : 0u);
     lay_out(&h, l); /* the index is in memory: its sizes fit */
     h.bytes = l->end;
     return h;
@@ -88,8 +94,9 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     if (!index || !path || index->needs_training)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the index or the path is NULL, or the index needs training");
     head h = head_of(index, &l);
-    const void *const sections[N_SECTIONS] = { &h, index->center, index->projection, index->ids, index->factors,
-                                               index->offsets, index->codes };
+    const void *const sections[N_SECTIONS] = { &h,          index->center,  index->projection,
+                                               index->ids,  index->factors, index->offsets,
+                                               index->codes };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
         parts[2 * i] = (kvant_file_part){ sections[i], l.bytes[i] };
@@ -301,7 +308,8 @@ static size_t memory_of(const kvant_index *index, const layout *l)
         return bytes;
     const size_t packs = index->capacity / KVANT_PACK_VECTORS;
     bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + packs * kvant_pack_bytes(&index->book.format);
-    return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) + (index->ids ? sizeof(uint64_t) : 0));
+    return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
+                                      (index->ids ? sizeof(uint64_t) : 0));
 }
 
 kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info)
@@ -311,12 +319,18 @@ kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *in
     const head h = head_of(index, &l);
     const size_t factors = kvant_index_has_offsets(index) ? 2 : 1;
     const kvant_index_info now = {
-        .dim = index->dim, .metric = index->metric, .spec = index->spec, .bits = h.bits,
-        .has_center = index->center != NULL, .has_ids = index->ids != NULL, .is_view = index->mapped != NULL,
+        .dim = index->dim,
+        .metric = index->metric,
+        .spec = index->spec,
+        .bits = h.bits,
+        .has_center = index->center != NULL,
+        .has_ids = index->ids != NULL,
+        .is_view = index->mapped != NULL,
         .n = index->n,
         .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * factors,
         .id_bytes = index->ids ? sizeof(uint64_t) : 0,
-        .memory_bytes = memory_of(index, &l), .file_bytes = l.end,
+        .memory_bytes = memory_of(index, &l),
+        .file_bytes = l.end,
     };
     return KVANT_GIVE(kvant_index_info, info, &now, file_bytes) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

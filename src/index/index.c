@@ -22,13 +22,14 @@ static kvant_status parse(kvant_index *index, const char *text, uint32_t *bits, 
     kvant_index_options o = { 0, KVANT_OPTION_ABSENT };
     kvant_spec spec;
     KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
-    if (strcmp(spec.name, "turboquant") != 0 || !spec.variant || !kvant_spec_number(spec.variant, bits) || *bits < 1 ||
-        (*bits > 4 && *bits != 8))
+    if (strcmp(spec.name, "turboquant") != 0 || !spec.variant || !kvant_spec_number(spec.variant, bits) ||
+        *bits < 1 || (*bits > 4 && *bits != 8))
         return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1, -2, -3, -4 or -8, not '%s'", text);
     KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
     KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N seed=N", error));
     if (o.dims != KVANT_OPTION_ABSENT && (uint32_t)o.dims > index->dim)
-        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o.dims, (unsigned)index->dim);
+        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o.dims,
+                          (unsigned)index->dim);
     index->needs_training = o.dims != KVANT_OPTION_ABSENT;
     index->code_dim = index->needs_training ? (uint32_t)o.dims : index->dim;
     index->seed = o.seed;
@@ -132,8 +133,9 @@ uint32_t kvant_index_slot(const kvant_index *index, uint64_t id)
 
 static kvant_status check_writable(const kvant_index *index)
 {
-    return index->mapped ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "a view of a file cannot be changed: load it instead")
-                         : KVANT_OK;
+    return index->mapped
+               ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "a view of a file cannot be changed: load it instead")
+               : KVANT_OK;
 }
 
 /* ---- Growing ---- */

@@ -25,18 +25,18 @@ struct kvant_index {
     uint32_t dim, code_dim; /* of vectors; of what is rotated and rounded */
     uint64_t seed;
     kvant_book book;
-    kvant_rotation rotation;   /* of code_dim numbers */
-    const float *center;       /* dim; NULL: none */
-    const float *projection;   /* dim x code_dim: row i is where number i goes; NULL: none */
-    bool needs_training;       /* dims= was asked for, and there is no projection yet */
-    size_t n, capacity;        /* slots, a multiple of 32 */
-    const uint64_t *ids;       /* by slot; NULL: slot s has id s */
-    const float *factors;      /* by slot, as everything below */
-    const float *offsets;      /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
-    const uint8_t *codes;      /* packs */
+    kvant_rotation rotation; /* of code_dim numbers */
+    const float *center;     /* dim; NULL: none */
+    const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
+    bool needs_training;     /* dims= was asked for, and there is no projection yet */
+    size_t n, capacity;      /* slots, a multiple of 32 */
+    const uint64_t *ids;     /* by slot; NULL: slot s has id s */
+    const float *factors;    /* by slot, as everything below */
+    const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
+    const uint8_t *codes;    /* packs */
     uint64_t next_id;
-    kvant_id_table table;      /* with ids only */
-    const uint8_t *mapped;       /* a view: the file, to which the arrays belong */
+    kvant_id_table table;  /* with ids only */
+    const uint8_t *mapped; /* a view: the file, to which the arrays belong */
     size_t mapped_bytes;
 };
 
@@ -75,11 +75,11 @@ size_t kvant_index_scratch(const kvant_index *index);
  * inner products has no length of its own: u = x - weight center, with the weight of its part along the
  * centre, and <q, x> = <u_q, u_x> + weight <x, center>. */
 typedef struct kvant_index_row {
-    float *y;       /* R P u 2^-exponent, code_dim numbers in scratch; no magnitude of u is above it */
+    float *y; /* R P u 2^-exponent, code_dim numbers in scratch; no magnitude of u is above it */
     int exponent;
-    float offset;   /* of a vector */
-    float weight;   /* of offsets, for a query: 1 for L2 */
-    float squared;  /* |u|^2 */
+    float offset;  /* of a vector */
+    float weight;  /* of offsets, for a query: 1 for L2 */
+    float squared; /* |u|^2 */
 } kvant_index_row;
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
                                       bool is_query, float *scratch);

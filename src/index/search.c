@@ -24,17 +24,17 @@ typedef struct search {
     uint32_t k, n_threads; /* candidates per query */
     size_t n_tiles, n_ranges, n_packs;
     uint32_t *passes;
-    int8_t *x;             /* of tile t: x + t * TILE * 4 n_quads, interleaved */
-    int32_t *sums;         /* per query, as below */
-    float *scales;         /* of keys: the query's step where there are offsets, else 1 */
-    float *weights;        /* of offsets */
-    float *steps;          /* from keys to scores */
-    float *constants;      /* added to scores */
-    kvant_found *found;    /* [query][range][k] */
-    uint32_t *n_found;     /* [query][range] */
-    float *scratch;        /* per thread */
-    int32_t *dots;         /* per thread, TILE x 32 */
-    float *keys;           /* the same */
+    int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
+    int32_t *sums;      /* per query, as below */
+    float *scales;      /* of keys: the query's step where there are offsets, else 1 */
+    float *weights;     /* of offsets */
+    float *steps;       /* from keys to scores */
+    float *constants;   /* added to scores */
+    kvant_found *found; /* [query][range][k] */
+    uint32_t *n_found;  /* [query][range] */
+    float *scratch;     /* per thread */
+    int32_t *dots;      /* per thread, TILE x 32 */
+    float *keys;        /* the same */
 } search;
 
 /* ---- Queries ---- */
@@ -114,8 +114,8 @@ static uint32_t wanted_slots(const search *s, size_t pack)
     return s->passes ? s->passes[pack] & used : used;
 }
 
-static void scan_pack(const search *s, size_t tile, size_t pack, uint32_t wanted, kvant_top *tops, float *thresholds,
-                      int32_t *dots, float *keys)
+static void scan_pack(const search *s, size_t tile, size_t pack, uint32_t wanted, kvant_top *tops,
+                      float *thresholds, int32_t *dots, float *keys)
 {
     const kvant_index *index = s->index;
     const kvant_pack_format *format = &index->book.format;
@@ -192,7 +192,8 @@ static void rank_again(const search *s, size_t i, kvant_top *top)
     const float sign = s->index->metric == KVANT_METRIC_L2 ? -1.0f : 1.0f;
     for (uint32_t j = 0; j < top->n; j++) {
         const float *x = original_of(query, top->found[j].id);
-        top->found[j].key = sign * (x ? exact_score(s, query->rows + i * query->stride, x) : score_of(s, i, &top->found[j]));
+        top->found[j].key =
+            sign * (x ? exact_score(s, query->rows + i * query->stride, x) : score_of(s, i, &top->found[j]));
     }
     for (uint32_t j = top->n / 2; j-- > 0;)
         kvant_top_sink(top->found, top->n, j, top->found[j]);
@@ -242,7 +243,8 @@ static void plan(search *s)
     s->n_tiles = (query->n + TILE - 1) / TILE;
     s->n_ranges = 1;
     if (s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
-        const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles, most = s->n_packs / RANGE_PACKS;
+        const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles,
+                     most = s->n_packs / RANGE_PACKS;
         s->n_ranges = most < 1 ? 1 : wanted < most ? wanted : most;
     }
 }
@@ -265,8 +267,8 @@ static bool allocate(search *s)
     s->scratch = kvant_alloc(s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
     s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
     s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
-    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found && s->scratch &&
-           s->dots && s->keys;
+    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found &&
+           s->scratch && s->dots && s->keys;
 }
 
 static void release(search *s)
@@ -292,8 +294,10 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
         (query->rerank && !query->original && !query->originals) ||
         (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "k is 0, rows or allowed are missing, the stride is below %u, or "
-                          "rerank has no originals", (unsigned)index->dim);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "k is 0, rows or allowed are missing, the stride is below %u, or "
+                          "rerank has no originals",
+                          (unsigned)index->dim);
     return kvant_index_check_rows(index, query->rows, query->stride, query->n);
 }
 

@@ -154,13 +154,18 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
                                 uint32_t n_threads)
 {
     const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
-    encoding e = { .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride,
-                   .first = first, .end = first + n };
+    encoding e = { .index = index,
+                   .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                   .rows = rows,
+                   .stride = stride,
+                   .first = first,
+                   .end = first + n };
     e.scratch = kvant_alloc(threads * kvant_index_scratch(index), sizeof *e.scratch);
     e.codes = kvant_alloc(threads, padded(index->code_dim));
     const bool ok = e.scratch && e.codes;
     if (ok && n > 0)
-        kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1, threads, encode_pack, &e);
+        kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1, threads, encode_pack,
+                           &e);
     kvant_free(e.scratch);
     kvant_free(e.codes);
     return ok ? KVANT_OK : KVANT_ERR_MEMORY;
@@ -172,11 +177,12 @@ static void decode(const kvant_index *index, size_t slot, float *row, float *scr
     const uint32_t bits = index->book.format.bits, n = index->code_dim;
     const uint8_t *pack = index->codes + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&index->book.format);
     for (uint32_t i = 0; i < n; i++)
-        scratch[i] = index->factors[slot] *
-                     index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
+        scratch[i] =
+            index->factors[slot] * index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
     kvant_rotation_undo(&index->rotation, kernels, scratch, scratch + padded(n));
     for (uint32_t i = 0; i < index->dim; i++) {
-        const float u = index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
+        const float u =
+            index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
         row[i] = u + (index->center ? index->center[i] : 0);
     }
 }
