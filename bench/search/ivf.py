@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists of FAISS, and kvant.
+"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists, and scans of all.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
 
@@ -20,7 +20,7 @@ from rivals import Faiss, centroids
 
 K, BATCH = 10, 100
 TARGETS = (0.95, 0.99)
-NPROBE, RERANK = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128), (0, 20, 40, 80, 160)
+NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
 
 
 class Flat(compare.Kvant):
@@ -32,7 +32,7 @@ class Flat(compare.Kvant):
         super().add(rows, threads)
         self.rows = rows
 
-    def configure(self, nprobe, rerank):
+    def configure(self, _nprobe, rerank):
         self.rerank = rerank
 
     def search(self, queries, k, threads=1):
@@ -40,10 +40,10 @@ class Flat(compare.Kvant):
         return self.index.search(queries, k, n_threads=threads, **exact)[1]
 
 
-def run(index, queries):
-    """ids, and queries per second by the fastest of three rounds."""
+def run(index, queries, rounds):
+    """ids, and queries per second by the fastest of some rounds."""
     seconds = []
-    for _ in range(3):
+    for _ in range(rounds):
         start = time.perf_counter()
         found = np.concatenate([index.search(queries[at:at + BATCH], K) for at in range(0, len(queries), BATCH)])
         seconds.append(time.perf_counter() - start)
@@ -56,7 +56,7 @@ def choose(index, nprobes, base, queries, truth):
     for rerank in RERANK:
         for nprobe in nprobes:
             index.configure(nprobe, rerank)
-            found, qps = run(index, queries)
+            found, qps = run(index, queries, 1)
             tried.append((qps, nprobe, rerank, data.recall(base, queries, truth, found, K)))
             if tried[-1][3] >= TARGETS[-1]:
                 break
@@ -72,22 +72,23 @@ def main():
     parser.add_argument("names", nargs="*", metavar="SYSTEM:NAME")
     arguments = parser.parse_args()
     base, query, tune, truth = (data.load(arguments.data, part) for part in ("base", "query", "tune", "truth"))
-    d, tune, rows, chosen = base.shape[1], tune[:500], [], []
+    d, tune, rows, chosen = base.shape[1], tune[:300], [], []
     tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
     names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
-    for name in arguments.names or [*names, "kvant:turboquant-4", "kvant:turboquant-2"]:
+    names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:turboquant-2"]  # no lists
+    for name in arguments.names or names:
         system, _, rest = name.partition(":")
         index = Faiss(rest, d, middle) if system == "faiss" else Flat(rest, d)
         index.train(base)
         index.add(base)
-        best = choose(index, NPROBE if system == "faiss" else (0,), base, tune, tune_truth)
+        best = choose(index, NPROBE if "IVF" in name else (0,), base, tune, tune_truth)
         chosen += [(index, target, setting) for target, setting in best.items()]
     for index, target, setting in chosen:
         row = {"data": arguments.data, "n": len(base), "dim": d, "system": index.system, "index": index.name}
         row |= {"bytes": int(index.bytes), "target": target, "nprobe": "", "rerank": "", "recall_10": "", "qps": ""}
         if setting:
             index.configure(*setting)
-            found, qps = run(index, query)
+            found, qps = run(index, query, 3)
             recall = round(float(data.recall(base, query, truth, found, K)), 4)
             row |= {"nprobe": setting[0], "rerank": setting[1], "recall_10": recall, "qps": round(qps)}
         rows.append(row)
