@@ -103,6 +103,7 @@ class IndexQuery(Struct):
         ("n_originals", c.c_uint64),
         ("original", c.c_void_p),
         ("original_context", c.c_void_p),
+        ("n_probe", c.c_uint32),
     ]
 
 
@@ -121,6 +122,7 @@ class IndexInfo(Struct):
         ("id_bytes", c.c_size_t),
         ("memory_bytes", c.c_size_t),
         ("file_bytes", c.c_size_t),
+        ("n_lists", c.c_uint32),
     ]
 
 
