@@ -317,7 +317,10 @@ class KvantCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the newest -tokens_to_remove tokens. A positive number is a length, as it was in
         earlier releases of transformers."""
-        stores, n = self._settle(), -int(tokens_to_remove)  # of generate it is a tensor
+        n = -int(tokens_to_remove)  # of generate it is a tensor
+        if n == 0:
+            return
+        stores = self._settle()
         if n < 0:
             n = max(self.get_seq_length() + n, 0)
         for store in stores:
