@@ -64,7 +64,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     bool plain; /* nothing changes a score that all rows see */
     int group, warp, lane;
 
-    static constexpr int K_BUFFERS = N > 32 && HAS_ZEROS<VC> ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
+    static constexpr int K_BUFFERS = K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2, /* of operands */
+                         V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
     int phase; /* of the weights' barrier */
     int page;  /* at hand */
     Turn turn; /* of its slot */
