@@ -20,6 +20,15 @@ KVANT_INLINE float inverse_of(float power)
     return __int_as_float((254 << 23) - __float_as_int(power));
 }
 
+/* What the team's warps wrote is there, and what they read may be written. */
+KVANT_INLINE void wait_for_team(int team, int warps)
+{
+    if (warps == 1)
+        __syncwarp();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * warps) : "memory");
+}
+
 /* Token first + t of the page belongs into row t: the number of channel c, over units[t], into
  * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on become any
  * finite numbers. The team synchronises before and after a decoder. Decoders are functions of their own: inlined,
@@ -33,13 +42,9 @@ struct DecodedTile {
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
     int lane, kv_head, team;
 
-    /* What the team's warps wrote is there, and what they read may be written. */
     KVANT_INLINE void wait() const
     {
-        if (team_warps == 1)
-            __syncwarp();
-        else
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
+        wait_for_team(team, team_warps);
     }
 };
 
