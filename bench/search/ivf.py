@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists of FAISS, and kvant.
+"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists, and scans of all.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
 
@@ -32,7 +32,7 @@ class Flat(compare.Kvant):
         super().add(rows, threads)
         self.rows = rows
 
-    def configure(self, nprobe, rerank):
+    def configure(self, _nprobe, rerank):
         self.rerank = rerank
 
     def search(self, queries, k, threads=1):
@@ -75,12 +75,13 @@ def main():
     d, tune, rows, chosen = base.shape[1], tune[:300], [], []
     tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
     names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
-    for name in arguments.names or [*names, "kvant:turboquant-4", "kvant:turboquant-2"]:
+    names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:turboquant-2"]  # no lists
+    for name in arguments.names or names:
         system, _, rest = name.partition(":")
         index = Faiss(rest, d, middle) if system == "faiss" else Flat(rest, d)
         index.train(base)
         index.add(base)
-        best = choose(index, NPROBE if system == "faiss" else (0,), base, tune, tune_truth)
+        best = choose(index, NPROBE if "IVF" in name else (0,), base, tune, tune_truth)
         chosen += [(index, target, setting) for target, setting in best.items()]
     for index, target, setting in chosen:
         row = {"data": arguments.data, "n": len(base), "dim": d, "system": index.system, "index": index.name}

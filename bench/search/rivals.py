@@ -32,7 +32,9 @@ class Faiss:
 
     def configure(self, nprobe, rerank):
         """Of an IVF: lists to look at, and candidates that get exact products."""
-        self.inner().nprobe, self.rerank = nprobe, rerank
+        self.rerank = rerank
+        if nprobe:
+            self.inner().nprobe = nprobe
 
     @property
     def bytes(self):

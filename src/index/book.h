@@ -8,9 +8,9 @@
 
 typedef struct kvant_book {
     kvant_pack_format format;
-    float step;            /* of levels, for numbers of variance 1 */
-    float thresholds[32];  /* between levels, in steps; none at 8 bits */
-    float values[256];     /* levels of codes */
+    float step;           /* of levels, for numbers of variance 1 */
+    float thresholds[32]; /* between levels, in steps; none at 8 bits */
+    float values[256];    /* levels of codes */
 } kvant_book;
 
 /* bits: 1, 2, 3, 4 or 8. */

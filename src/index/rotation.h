@@ -14,7 +14,7 @@
 
 typedef struct kvant_rotation {
     uint32_t dim;
-    float *signs;    /* rounds x dim, each 1 or -1 */
+    float *signs;     /* rounds x dim, each 1 or -1 */
     uint16_t *places; /* rounds x dim: where a number comes from */
 } kvant_rotation;
 

@@ -22,7 +22,7 @@ typedef struct kvant_pack_format {
 
 /* Queries of one call, interleaved: dimensions 4 i .. 4 i + 3 of query j at x[(i * n + j) * 4]. */
 typedef struct kvant_pack_queries {
-    const int8_t *x; /* -127 .. 127, aligned to 4; n_quads * n * 4 of them, zeros for padding */
+    const int8_t *x;     /* -127 .. 127, aligned to 4; n_quads * n * 4 of them, zeros for padding */
     const int32_t *sums; /* of query j: the sum of its integers */
     uint32_t n;
 } kvant_pack_queries;

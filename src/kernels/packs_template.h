@@ -32,8 +32,8 @@ KVANT_INLINE void NAME(pack_operands)(uint32_t bits, uint32_t half, pack_bytes t
     } else if (bits == 3) {
         const pack_bytes high = pack_load(at + 2 * KVANT_PACK_CHUNK);
         unrolled_for (uint32_t q = 0; q < 4; q++)
-            operand[q] = pack_look_up_two(table, pack_load(at + q / 2 * KVANT_PACK_CHUNK), 2 * (q % 2 * 2 + half), high,
-                                          2 * q + half);
+            operand[q] = pack_look_up_two(table, pack_load(at + q / 2 * KVANT_PACK_CHUNK), 2 * (q % 2 * 2 + half),
+                                          high, 2 * q + half);
     } else {
         unrolled_for (uint32_t q = 0; q < 4 / bits; q++)
             operand[q] = pack_look_up(table, pack_load(at), bits * (2 * q + half));

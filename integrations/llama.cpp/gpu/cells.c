@@ -94,6 +94,8 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
         return "the GPU device keeps no recent tokens as fp16: leave out recent=";
     if (tables_of(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
+    if (tables_of(codecs[0]).centroids != NULL)
+        return "the GPU device takes no kmeans: use another codec";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
         return "several streams of cells that are no multiple of 64: use --kv-unified";
     return NULL;

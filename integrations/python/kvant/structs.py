@@ -103,6 +103,7 @@ class IndexQuery(Struct):
         ("n_originals", c.c_uint64),
         ("original", c.c_void_p),
         ("original_context", c.c_void_p),
+        ("n_probe", c.c_uint32),
     ]
 
 
@@ -121,6 +122,7 @@ class IndexInfo(Struct):
         ("id_bytes", c.c_size_t),
         ("memory_bytes", c.c_size_t),
         ("file_bytes", c.c_size_t),
+        ("n_lists", c.c_uint32),
     ]
 
 
@@ -458,6 +460,7 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
         ("slots_ready", c.c_uint32),
     ]
 
@@ -503,6 +506,7 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
         ("table_ready", c.c_uint32),
     ]
 
@@ -524,6 +528,7 @@ class CudaSealArgs(Struct):
         ("refused", c.c_void_p),
         ("k_feedback", c.c_void_p),
         ("exact", c.c_uint32),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -544,4 +549,5 @@ class CudaDecodeArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("to", c.c_void_p),
         ("transformed", c.c_uint32),
+        ("centroids", c.c_void_p),
     ]

@@ -120,9 +120,8 @@ __device__ __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &
     return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
 }
 
-template <int EIGHTS, bool PLAIN> struct AnyAttention {
+template <int EIGHTS, Decoders WITH> struct AnyAttention {
     using S = AnyShape<EIGHTS>;
-    using R = Row<MOST_DIM>;
     static constexpr int TOKENS = TILE_TOKENS, N = TOKENS / 16;
     const AnyAttentionArgs &p;
     const AnyWork &work;
@@ -154,27 +153,55 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
             asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
     }
 
+    /* Loops, here and at the end, instead of rows in registers: a block begins with a cold instruction cache. */
+    template <class F> KVANT_INLINE void each_channel(F &&use) const
+    {
+#pragma unroll 4
+        for (int channel = lane; channel < d; channel += 32)
+            use(channel);
+    }
+
+    /* The Hadamard rotation of a row in shared memory, without its signs (rotate.cuh). */
+    KVANT_INLINE void turn(float *row, const kvant_cuda_wide_rotation &rotation) const
+    {
+#pragma unroll 1
+        for (int distance = 1; distance < (int)rotation.block; distance *= 2) {
+            __syncwarp();
+#pragma unroll 2
+            for (int i = lane; i < d / 2; i += 32) {
+                float *x = row + 2 * (i & -distance) + (i & (distance - 1)), a = x[0], b = x[distance];
+                x[0] = a + b, x[distance] = a - b;
+            }
+        }
+        __syncwarp();
+        each_channel([&](int channel) { row[channel] *= rotation.scale; });
+    }
+
+    KVANT_INLINE static float signed_by(const kvant_cuda_wide_rotation &rotation, float x, int channel)
+    {
+        return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
+    }
+
     /* As load_queries of tiles.cuh. */
     KVANT_INLINE void load_queries() const
     {
+        const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
+        float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
 #pragma unroll 1
         for (int n = warp; n < S::ROWS; n += warps) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
-            R row{};
-            if (n < work.pair.n_columns)
-                row = load_any<MOST_DIM>(p.q, at.q + column.head * p.q_head_stride, p.type, d, lane);
-            if (p.k_scale)
-                each_of(row, d, lane, [&](float &x, int channel) { x *= p.k_scale[work.pair.kv_head * d + channel]; });
-            if (p.k_rotation.block)
-                rotate(row, p.keys.any.rotation, lane);
-            float largest = 0;
-            unrolled_for (int j = 0; j < R::PER_LANE; j++)
-                largest = fmaxf(largest, fabsf(row.x[j]));
-            const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
-            each_of(row, d, lane, [&](float x, int channel) {
-                queries[n * stride + channel] = __float2half_rn(x * inverse);
+            each_channel([&](int channel) {
+                float x = n < work.pair.n_columns ? load_number(p.q, at.q + column.head * p.q_head_stride + channel, p.type) : 0;
+                x *= p.k_scale ? p.k_scale[work.pair.kv_head * d + channel] : 1;
+                row[channel] = signed_by(rotation, x, channel);
             });
+            if (rotation.block)
+                turn(row, rotation);
+            float largest = 0;
+            each_channel([&](int channel) { largest = fmaxf(largest, fabsf(row[channel])); });
+            const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
+            each_channel([&](int channel) { queries[n * stride + channel] = __float2half_rn(row[channel] * inverse); });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;
                 rows.position[n] = work.first_position + column.token;
@@ -229,11 +256,11 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
         const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes,
-                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head };
+                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
         if (entry < 0)
             decode_open(to);
         else
-            decode_tile<KEYS, PLAIN>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
+            decode_tile<KEYS, WITH>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
         wait_for_team();
     }
 
@@ -350,15 +377,18 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
     KVANT_INLINE void multiply_values(const uint32_t (&w)[EIGHTS][N][2])
     {
         const __half *values = tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1) + first_channel;
-        unrolled_for (int k = 0; k < N; k++)
-            unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
-                if (first_channel + 16 * i >= end_channel)
-                    break;
-                uint32_t a[4];
-                load_matrices<true>(a, values + 16 * k * stride + 16 * i);
-                unrolled_for (int t = 0; t < EIGHTS; t++)
-                    mma(o[t][i], a, w[t][k][0], w[t][k][1]);
-            }
+        unrolled_for (int i = 0; i < S::OUT_TILES; i += 2) { /* a tile too many is read, but not used */
+            if (first_channel + 16 * i >= end_channel)
+                break;
+            uint32_t a[N][2][4];
+            unrolled_for (int k = 0; k < N; k++)
+                unrolled_for (int j = 0; j < 2; j++)
+                    load_matrices<true>(a[k][j], values + 16 * k * stride + 16 * (i + j));
+            unrolled_for (int k = 0; k < N; k++)
+                unrolled_for (int j = 0; j < 2; j++)
+                    unrolled_for (int t = 0; t < EIGHTS; t++)
+                        mma(o[t][i + j], a[k][j], w[t][k][0], w[t][k][1]);
+        }
     }
 
     KVANT_INLINE void run()
@@ -468,57 +498,51 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
             __stcg(reinterpret_cast<float2 *>(to + S::ROWS * d) + i, make_float2(rows.max[i], rows.sum[i]));
     }
 
-    /* Row n of all parts, in their order. */
-    KVANT_INLINE HeadSum<MOST_DIM> add_parts(int n) const
+    /* 32 channels of row n of all parts, in their order. */
+    KVANT_INLINE void add_parts(int n, int channel) const
     {
-        HeadSum<MOST_DIM> total{};
         auto scalars = [&](int i) {
             return i < p.splits ? __ldcg(reinterpret_cast<const float2 *>(part_of(i) + S::ROWS * d) + n) : make_float2(NEVER, 0);
         };
-        float top = NEVER;
+        const float *first = part_of(0) + n * d + min(channel + lane, d - 1);
+        float top = NEVER, total = 0, x = 0;
         for (int i = lane; i < p.splits; i += 32)
             top = fmaxf(top, scalars(i).x);
-        total.max = largest_of(top);
+        top = largest_of(top);
 #pragma unroll 1
         for (int from = 0; from < p.splits; from += 32) {
             const float2 own = scalars(from + lane);
-            const float own_weight = exp2_fast(own.x - total.max);
-            total.sum += own_weight * own.y;
-#pragma unroll 4
-            for (int i = 0; i < min(p.splits - from, 32); i++) {
-                const float weight = __shfl_sync(FULL, own_weight, i);
-                const float *part = part_of(from + i) + n * d;
-                each_of(total.row, d, lane, [&](float &x, int channel) { x += weight * __ldcg(part + channel); });
-            }
+            const float weight = exp2_fast(own.x - top);
+            total += weight * own.y;
+#pragma unroll 8
+            for (int i = 0; i < min(p.splits - from, 32); i++)
+                x += __shfl_sync(FULL, weight, i) * __ldcg(first + (size_t)(from + i) * (S::ROWS * (d + 2)));
         }
-        total.sum = warp_sum(total.sum);
-        return total;
-    }
-
-    KVANT_INLINE HeadSum<MOST_DIM> own_row(int n) const
-    {
-        HeadSum<MOST_DIM> own{};
-        own.max = rows.max[n], own.sum = rows.sum[n];
-        each_of(own.row, d, lane, [&](float &x, int channel) { x = results()[n * d + channel]; });
-        return own;
+        total = warp_sum(total);
+        if (channel + lane < d)
+            results()[n * d + channel + lane] = x;
+        if (channel + lane == 0)
+            rows.max[n] = top, rows.sum[n] = total;
     }
 
     /* As write_output of combine.cuh. */
-    KVANT_INLINE void write(int n, HeadSum<MOST_DIM> &total) const
+    KVANT_INLINE void write(int n) const
     {
+        const kvant_cuda_wide_rotation &rotation = p.values.any.rotation;
+        float *sums = results() + n * d;
         const Column column = column_of<true>(p, work.pair, n);
         const QueryRow row = query_row(p, work.pair.b, column.token);
-        const SoftmaxEnd end = end_of<true>(p, column.head, total.max, total.sum);
-        total.row.each(lane, [&](float &x, int) { x *= end.factor; });
-        if (p.v_rotation.block)
-            rotate_back(total.row, p.values.any.rotation, lane);
-        each_of(total.row, d, lane, [&](float &x, int channel) {
-            if (p.v_scale)
-                x *= p.v_scale[work.pair.kv_head * d + channel];
-            if (p.v_center)
-                x += end.share * p.v_center[work.pair.kv_head * d + channel];
+        const SoftmaxEnd end = end_of<true>(p, column.head, rows.max[n], rows.sum[n]);
+        each_channel([&](int channel) { sums[channel] *= end.factor; });
+        if (rotation.block)
+            turn(sums, rotation);
+        each_channel([&](int channel) {
+            const int at = work.pair.kv_head * d + channel;
+            float x = signed_by(rotation, sums[channel], channel);
+            x *= p.v_scale ? p.v_scale[at] : 1;
+            x += p.v_center ? end.share * p.v_center[at] : 0;
+            store_number(p.out, row.out + column.head * p.out_head_stride + channel, p.type, x);
         });
-        store_any(p.out, row.out + column.head * p.out_head_stride, p.type, d, lane, total.row);
         if (p.lse && lane == 0)
             p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
     }
@@ -530,17 +554,19 @@ template <int EIGHTS, bool PLAIN> struct AnyAttention {
             leave();
             if (!ends_last(p.counters + work.item, p.splits, rows.before))
                 return;
+            const int rows_here = work.pair.n_columns;
+#pragma unroll 1
+            for (int i = warp; i < rows_here * ((d + 31) / 32); i += warps)
+                add_parts(i % rows_here, i / rows_here * 32);
+            __syncthreads();
         }
 #pragma unroll 1
-        for (int n = warp; n < work.pair.n_columns; n += warps) {
-            HeadSum<MOST_DIM> total = p.splits > 1 ? add_parts(n) : own_row(n);
-            write(n, total);
-        }
+        for (int n = warp; n < work.pair.n_columns; n += warps)
+            write(n);
     }
 };
 
-/* PLAIN: both codecs are. */
-template <int EIGHTS, bool PLAIN>
+template <int EIGHTS, Decoders WITH>
 __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     attention_any_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
@@ -552,7 +578,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     const AnyPlaces places(p.keys, p.values, S::ROWS, (int)blockDim.x / 32);
     reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
     reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
-    AnyAttention<EIGHTS, PLAIN> attention(p, work, places, memory);
+    AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
     attention.load_queries();
     __syncthreads();
     attention.begin();
@@ -560,7 +586,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     attention.finish();
 }
 
-template <int EIGHTS, bool PLAIN>
+template <int EIGHTS, Decoders WITH>
 static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
     using S = AnyShape<EIGHTS>;
@@ -574,11 +600,11 @@ static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_
     p.splits = (int)std::max<int64_t>(std::min<int64_t>(S::BLOCKS * multiprocessors / items, p.max_tokens / (warps / team * PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
-    const void *kernel = (const void *)attention_any_kernel<EIGHTS, PLAIN>;
+    const void *kernel = (const void *)attention_any_kernel<EIGHTS, WITH>;
     const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
-    attention_any_kernel<EIGHTS, PLAIN><<<(unsigned)(items * p.splits), warps * 32, bytes, stream>>>(p);
+    attention_any_kernel<EIGHTS, WITH><<<(unsigned)(items * p.splits), warps * 32, bytes, stream>>>(p);
     return from_cuda(cudaGetLastError());
 }
 
@@ -589,9 +615,11 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
-    const bool few = (int64_t)p.query_tokens * p.heads_a_kv <= 8, plain = is_plain(p.keys) && is_plain(p.values);
-    const auto launch_it = few ? (plain ? launch<1, true> : launch<1, false>) : plain ? launch<2, true> : launch<2, false>;
-    return launch_it(p, multiprocessors, shared_bytes, stream);
+    using Launch = kvant_status (*)(AnyAttentionArgs &, int, int, cudaStream_t);
+    static const Launch launches[2][3] = { { launch<1, Decoders::PLAIN>, launch<1, Decoders::TILES>, launch<1, Decoders::ALL> },
+                                           { launch<2, Decoders::PLAIN>, launch<2, Decoders::TILES>, launch<2, Decoders::ALL> } };
+    const bool many = (int64_t)p.query_tokens * p.heads_a_kv > 8;
+    return launches[many][(int)std::max(decoders_for(p.keys), decoders_for(p.values))](p, multiprocessors, shared_bytes, stream);
 }
 
 } // namespace kvant

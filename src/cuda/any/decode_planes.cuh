@@ -31,7 +31,16 @@ struct DecodedTile {
     uint8_t *scratch; /* any_scratch of the codec */
     int stride, d, first, valid;
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
-    int lane, kv_head;
+    int lane, kv_head, team;
+
+    /* What the team's warps wrote is there, and what they read may be written. */
+    KVANT_INLINE void wait() const
+    {
+        if (team_warps == 1)
+            __syncwarp();
+        else
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
+    }
 };
 
 /* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys have a row of

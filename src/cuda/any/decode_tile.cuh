@@ -7,6 +7,7 @@
 #pragma once
 
 #include "decode_chunks.cuh"
+#include "decode_trellis.cuh"
 
 namespace kvant
 {
@@ -31,10 +32,11 @@ template <int P, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F
     }
 }
 
-template <int P>
 __device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
-    fill_rows<P>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head); });
+    fill_rows<MOST_DIM>(tile, [&](int token) {
+        return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
+    });
 }
 
 __device__ __noinline__ void decode_open(const DecodedTile tile)
@@ -44,30 +46,40 @@ __device__ __noinline__ void decode_open(const DecodedTile tile)
     });
 }
 
-/* One scale per token and a code per channel. Kernels for other codecs have decoders that need many registers, and keep
- * attention's sums in memory instead. */
-__host__ __device__ inline bool is_plain(const kvant_cuda_codec &codec)
+/* What a kernel can decode: a decoder that needs many registers would keep attention's sums in memory for all. */
+enum class Decoders {
+    PLAIN, /* a code per channel and a scale per token */
+    TILES, /* groups, trellises and chunks, too */
+    ALL
+};
+
+__host__ __device__ inline Decoders decoders_for(const kvant_cuda_codec &codec)
 {
-    const kvant_cuda_params &c = codec.params;
-    return c.codes == KVANT_CUDA_CODES_OPEN || c.codes == KVANT_CUDA_CODES_CODEBOOK ||
-           (c.codes == KVANT_CUDA_CODES_UNIFORM && !has_groups(codec));
+    switch (codec.params.codes) {
+    case KVANT_CUDA_CODES_OPEN:
+    case KVANT_CUDA_CODES_CODEBOOK: return Decoders::PLAIN;
+    case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? Decoders::TILES : Decoders::PLAIN;
+    case KVANT_CUDA_CODES_TRELLIS: return Decoders::TILES;
+    default: return has_chunk_tiles(codec) ? Decoders::TILES : Decoders::ALL;
+    }
 }
 
-/* Of a sealed page. PLAIN: the codec is. */
-template <bool KEYS, bool PLAIN>
+/* Of a sealed page. */
+template <bool KEYS, Decoders WITH>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
 {
-    if (PLAIN || codec.params.codes == KVANT_CUDA_CODES_UNIFORM || codec.params.codes == KVANT_CUDA_CODES_CODEBOOK)
-        return decode_planes<KEYS, PLAIN>(codec, book.values, tile);
-    if constexpr (!PLAIN) {
+    const kvant_cuda_codes codes = codec.params.codes;
+    if (WITH == Decoders::PLAIN || codes == KVANT_CUDA_CODES_UNIFORM || codes == KVANT_CUDA_CODES_CODEBOOK)
+        return decode_planes<KEYS, WITH == Decoders::PLAIN>(codec, book.values, tile);
+    if constexpr (WITH != Decoders::PLAIN) {
+        if (codes == KVANT_CUDA_CODES_TRELLIS)
+            return decode_trellis<KEYS>(codec.params, book.trellis.whole, tile);
         if (has_chunk_tiles(codec))
             return codec.general.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(codec.general, tile)
                                                                      : decode_chunks<4, KEYS>(codec.general, tile);
-        if (tile.d <= 128)
-            decode_rows<128>(codec, book, tile);
-        else
-            decode_rows<MOST_DIM>(codec, book, tile);
     }
+    if constexpr (WITH == Decoders::ALL)
+        decode_rows(codec, book, tile);
 }
 
 } // namespace kvant

@@ -206,7 +206,7 @@ KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float sca
     for (int distance = 1; distance < n; distance *= 2) {
         general_meet();
         for (int i = team.lane; i < n / 2; i += team.lanes) {
-            const int at = i / distance * 2 * distance + i % distance;
+            const int at = 2 * i - (i & (distance - 1));
             const float p = x[at], q = x[at + distance];
             x[at] = general_add(p, q);
             x[at + distance] = general_sub(p, q);

@@ -29,17 +29,19 @@ KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type ty
     return row;
 }
 
+KVANT_INLINE void store_number(void *to, size_t at, kvant_cuda_type type, float x)
+{
+    if (type == KVANT_CUDA_F32)
+        static_cast<float *>(to)[at] = x;
+    else
+        static_cast<uint16_t *>(to)[at] =
+            type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
 template <int P>
 KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
 {
-    each_of(row, d, lane, [&](float x, int channel) {
-        if (type == KVANT_CUDA_F32)
-            static_cast<float *>(to)[offset + channel] = x;
-        else
-            static_cast<uint16_t *>(to)[offset + channel] = type == KVANT_CUDA_F16
-                                                                ? __half_as_ushort(__float2half_rn(x))
-                                                                : __bfloat16_as_ushort(__float2bfloat16_rn(x));
-    });
+    each_of(row, d, lane, [&](float x, int channel) { store_number(to, offset + channel, type, x); });
 }
 
 /* space: P floats of the warp's. */
@@ -105,6 +107,7 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
 
 struct TrellisBook {
     float values[KVANT_CUDA_TRELLIS_LEVELS];
+    uint16_t whole[KVANT_CUDA_TRELLIS_LEVELS]; /* levels as whole numbers, fp16 */
     uint16_t steps[MOST_DIM];
 };
 
@@ -132,8 +135,10 @@ union AnyBook {
                 values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i] : codec.params.values[i];
             break;
         case KVANT_CUDA_CODES_TRELLIS:
-            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x) {
                 trellis.values[i] = codec.trellis.values[i];
+                trellis.whole[i] = __half_as_ushort(__short2half_rn(codec.trellis.levels[i]));
+            }
             for (int i = threadIdx.x; i < (int)codec.params.head_dim; i += blockDim.x)
                 trellis.steps[i] = codec.any.steps[i];
             break;

@@ -66,6 +66,8 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
         12 * slot <= room)
         return 12;
+    if (!EIGHT && D <= 128 && !CHUNKS && KC::BIASED && VC::BIASED && !LARGE && 10 * slot <= room)
+        return 10;
     const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
     for (int warps = 8; warps > 1; warps /= 2)
         if (warps * slot <= least)

@@ -68,7 +68,7 @@ template <class C> constexpr int CHANNELS_OF = channels_of<C>();
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return C::template copies<C::CHANNELS == 4, D>();
+        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
     else
         return pair_copies<C, true>();
 }

@@ -36,8 +36,7 @@ KVANT_INLINE vi pack_shift(vi v, uint32_t shift)
 #ifdef look_up_bytes
 #define pack_look_up(table, v, shift) look_up_bytes(table, pack_shift(v, shift))
 #else
-#define pack_look_up(table, v, shift)                                                                              \
-    MM(shuffle_epi8)(table, vi_and(pack_shift(v, shift), MM(set1_epi8)(15)))
+#define pack_look_up(table, v, shift) MM(shuffle_epi8)(table, vi_and(pack_shift(v, shift), MM(set1_epi8)(15)))
 #endif
 
 /* Bit high_shift becomes bit 2. */
@@ -74,7 +73,7 @@ KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold,
  * (3 bits), 30988 (4 bits) and, with the sign moved from the level to the query, 32512 (8 bits). */
 #define PACK_BIASED(bits) ((bits) != 8)
 #define pack_fold(sums, pairs) vi_add(sums, MM(madd_epi16)(pairs, MM(set1_epi16)(1)))
-#define pack_whole(v) MM_WHOLE(xor)(v, MM(set1_epi8)((char)-128))
+#define pack_whole(v) MM_WHOLE (xor)(v, MM(set1_epi8)((char)-128))
 
 KVANT_INLINE vi pack_add(vi sums, const vi *operands, uint32_t n, uint32_t fold, const int8_t *x, size_t step)
 {

@@ -1,0 +1,131 @@
+"""kvant search: building, asking and measuring an index; files of vectors that are not what they say."""
+
+import json
+import math
+import pathlib
+import random
+import struct
+import tempfile
+import unittest
+
+from testing import run
+
+OK, RUNTIME, USAGE = 0, 1, 2
+DIM, N = 24, 200
+
+
+def npy(rows, descr="<f4", order="False"):
+    head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    head += " " * (-(len(head) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+
+
+def fvecs(rows):
+    return b"".join(struct.pack(f"<i{len(r)}f", len(r), *r) for r in rows)
+
+
+def fbin(rows):
+    return struct.pack("<II", len(rows), len(rows[0])) + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+
+
+def closest(rows, query, k):
+    return sorted(range(len(rows)), key=lambda i: -math.fsum(a * b for a, b in zip(rows[i], query)))[:k]
+
+
+class Search(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        rng = random.Random(5)
+        self.rows = [[struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0] for _ in range(DIM)] for _ in range(N)]
+        self.base = self.write("base.npy", npy(self.rows))
+        self.index = self.folder / "base.kvidx"
+
+    def write(self, name, content):
+        (self.folder / name).write_bytes(content)
+        return self.folder / name
+
+    def said(self, words, *arguments, code=RUNTIME):
+        done = run("search", *arguments)
+        self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+        self.assertIn(words, done.stderr)
+
+    def test_every_kind_of_file(self):
+        wanted = [closest(self.rows, query, 3) for query in self.rows[:4]]
+        for name, content in (("a.npy", npy(self.rows)), ("a.fvecs", fvecs(self.rows)), ("a.fbin", fbin(self.rows))):
+            done = run("search", "build", self.write(name, content), self.index, "--json", "-c", "turboquant-8")
+            self.assertEqual(done.returncode, OK, done.stderr)
+            info = json.loads(done.stdout)[0]
+            self.assertEqual((info["vectors"], info["dim"], info["bytes_per_vector"], info["id_bytes"]), (N, DIM, DIM + 4, 0))
+            self.assertEqual(self.index.stat().st_size, info["file_bytes"])
+            found = json.loads(run("search", "query", self.index, self.base, "-k", "3", "-n", "4", "--verify", "--json").stdout)
+            self.assertEqual([[row["id"] for row in found if row["query"] == q] for q in range(4)], wanted)
+            self.assertEqual([row["rank"] for row in found], [1, 2, 3] * 4)
+
+    def test_bytes(self):
+        rows = [[i % 7, i // 7 % 7, 3] for i in range(49)]
+        for name, content in (("b.u8bin", struct.pack("<II", 49, 3) + bytes(sum(rows, []))),
+                              ("b.bvecs", b"".join(struct.pack("<i", 3) + bytes(row) for row in rows))):
+            path = self.write(name, content)
+            done = run("search", "build", path, self.index, "--metric", "l2", "-c", "turboquant-8")
+            self.assertEqual(done.returncode, OK, done.stderr)
+            found = json.loads(run("search", "query", self.index, path, "-k", "1", "--json").stdout)
+            self.assertGreater(sum(row["query"] == row["id"] for row in found), 40)
+
+    def test_eval(self):
+        done = run("search", "eval", self.base, self.base, "-c", "turboquant-8", "-c", "turboquant-1", "-c", "turboquant-2:dims=8",
+                   "-k", "5", "-n", "50", "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        rows = json.loads(done.stdout)
+        self.assertEqual([row["codec"] for row in rows], ["turboquant-8", "turboquant-1", "turboquant-2:dims=8"])
+        self.assertGreater(rows[0]["recall"], 0.95)
+        self.assertGreater(rows[0]["recall"], rows[1]["recall"])
+        self.assertEqual([row["queries"] for row in rows], [50] * 3)
+        exact = json.loads(run("search", "eval", self.base, self.base, "-c", "turboquant-1", "-m", "l2", "--rerank", N, "--json").stdout)
+        self.assertEqual(exact[0]["recall"], 1)
+
+    def test_damaged_files(self):
+        good = npy(self.rows)
+        for name, content, words in (
+            ("c.npy", good[:-1], "its size is not what its head tells"),
+            ("c.npy", good + b"\0", "its size is not what its head tells"),
+            ("c.npy", npy(self.rows, "<f8"), "neither float32 nor uint8"),
+            ("c.npy", npy(self.rows, order="True"), "C order"),
+            ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "head is cut short"),
+            ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "its size"),
+            ("c.npy", good.replace(b"(200, 24)", b"(4800, 1)"), ""),
+            ("c.npy", b"", "no .npy file"),
+            ("c.fvecs", struct.pack("<i", 9000) + bytes(36000), "9000 dimensions"),
+            ("c.fvecs", fvecs([[1, 2], [3, 4]])[:-1], "its size"),
+            ("c.fvecs", fvecs([[1, 2]]) + struct.pack("<i", 3) + bytes(8), "differ in dimension"),
+            ("c.fbin", struct.pack("<II", 2**32 - 1, 2**31), "dimensions"),
+            ("c.fbin", struct.pack("<I", 1), "shorter than its head"),
+            ("c.txt", b"1 2", "not .npy, .fvecs"),
+        ):
+            if words:
+                self.said(words, "build", self.write(name, content), self.index)
+        self.assertFalse(self.index.exists())
+        self.said("NaN", "build", self.write("c.npy", npy([[math.nan] * 4])), self.index)
+        self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
+        damaged = bytearray(self.index.read_bytes())
+        damaged[-100] ^= 1
+        self.index.write_bytes(damaged)
+        self.said("checksum", "query", self.index, self.base, "--verify")
+        self.index.write_bytes(damaged[:-64])
+        self.said("cut short", "info", self.index)
+
+    def test_mistakes(self):
+        self.said("build, query, info or eval?", code=USAGE)
+        self.said("did you mean 'query'?", "qurey", self.index, self.base, code=USAGE)
+        self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
+        self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
+        self.said("turboquant-1, -2, -3, -4 or -8", "build", self.base, self.index, "-c", "int-4")
+        self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
+        self.said("one codec", "build", self.base, self.index, "-c", "turboquant-4", "-c", "turboquant-2")
+        self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
+        self.said("queries have 2 dimensions, vectors 24", "query", self.index, self.write("q.fvecs", fvecs([[1, 2]])))
+
+
+if __name__ == "__main__":
+    unittest.main()
