@@ -78,7 +78,7 @@ def main():
     names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:turboquant-2"]  # no lists
     for name in arguments.names or names:
         system, _, rest = name.partition(":")
-        index = Faiss(rest, d, middle) if system == "faiss" else Flat(rest, d)
+        index = Faiss(rest, d, middle if "IVF" in rest else None) if system == "faiss" else Flat(rest, d)
         index.train(base)
         index.add(base)
         best = choose(index, NPROBE if "IVF" in name else (0,), base, tune, tune_truth)
