@@ -28,8 +28,7 @@ class Flat(compare.Kvant):
 
     rows, rerank = None, 0
 
-    def add(self, rows, threads=1):
-        super().add(rows, threads)
+    def keep(self, rows):
         self.rows = rows
 
     def configure(self, _nprobe, rerank):
@@ -81,6 +80,7 @@ def main():
         index = Faiss(rest, d, middle if "IVF" in rest else None) if system == "faiss" else Flat(rest, d)
         index.train(base)
         index.add(base)
+        index.keep(base)
         best = choose(index, NPROBE if "IVF" in name else (0,), base, tune, tune_truth)
         chosen += [(index, target, setting) for target, setting in best.items()]
     for index, target, setting in chosen:
