@@ -76,8 +76,8 @@ static head head_of(const kvant_index *index, layout *l)
                .n = index->n,
                .seed = index->seed,
                .next_id = index->next_id };
-    h.flags =
-        (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) | (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
+    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
+              (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
     h.n_lists = index->n_lists;
     h.n_packs = (uint32_t)index->n_packs;
     lay_out(&h, l); /* the index is in memory: its sizes fit */
@@ -120,7 +120,8 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     uint32_t *lists = list_section(index);
     if (!lists)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
-    const void *const sections[N_SECTIONS] = { &h,          index->center,  index->projection, index->centroids, lists, index->ids,  index->factors, index->offsets,
+    const void *const sections[N_SECTIONS] = { &h,          index->center, index->projection, index->centroids,
+                                               lists,       index->ids,    index->factors,    index->offsets,
                                                index->codes };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
@@ -171,7 +172,8 @@ static kvant_status check_lists(const head *h, size_t n, layout *l, const kvant_
     if (h->head_checksum != head_checksum(*h))
         return damaged(error, "its head is damaged");
     if (h->flags & HAS_LISTS &&
-        (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS || h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
+        (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
+         h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
          h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS))))
         return damaged(error, "its head is damaged");
     if (!lay_out(h, l) || l->end != n)
@@ -393,7 +395,8 @@ static size_t memory_of(const kvant_index *index, const layout *l)
     if (index->mapped)
         return bytes;
     const size_t packs = index->capacity / KVANT_PACK_VECTORS;
-    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] + packs * kvant_pack_bytes(&index->book.format);
+    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] +
+             packs * kvant_pack_bytes(&index->book.format);
     return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
                                       (index->ids ? sizeof(uint64_t) : 0));
 }

@@ -192,7 +192,9 @@ kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t strid
                              uint32_t n_threads)
 {
     const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
-    addition a = { .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride, .n = n };
+    addition a = {
+        .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride, .n = n
+    };
     a.list_of = kvant_alloc(n + 1, sizeof *a.list_of);
     a.slots = kvant_alloc(n + 1, sizeof *a.slots);
     a.order = kvant_alloc(n + 1, sizeof *a.order);
