@@ -18,9 +18,10 @@ sys.path.insert(0, str(PACKAGE))
 import numpy as np  # noqa: E402
 
 import kvant  # noqa: E402
+import record  # noqa: E402
 from kvant.library import library  # noqa: E402
 
-ROWS, ROUNDS = 4096, 40
+ROWS, ROUNDS = 4096, 150
 PROGRAMS = {
     "import kvant": "import kvant",
     "import, encode a page": "import numpy, kvant; kvant.Codec('int-4', 128).encode(numpy.zeros((64, 128), 'float32'))",
@@ -49,24 +50,25 @@ def least(calls):
 def encode_times(spec, role):
     codec, rows = kvant.Codec(spec, 128, role), np.random.default_rng(1).standard_normal((ROWS, 128), np.float32)
     pages = codec.encode(rows)
-    call = library().kvant_codec_encode
+    call, handle, at, to = library().kvant_codec_encode, codec.handle, rows.ctypes.data, pages.ctypes.data
 
     def straight():
-        for first in range(0, ROWS, 64):
-            call(codec.handle, None, rows[first:].ctypes.data, 128, 0, 64, pages[first // 64].ctypes.data)
+        for i in range(ROWS // 64):
+            call(handle, None, at + i * 64 * 128 * 4, 128, 0, 64, to + i * codec.page_bytes)
 
     return least((lambda: codec.encode(rows), straight))
 
 
 def main():
     rows = csv.writer(sys.stdout)
-    rows.writerow(("what", "python", "library", "unit"))
-    times = {name: min(cpu_of(program) for _ in range(ROUNDS)) for name, program in {"": "", **PROGRAMS}.items()}
+    where = record.machine(), record.commit()
+    rows.writerow(("what", "python", "library", "unit", "machine", "commit"))
+    times = {name: min(cpu_of(program) for _ in range(20)) for name, program in {"": "", **PROGRAMS}.items()}
     for name in PROGRAMS:
-        rows.writerow((name, f"{times[name] - times['']:.3f}", "", "s"))
+        rows.writerow((name, f"{times[name] - times['']:.3f}", "", "s", *where))
     for spec in ("int-4", "turboquant-4", "trellis-4"):
         ours, theirs = (1e6 * seconds / ROWS for seconds in encode_times(spec, "k"))
-        rows.writerow((f"encode {spec}", f"{ours:.3f}", f"{theirs:.3f}", "us per row of 128"))
+        rows.writerow((f"encode {spec}", f"{ours:.3f}", f"{theirs:.3f}", "us per row of 128", *where))
 
 
 if __name__ == "__main__":

@@ -188,10 +188,27 @@ static void warn_of_uncompressed(int argc, char **argv)
     hint("leave it out: weights stay on the CPU in any case");
 }
 
+/* Whether ggml's CUDA back end lies beside the program, as in builds whose back ends are files. With it --accel needs the device, too. */
+static bool has_cuda(const char *program)
+{
+    const char *folders = strchr(program, '/') != NULL ? "" : getenv("PATH");
+    char path[PATH_MAX], real[PATH_MAX];
+    for (const char *at = folders; at != NULL; at = *at == ':' ? at + 1 : NULL) {
+        const int n = (int)strcspn(at, ":");
+        if (snprintf(path, sizeof path, "%.*s%s%s", n, at, n > 0 ? "/" : "", program) < (int)sizeof path && access(path, X_OK) == 0 &&
+            realpath(path, real) != NULL) {
+            *strrchr(real, '/') = '\0';
+            return snprintf(path, sizeof path, "%s/libggml-cuda.so", real) < (int)sizeof path && access(path, R_OK) == 0;
+        }
+        at += n;
+    }
+    return false;
+}
+
 /* The program's argument vector with what it lacks added at the end; NULL without memory. */
 static char **build_arguments(int argc, char **argv, bool accel)
 {
-    const needed_flag *flags = accel ? needed_by_accel : needed;
+    const needed_flag *flags = accel && !has_cuda(argv[0]) ? needed_by_accel : needed;
     char **out = calloc((size_t)argc + 2 * MAX_NEEDED + 1, sizeof *out);
     if (out == NULL)
         return NULL;

@@ -19,7 +19,7 @@ typedef struct settings {
     const char *metric;
     const char *specs[MAX_SPECS];
     size_t n_specs;
-    uint32_t k, threads, rerank, train, batch, queries;
+    uint32_t k, threads, rerank, probe, train, batch, queries;
     bool json, verify;
 } settings;
 #define AT(member) offsetof(settings, member)
@@ -36,13 +36,15 @@ static bool take_spec(void *part, const char *value)
 static const arg_option options[] = {
     ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the settings */,
              "turboquant-B with B = 1, 2, 3, 4 or 8 bits per dimension (default turboquant-4);\n"
-             "turboquant-B:dims=N keeps the N principal dimensions. Repeat it for eval"),
+             "turboquant-B:dims=N keeps the N principal dimensions, lists=N makes N inverted lists.\n"
+             "Repeat it for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
+    ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
     ARG_U32(0, "rerank", "N", 1, 1000000, rerank, "eval: rank the N best again by the original vectors"),
     ARG_U32(0, "train", "N", 1, 10000000, train,
-            "build, eval: learn from the first N vectors: the centre, and dims= its directions\n"
-            "(default 10000 with dims=, else none)"),
+            "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
+            "(default 10000 with these, else none)"),
     ARG_U32(0, "batch", "N", 1, MOST_QUERIES, batch, "eval: queries per search (default 100)"),
     ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries, "query, eval: at most N queries (default 1000)"),
     ARG_U32('t', "threads", "N", 1, 256, threads, "threads (default: every CPU; eval: 1)"),
@@ -93,7 +95,7 @@ static bool failed(const char *what)
 
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
 {
-    const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL ? TRAIN : 0;
+    const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL || strstr(codec, "lists=") != NULL ? TRAIN : 0;
     const size_t n = wanted < base->n ? wanted : base->n;
     return n == 0 || kvant_index_train(index, base->rows, base->dim, n) == KVANT_OK || failed("training");
 }
@@ -208,7 +210,7 @@ static void free_answers(answers *a)
 static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, const vectors *base, answers *a)
 {
     kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
-                                .n = n, .k = s->k, .n_threads = s->threads };
+                                .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe };
     if (base != NULL && s->rerank > 0) {
         query.rerank = s->rerank;
         query.originals = base->rows;
@@ -352,6 +354,7 @@ static const report_column eval_columns[] = {
     { "batch", NULL, COLUMN_NUMBER, 0 },
     { "threads", NULL, COLUMN_NUMBER, 0 },
     { "k", NULL, COLUMN_NUMBER, 0 },
+    { "probe", NULL, COLUMN_NUMBER, 0 },
     { "rerank", NULL, COLUMN_NUMBER, 0 },
     { "recall", "recall", COLUMN_NUMBER, 4 },
     { "bytes_per_vector", "bytes/vector", COLUMN_NUMBER, 0 },
@@ -389,7 +392,7 @@ static bool eval_codec(const settings *s, const char *codec, const vectors *base
     if (ok) {
         const report_cell row[N_EVAL] = {
             CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
-            CELL_NUMBER(s->batch), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->rerank),
+            CELL_NUMBER(s->batch), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
             CELL_NUMBER(recall(s, info.metric, base, queries, t, a)), CELL_NUMBER(info.bytes_per_vector),
             CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
             CELL_NUMBER(built),

@@ -70,6 +70,10 @@ typedef struct kvant_cache_params {
      * keeps the zeros or the row that it had. The next append or attention of the cache fails with
      * KVANT_ERR_NONFINITE or KVANT_ERR_RANGE, does nothing else, and the one after that goes on. */
     uint32_t asynchronous;
+    /* Of a cache of some layers of a model: its layer i is layer layers[i] of n_model_layers, and is stored as the scheme says of that
+     * one. NULL: all layers. Read at creation. */
+    const uint32_t *layers;
+    uint32_t n_model_layers;
 } kvant_cache_params;
 
 #define KVANT_CACHE_PARAMS { .size = sizeof(kvant_cache_params) }

@@ -14,7 +14,7 @@
  * One table of block numbers serves K, V and every kv head, as in paged engines.
  *
  * Streams: a function that takes a stream only enqueues work on it. It does not allocate or
- * synchronise, and it may be captured into a CUDA graph.
+ * synchronise, and it may be captured into a CUDA graph (the first call with tables, below, excepted).
  * Threads: several threads may call these functions with different workspaces.
  * Errors: arguments on the host are checked before anything is enqueued. Kernels read arrays in
  * device memory (lengths, tables, slots): they stay within the sizes given here and trust the block
@@ -27,18 +27,12 @@
  * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
  * token may also be appended to directly.
  *
- * Codecs for append, sealing and decoding:
+ * Codecs: all that `kvant codecs` lists, in any pair of keys and values. head_dim is a multiple of 16, at most 512; 64, 96,
+ * 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a cache (kvant/cache.h) takes dense
+ * ones (hessian has one) too. Keys of turboquant may have feedback. Anything else gives KVANT_ERR_UNSUPPORTED.
  *
- *   int, bdr           2 to 8 bits, groups of any size
- *   kivi, innerq       kivi-2, kivi-4, innerq-base, innerq-small
- *   turboquant         1 to 8 bits
- *   octopus            2, 3, 4, without a sketch
- *   hqmq               up to s192, without outliers
- *   trellis            2, 3, 4
- *
- * head_dim is a multiple of 16, at most 512; 64, 96, 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a
- * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
- * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
+ * Codecs of papers have tables. The first call with such a codec on a GPU copies them there: this call allocates and waits,
+ * and cannot be captured. They are freed with the codec, which a captured graph needs as long as it runs.
  *
  * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
  * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
@@ -88,6 +82,8 @@ typedef struct kvant_cuda_tables {
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
     const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
+    const float *centroids;        /* kmeans: its tables */
+    size_t n_centroids;            /* numbers of these */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
@@ -97,7 +93,8 @@ KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_
  * number. sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open);
 
-/* Frees *codec and sets it to NULL. Work already enqueued does not need it any more. */
+/* Frees *codec and sets it to NULL. Work already enqueued does not need it any more; with tables on GPUs this waits for
+ * such work. */
 KVANT_API void kvant_cuda_codec_free(kvant_cuda_codec **codec);
 
 /* Fills *info (size set by the caller); its strings belong to the codec. */
@@ -141,6 +138,9 @@ typedef struct kvant_cuda_append_args {
     uint32_t transformed;
     /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
     const float *k_feedback;
+    /* device, by kvant_role: of codecs that have some (kvant_cuda_tables): n_kv_heads x n_centroids */
+    const float *centroids[2];
+    uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -169,6 +169,7 @@ typedef struct kvant_cuda_seal_args {
     uint32_t *refused;
     const float *k_feedback; /* as in append, or a smaller size */
     uint32_t exact;          /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
+    const float *centroids[2]; /* as in append */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
@@ -227,6 +228,10 @@ typedef struct kvant_cuda_attention_args {
     const uint16_t *mask;
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
+    const float *centroids[2]; /* as in append */
+    /* not 0: block_table and lengths were written before the kernel that comes before this call in its
+     * stream, and are read while that one ends */
+    uint32_t table_ready;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -305,7 +310,7 @@ typedef struct kvant_cuda_block_args {
     const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
     size_t mask_batch_stride, mask_token_stride;
     const float *sinks; /* n_heads, or NULL */
-    void *workspace;    /* device */
+    void *workspace;    /* device, zeros before its first use; every call leaves it ready for the next */
     size_t workspace_bytes;
 } kvant_cuda_block_args;
 
@@ -353,6 +358,7 @@ typedef struct kvant_cuda_decode_args {
     /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
      * inverse_weights then, and center, if there is one, is a transformed centre */
     uint32_t transformed;
+    const float *centroids; /* as in append, of the codec's role */
 } kvant_cuda_decode_args;
 
 /* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre

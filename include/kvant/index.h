@@ -31,6 +31,7 @@ KVANT_BEGIN_C
 
 #define KVANT_INDEX_MAX_DIM 8192u
 #define KVANT_INDEX_MAX_VECTORS 4294967264u
+#define KVANT_INDEX_MAX_PROBE 1024u
 #define KVANT_INDEX_NO_ID UINT64_MAX /* fills results that were not found; no vector has this id */
 
 /* Scores of the first two: larger is nearer. L2: the squared distance, smaller is nearer. Cosine
@@ -47,8 +48,10 @@ typedef struct kvant_index_params {
     size_t size;  /* set by the caller to sizeof(kvant_index_params) */
     uint32_t dim; /* 1 to KVANT_INDEX_MAX_DIM */
     kvant_metric metric;
-    /* "turboquant-B[:dims=N][,seed=N]" with B = 1, 2, 3, 4 or 8; NULL: "turboquant-4". dims=N keeps
-     * the N principal dimensions of the rows of kvant_index_train, which then must come first. */
+    /* "turboquant-B[:dims=N,lists=N,seed=N]" with B = 1, 2, 3, 4 or 8; NULL: "turboquant-4". dims=N
+     * keeps the N principal dimensions of the rows of kvant_index_train. lists=N makes an index of
+     * inverted lists: vectors lie by the nearest of N centroids (k-means of these rows), and searches
+     * read the lists nearest to a query. Both need training first; lists keep ids. */
     const char *spec;
     const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
 } kvant_index_params;
@@ -104,6 +107,7 @@ typedef struct kvant_index_query {
     uint64_t n_originals;
     const float *(*original)(void *context, uint64_t id); /* NULL: the array */
     void *original_context;
+    uint32_t n_probe; /* lists=: lists that are searched, at most KVANT_INDEX_MAX_PROBE; 0: 8 */
 } kvant_index_query;
 
 /* Finds the k nearest vectors of every query: result j of query i is at scores[i * k + j] and
@@ -147,6 +151,7 @@ typedef struct kvant_index_info {
     size_t id_bytes;         /* per vector: 0 while ids are 0 .. n - 1, else 8 */
     size_t memory_bytes;     /* of the process; a view's mapped bytes are not counted */
     size_t file_bytes;       /* that kvant_index_save would write */
+    uint32_t n_lists;        /* 0: flat */
 } kvant_index_info;
 
 /* Fills *info, whose size field must be set. */

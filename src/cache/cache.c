@@ -74,17 +74,32 @@ kvant_status kvant_cache_codecs(const kvant_cache *cache, uint32_t layer, kvant_
     const kvant_cache_params *p = &cache->params;
     kvant_scheme_place place = { .size = sizeof place,
                                  .role = role,
-                                 .layer = layer,
-                                 .n_layers = p->n_layers,
+                                 .layer = cache->layers ? cache->layers[layer] : layer,
+                                 .n_layers = cache->layers ? p->n_model_layers : p->n_layers,
                                  .n_kv_heads = p->n_kv_heads,
                                  .head_dim = role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim };
     return kvant_scheme_codecs(cache->scheme, &place, codecs);
+}
+
+static kvant_status take_layers(kvant_cache *cache)
+{
+    const kvant_cache_params *p = &cache->params;
+    for (uint32_t i = 0; p->layers && i < p->n_layers; i++)
+        if (p->layers[i] >= p->n_model_layers)
+            return invalid("layers has one that the model lacks");
+    if (!p->layers)
+        return KVANT_OK;
+    cache->layers = kvant_alloc(p->n_layers, sizeof *cache->layers);
+    KVANT_RETURN_IF(!cache->layers, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
+    memcpy(cache->layers, p->layers, p->n_layers * sizeof *cache->layers);
+    return KVANT_OK;
 }
 
 static kvant_status fill(kvant_cache *cache)
 {
     KVANT_FORWARD(choose_device(cache));
     KVANT_FORWARD(open_scheme(cache));
+    KVANT_FORWARD(take_layers(cache));
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
     cache->tensors = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *cache->tensors);
     if (!cache->slots || !cache->tensors || kvant_sequences_create(cache) != KVANT_OK)
@@ -123,6 +138,7 @@ void kvant_cache_free(kvant_cache **cache)
         (*cache)->device->destroy(*cache);
     kvant_sequences_destroy(*cache);
     kvant_free((*cache)->slots);
+    kvant_free((*cache)->layers);
     kvant_scheme_free(&(*cache)->own_scheme);
     kvant_free(*cache);
     *cache = NULL;

@@ -288,6 +288,7 @@ static kvant_status decode(const attention_call *c, int role, int state, uint32_
                                           .token_stride = c->head_dim,
                                           .head_stride = to.head_stride / sizeof(uint16_t),
                                           .center = center,
+                                          .centroids = state == OPEN ? NULL : part->centroids,
                                           .to = staged(c, list->to + first),
                                           .transformed = 1 };
     return kvant_cuda_said(kvant_cuda_decode(&args, c->memory->stream), "open pages");
@@ -402,7 +403,8 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .max_bias = p->max_bias > 0 ? p->max_bias : 0,
                                         .mask = p->mask ? p->mask + c->dropped : NULL,
                                         .mask_token_stride = p->mask_token_stride,
-                                        .sinks = p->sinks };
+                                        .sinks = p->sinks,
+                                        .centroids = { k->centroids, v->centroids } };
 }
 
 static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_attention_args args)

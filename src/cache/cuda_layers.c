@@ -139,6 +139,20 @@ static kvant_status create_feedback(cuda_part *part)
     return KVANT_OK;
 }
 
+static kvant_status create_centroids(cuda_part *part)
+{
+    const size_t n = tables_of(part, 0).n_centroids, heads = n ? part->tensor->n_kv_heads : 0;
+    void *memory = NULL;
+    if (n)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "memory for centroids"));
+    part->centroids = memory;
+    for (uint32_t head = 0; head < heads; head++)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(part->centroids + head * n, tables_of(part, head).centroids,
+                                                             n * sizeof(float), part->memory->stream),
+                                      "centroids"));
+    return KVANT_OK;
+}
+
 static const float *matrix_of(const cuda_part *part, uint32_t head)
 {
     return kvant_codec_get_view(part->tensor->codecs[head])->transform.matrix;
@@ -334,6 +348,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     KVANT_FORWARD(create_statistics(part));
     KVANT_FORWARD(create_numbers(part));
     KVANT_FORWARD(create_feedback(part));
+    KVANT_FORWARD(create_centroids(part));
     return create_matrix(part);
 }
 
@@ -402,6 +417,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
         kvant_cuda_memory_free(part->feedback);
+        kvant_cuda_memory_free(part->centroids);
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->exact);
         kvant_cuda_memory_free(part->statistics);

@@ -31,6 +31,7 @@ typedef struct cuda_part {
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
     float *feedback;                      /* device: pivots and columns of each kv head; NULL: none */
+    float *centroids;                     /* device: of kmeans, kv head after kv head; NULL: none */
     float *matrix;                        /* device: R^T, then R, of a dense rotation, of each kv head or of all; NULL: none */
     size_t matrix_stride;                 /* from a kv head's to the next one's; 0: one for all */
     uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */

@@ -24,6 +24,7 @@ typedef struct kvant_device kvant_device;
 
 struct kvant_cache {
     kvant_cache_params params; /* defaults resolved; strings are not kept */
+    uint32_t *layers;          /* params.layers, or NULL */
     kvant_scheme *scheme, *own_scheme;
     const kvant_device *device;
     void *memory;           /* the device's */

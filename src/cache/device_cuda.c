@@ -79,6 +79,8 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     if (v)
         args.v = kvant_cuda_rows_of(v);
     args.transformed = any->part->matrix != NULL;
+    args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
+    args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
@@ -202,6 +204,7 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
                                   .refused = memory->refused };
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
     args.k_feedback = part->feedback; /* keys alone have one */
+    args.centroids[part->role] = part->centroids;
     kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }

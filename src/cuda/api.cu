@@ -85,11 +85,10 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    if (codec.codes == KVANT_CUDA_CODES_GENERAL)
-        return launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream));
     if (takes_any(codec, args.from != nullptr))
-        return from_cuda((groups_of_tokens(codec) ? launch_seal_any : launch_append_any)(
-            args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
+        return kvant_cuda_is_general(&codec) || codec.codes == KVANT_CUDA_CODES_UNIFORM
+                   ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
+                   : from_cuda(launch_append_any(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
     const AppendLaunch usual = append_launch_of(codec);
     const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
     const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
@@ -198,6 +197,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     if (args->k.codec)
         roles.at[0].feedback = args->k_feedback;
+    for (int i = 0; i < roles.n; i++)
+        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     for (const kvant_cuda_rows *rows : { &args->k, &args->v })
         if (rows->codec && rows->codec->params.dense && !args->transformed)
             return KVANT_ERR_UNSUPPORTED;
@@ -206,6 +207,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.n_tokens = args->n_tokens;
     common.slots = args->slots;
     common.refused = args->refused;
+    common.slots_ready = args->slots_ready != 0;
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
@@ -224,6 +226,8 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
         return KVANT_ERR_ARGUMENT;
     if (args->k.codec)
         roles.at[0].feedback = args->k_feedback;
+    for (int i = 0; i < roles.n; i++)
+        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     AppendArgs common{};
     common.type = args->exact ? KVANT_CUDA_F32 : KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
@@ -288,7 +292,7 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
     if (args->transformed)
         without_transform(p.codec);
     kvant_cuda_codec placed;
-    const kvant_status status = kvant_cuda_codec_placed(args->codec, &placed);
+    const kvant_status status = kvant_cuda_codec_placed(args->codec, args->centroids, &placed);
     if (status != KVANT_OK)
         return status;
     return from_cuda(

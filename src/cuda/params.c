@@ -171,17 +171,14 @@ static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
 
 bool kvant_cuda_general_init(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
-    kvant_cuda_params *params = &out->params;
-    if (view->general.kind == KVANT_GENERAL_NONE)
-        return false;
-    params->codes = KVANT_CUDA_CODES_GENERAL;
-    params->kind = KVANT_CUDA_GENERAL;
-    params->grouping = view->info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS32 : KVANT_CUDA_GROUP_TOKEN;
+    const kvant_cuda_params *params = &out->params;
     out->general = (kvant_general){ .view = view->general,
                                     .head_dim = params->head_dim,
                                     .keys = params->role == KVANT_ROLE_K,
-                                    .metadata = params->metadata_offset };
-    return true;
+                                    .metadata = params->metadata_offset,
+                                    .head_stride =
+                                        view->general.uniform.clusters ? (uint32_t)(view->table_bytes / sizeof(float)) : 0 };
+    return view->general.kind != KVANT_GENERAL_NONE;
 }
 
 /* Whether kernels other than the general ones know the codes. */
@@ -197,16 +194,17 @@ static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
     return false;
 }
 
-/* The tables of a codec in the general form. */
+/* The tables of codecs whose kernels of any/ read them. */
 static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
+    if (!kvant_cuda_is_general(&out->params) || view->table_bytes == 0 || out->general.head_stride)
+        return KVANT_OK;
     kvant_cuda_tables_of *tables = calloc(1, sizeof *tables + view->table_bytes);
     KVANT_RETURN_IF(!tables, KVANT_ERR_MEMORY);
     out->tables = tables;
     tables->host = tables + 1;
     tables->bytes = view->table_bytes;
-    if (view->table_bytes)
-        memcpy(tables->host, view->tables, view->table_bytes);
+    memcpy(tables->host, view->tables, view->table_bytes);
     return KVANT_OK;
 }
 
@@ -224,13 +222,14 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
     init_transform(out, view);
-    if (init_codes(out, view))
-        return KVANT_OK;
-    if (view->general.uniform.clusters)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: %s; centroids are different for every kv head", info->spec);
-    if (!kvant_cuda_general_init(out, view))
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", view->info->spec);
+    const bool general = kvant_cuda_general_init(out, view);
+    if (!init_codes(out, view)) {
+        if (!general)
+            return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", info->spec);
+        out->params.codes = KVANT_CUDA_CODES_GENERAL;
+        out->params.kind = KVANT_CUDA_GENERAL;
+        out->params.grouping = info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS32 : KVANT_CUDA_GROUP_TOKEN;
+    }
     return copy_tables(out, view);
 }
 

@@ -162,9 +162,21 @@ static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
            params->kind == KVANT_CUDA_HQMQ_ANY || params->kind == KVANT_CUDA_GENERAL;
 }
 
-static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
+#if defined(__CUDACC__)
+#define KVANT_CUDA_BOTH __host__ __device__
+#else
+#define KVANT_CUDA_BOTH
+#endif
+
+KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
 {
     return params->codes == KVANT_CUDA_CODES_TRIPLETS || params->codes == KVANT_CUDA_CODES_QUATERNIONS;
+}
+
+/* Whether kernels of any/ read rows in the general form. */
+KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_is_general(const kvant_cuda_params *params)
+{
+    return params->codes == KVANT_CUDA_CODES_GENERAL || kvant_cuda_has_chunks(params);
 }
 
 /* What only kernels of any head_dim and codec read (any/). */
@@ -176,7 +188,7 @@ typedef struct kvant_cuda_any {
 
 #define KVANT_CUDA_MOST_DEVICES 64
 
-/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/tables.cu). */
+/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/general.cu). */
 typedef struct kvant_cuda_tables_of {
     void *host, *device[KVANT_CUDA_MOST_DEVICES];
     size_t bytes;
@@ -184,7 +196,7 @@ typedef struct kvant_cuda_tables_of {
 
 struct kvant_cuda_codec {
     kvant_cuda_params params;
-    kvant_general general; /* of KVANT_CUDA_CODES_GENERAL; tables: set in copies for a launch */
+    kvant_general general; /* of all but a trellis; tables: set in copies for a launch */
     kvant_cuda_tables_of *tables;
     kvant_cuda_any any;
     kvant_cuda_book book;       /* of chunks */
@@ -213,8 +225,9 @@ bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, con
 /* Fills a codec's general form; false when the view has none. No tables. */
 bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 
-/* The codec with tables of the current GPU, for a launch (any/tables.cu). The first call there allocates and waits. */
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, kvant_cuda_codec *placed);
+/* The codec with tables of the current GPU, for a launch (any/general.cu). The first call there allocates and waits.
+ * centroids: as the call's arguments have them; KVANT_ERR_ARGUMENT for some without need, or none. */
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids, kvant_cuda_codec *placed);
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables); /* of GPUs; NULL is fine */
 
 /* The part of params_init for a trellis (trellis_params.c). */

@@ -149,7 +149,9 @@ kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_
 kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables)
 {
     KVANT_RETURN_IF(!source, KVANT_ERR_ARGUMENT);
-    const kvant_transform_view *transform = &kvant_codec_get_view(source)->transform;
+    const kvant_codec_view *view = kvant_codec_get_view(source);
+    const kvant_transform_view *transform = &view->transform;
+    const bool centroids = view->general.uniform.clusters != 0;
     const size_t d = source->info.head_dim;
     const kvant_cuda_tables full = { .center = transform->center,
                                      .scale = transform->scale,
@@ -158,8 +160,10 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
                                      .n_weights = !transform->weights   ? 0
                                                   : transform->diagonal ? d
                                                                         : d * d,
-                                     .pivots = kvant_codec_get_view(source)->feedback.pivots,
-                                     .columns = kvant_codec_get_view(source)->feedback.columns };
+                                     .pivots = view->feedback.pivots,
+                                     .columns = view->feedback.columns,
+                                     .centroids = centroids ? view->tables : NULL,
+                                     .n_centroids = centroids ? view->table_bytes / sizeof(float) : 0 };
     return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 

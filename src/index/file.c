@@ -9,23 +9,25 @@
 #include "../base/alloc.h"
 #include "../base/file.h"
 #include "../base/fnv.h"
-#include "index_internal.h"
+#include "lists.h"
 
 #define MAGIC "kvantidx"
 #define VERSION 1u
 #define LINE 64u /* sections begin at multiples of it */
 
-enum { HAS_CENTER = 1, HAS_IDS = 2, HAS_PROJECTION = 4, ALL_FLAGS = 7 };
+enum { HAS_CENTER = 1, HAS_IDS = 2, HAS_PROJECTION = 4, HAS_LISTS = 8, ALL_FLAGS = 15 };
 
 typedef struct head {
     char magic[8];
     uint32_t version, dim, code_dim, metric, bits, flags;
     uint64_t n, bytes, checksum, seed; /* KVANT_FILE_HEAD bytes up to here */
-    uint64_t next_id, head_checksum, zeros[6];
+    uint64_t next_id, head_checksum;
+    uint32_t n_lists, n_packs; /* with lists */
+    uint64_t zeros[5];
 } head;
 _Static_assert(offsetof(head, next_id) == KVANT_FILE_HEAD && sizeof(head) == 128, "format.md");
 
-enum { HEAD, CENTER, PROJECTION, IDS, FACTORS, OFFSETS, CODES, N_SECTIONS };
+enum { HEAD, CENTER, PROJECTION, CENTROIDS, LISTS, IDS, FACTORS, OFFSETS, CODES, N_SECTIONS };
 
 typedef struct layout {
     size_t bytes[N_SECTIONS], start[N_SECTIONS], end;
@@ -36,14 +38,19 @@ typedef struct layout {
 static bool lay_out(const head *h, layout *l)
 {
     const kvant_pack_format format = { .bits = h->bits, .n_quads = kvant_pack_quads(h->code_dim, h->bits) };
-    const size_t packs = ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+    const bool lists = h->flags & HAS_LISTS;
+    const size_t packs = lists ? h->n_packs : ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
     const size_t numbers = packs * KVANT_PACK_VECTORS;
     *l = (layout){ .bytes = { [HEAD] = sizeof *h } };
     if (h->flags & HAS_CENTER)
         l->bytes[CENTER] = h->dim * sizeof(float);
     if (h->flags & HAS_PROJECTION)
         l->bytes[PROJECTION] = (size_t)h->dim * h->code_dim * sizeof(float);
-    if ((h->flags & HAS_IDS && !kvant_mul_size((size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
+    if (lists) {
+        l->bytes[CENTROIDS] = (size_t)h->n_lists * h->dim * sizeof(float);
+        l->bytes[LISTS] = ((size_t)h->n_lists + h->n_packs) * sizeof(uint32_t);
+    }
+    if ((h->flags & HAS_IDS && !kvant_mul_size(lists ? numbers : (size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
         !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
         !kvant_mul_size(packs, kvant_pack_bytes(&format), &l->bytes[CODES]))
         return false;
@@ -69,8 +76,10 @@ static head head_of(const kvant_index *index, layout *l)
                .n = index->n,
                .seed = index->seed,
                .next_id = index->next_id };
-    h.flags =
-        (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) | (index->projection ? HAS_PROJECTION : 0u);
+    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
+              (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
+    h.n_lists = index->n_lists;
+    h.n_packs = (uint32_t)index->n_packs;
     lay_out(&h, l); /* the index is in memory: its sizes fit */
     h.bytes = l->end;
     return h;
@@ -85,6 +94,20 @@ static uint64_t head_checksum(head h)
 
 /* ---- Writing ---- */
 
+/* How many vectors each list has, then the packs of all lists. NULL: no memory. */
+static uint32_t *list_section(const kvant_index *index)
+{
+    uint32_t *numbers = kvant_alloc((size_t)index->n_lists + index->n_packs + 1, sizeof *numbers);
+    uint32_t *packs = numbers + index->n_lists;
+    for (uint32_t i = 0; numbers && i < index->n_lists; i++) {
+        const kvant_list *list = &index->lists[i];
+        numbers[i] = (uint32_t)list->n;
+        for (size_t j = 0; j < kvant_list_packs(list); j++)
+            *packs++ = list->packs[j];
+    }
+    return numbers;
+}
+
 static const uint8_t zeros[LINE];
 
 kvant_status kvant_index_save(const kvant_index *index, const char *path, char *err, size_t errlen)
@@ -94,8 +117,11 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     if (!index || !path || index->needs_training)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the index or the path is NULL, or the index needs training");
     head h = head_of(index, &l);
-    const void *const sections[N_SECTIONS] = { &h,          index->center,  index->projection,
-                                               index->ids,  index->factors, index->offsets,
+    uint32_t *lists = list_section(index);
+    if (!lists)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
+    const void *const sections[N_SECTIONS] = { &h,          index->center, index->projection, index->centroids,
+                                               lists,       index->ids,    index->factors,    index->offsets,
                                                index->codes };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
@@ -107,7 +133,9 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     for (int i = 0; i < 2 * N_SECTIONS; i++)
         checksum = kvant_fnv1a(checksum, parts[i].bytes, parts[i].n);
     h.checksum = checksum;
-    return kvant_write_parts(path, parts, 2 * N_SECTIONS, &error);
+    const kvant_status status = kvant_write_parts(path, parts, 2 * N_SECTIONS, &error);
+    kvant_free(lists);
+    return status;
 }
 
 /* ---- Reading ---- */
@@ -133,7 +161,22 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
         h.metric > KVANT_METRIC_L2 || h.bits < 1 || (h.bits > 4 && h.bits != 8) || h.flags & ~(uint32_t)ALL_FLAGS ||
         h.n > KVANT_INDEX_MAX_VECTORS || (h.code_dim < h.dim && !(h.flags & HAS_PROJECTION)))
         return damaged(error, "its head is damaged");
-    if (!lay_out(&h, &l) || h.bytes != n || l.end != n)
+    if (h.bytes != n || (!(h.flags & HAS_LISTS) && (!lay_out(&h, &l) || l.end != n)))
+        return damaged(error, "it is cut short, or too long");
+    return KVANT_OK;
+}
+
+/* The second half of the head, which only lists need. */
+static kvant_status check_lists(const head *h, size_t n, layout *l, const kvant_error *error)
+{
+    if (h->head_checksum != head_checksum(*h))
+        return damaged(error, "its head is damaged");
+    if (h->flags & HAS_LISTS &&
+        (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
+         h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
+         h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS))))
+        return damaged(error, "its head is damaged");
+    if (!lay_out(h, l) || l->end != n)
         return damaged(error, "it is cut short, or too long");
     return KVANT_OK;
 }
@@ -155,10 +198,13 @@ static kvant_status make_from_head(const head *h, kvant_index **index, const kva
     kvant_append(spec, sizeof spec, "turboquant-%u:seed=%llu", (unsigned)h->bits, (unsigned long long)h->seed);
     if (h->flags & HAS_PROJECTION)
         kvant_append(spec, sizeof spec, ",dims=%u", (unsigned)h->code_dim);
+    if (h->flags & HAS_LISTS)
+        kvant_append(spec, sizeof spec, ",lists=%u", (unsigned)h->n_lists);
     KVANT_FORWARD(kvant_index_make(spec, h->dim, (kvant_metric)h->metric, index, error));
     (*index)->needs_training = false;
     (*index)->n = (size_t)h->n;
     (*index)->next_id = h->next_id;
+    (*index)->n_packs = h->n_packs;
     return KVANT_OK;
 }
 
@@ -171,10 +217,19 @@ static void point_into(kvant_index *index, const uint8_t *bytes, const layout *l
 {
     index->center = section(bytes, l, CENTER);
     index->projection = section(bytes, l, PROJECTION);
+    index->centroids = section(bytes, l, CENTROIDS);
     index->ids = section(bytes, l, IDS);
     index->factors = section(bytes, l, FACTORS);
     index->offsets = section(bytes, l, OFFSETS);
     index->codes = section(bytes, l, CODES);
+}
+
+static bool enter_id(kvant_index *index, size_t slot)
+{
+    if (index->ids[slot] >= index->next_id || kvant_index_slot(index, index->ids[slot]) != KVANT_NO_SLOT)
+        return false;
+    kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
+    return true;
 }
 
 /* Ids must differ, be below next_id, and not be KVANT_INDEX_NO_ID. */
@@ -182,14 +237,44 @@ static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
 {
     if (!index->ids)
         return index->next_id == index->n || index->n == 0 ? KVANT_OK : damaged(error, "its ids are damaged");
-    if (kvant_id_table_reserve(&index->table, index->ids, 0, index->n) != KVANT_OK)
+    if (kvant_id_table_reserve(&index->table, index->ids, index->n) != KVANT_OK)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the ids of %zu vectors", index->n);
-    for (size_t slot = 0; slot < index->n; slot++) {
-        if (index->ids[slot] >= index->next_id || kvant_index_slot(index, index->ids[slot]) != KVANT_NO_SLOT)
+    for (size_t i = 0; !index->n_lists && i < index->n; i++)
+        if (!enter_id(index, i))
             return damaged(error, "its ids are damaged");
-        kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
-    }
+    for (uint32_t l = 0; l < index->n_lists; l++)
+        for (size_t i = 0; i < index->lists[l].n; i++)
+            if (!enter_id(index, index->lists[l].packs[i / KVANT_PACK_VECTORS] * (size_t)KVANT_PACK_VECTORS +
+                                     i % KVANT_PACK_VECTORS))
+                return damaged(error, "its ids are damaged");
     return KVANT_OK;
+}
+
+/* Every vector is in one list, and every pack. */
+static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers, const kvant_error *error)
+{
+    const uint32_t *packs = numbers + index->n_lists;
+    size_t left = index->n_packs, n = index->n;
+    index->owners = kvant_alloc(index->n_packs + 1, sizeof *index->owners);
+    if (!index->owners || kvant_lists_set(index, index->centroids) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u lists", (unsigned)index->n_lists);
+    memset(index->owners, 0xff, index->n_packs * sizeof *index->owners);
+    for (uint32_t l = 0; l < index->n_lists; l++) {
+        const size_t used = ((size_t)numbers[l] + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+        if (used > left || numbers[l] > n)
+            return damaged(error, "its lists are damaged");
+        for (size_t i = 0; i < used; i++) {
+            if (packs[i] >= index->n_packs || index->owners[packs[i]] != KVANT_NO_LIST)
+                return damaged(error, "its lists are damaged");
+            index->owners[packs[i]] = l;
+        }
+        if (kvant_lists_enter(index, l, packs, numbers[l]) != KVANT_OK)
+            return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
+        packs += used;
+        left -= used;
+        n -= numbers[l];
+    }
+    return left || n ? damaged(error, "its lists are damaged") : KVANT_OK;
 }
 
 void kvant_index_drop(kvant_index **index)
@@ -208,14 +293,16 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
     *index = NULL;
     KVANT_FORWARD(check_head(bytes, n, error));
     memcpy(&h, bytes, sizeof h);
-    lay_out(&h, &l);
-    if (h.head_checksum != head_checksum(h))
-        return damaged(error, "its head is damaged");
+    KVANT_FORWARD(check_lists(&h, n, &l, error));
     KVANT_FORWARD(make_from_head(&h, index, error));
     point_into(*index, bytes, &l);
     (*index)->mapped = bytes;
     (*index)->mapped_bytes = n;
-    const kvant_status status = enter_ids(*index, error);
+    kvant_status status = KVANT_OK;
+    if ((*index)->n_lists)
+        status = enter_lists(*index, section(bytes, &l, LISTS), error);
+    if (status == KVANT_OK)
+        status = enter_ids(*index, error);
     if (status != KVANT_OK)
         kvant_index_drop(index);
     return status;
@@ -229,7 +316,7 @@ static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
     bool ok = true;
     head_of(index, &l);
     for (int i = CENTER; i < N_SECTIONS; i++)
-        if (l.bytes[i]) {
+        if (l.bytes[i] && i != LISTS) {
             /* ids have room for as many as factors */
             const size_t room = i == IDS ? 2 * l.bytes[FACTORS] : l.bytes[i];
             copies[i] = kvant_alloc(room, 1);
@@ -244,6 +331,7 @@ static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
     }
     index->center = copies[CENTER];
     index->projection = copies[PROJECTION];
+    index->centroids = copies[CENTROIDS];
     index->ids = copies[IDS];
     index->factors = copies[FACTORS];
     index->offsets = copies[OFFSETS];
@@ -307,7 +395,8 @@ static size_t memory_of(const kvant_index *index, const layout *l)
     if (index->mapped)
         return bytes;
     const size_t packs = index->capacity / KVANT_PACK_VECTORS;
-    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + packs * kvant_pack_bytes(&index->book.format);
+    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] +
+             packs * kvant_pack_bytes(&index->book.format);
     return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
                                       (index->ids ? sizeof(uint64_t) : 0));
 }
@@ -329,8 +418,9 @@ kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *in
         .n = index->n,
         .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * factors,
         .id_bytes = index->ids ? sizeof(uint64_t) : 0,
+        .n_lists = index->n_lists,
         .memory_bytes = memory_of(index, &l),
         .file_bytes = l.end,
     };
-    return KVANT_GIVE(kvant_index_info, info, &now, file_bytes) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    return KVANT_GIVE(kvant_index_info, info, &now, n_lists) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -7,9 +7,16 @@ static void pass(uint32_t *passes, size_t slot)
     passes[slot / 32] |= 1u << slot % 32;
 }
 
+static bool is_used(const kvant_index *index, size_t slot)
+{
+    if (!index->n_lists)
+        return slot < index->n;
+    return kvant_index_slot(index, index->ids[slot]) == slot;
+}
+
 static void ask(const kvant_index *index, const kvant_index_query *query, uint32_t *passes)
 {
-    for (size_t slot = 0; slot < index->n; slot++)
+    for (size_t slot = 0; slot < kvant_index_packs(index) * 32; slot++)
         if (passes[slot / 32] >> slot % 32 & 1 && !query->allow(query->allow_context, kvant_index_id(index, slot)))
             passes[slot / 32] &= ~(1u << slot % 32);
 }
@@ -21,8 +28,9 @@ kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_quer
         return KVANT_OK;
     *passes = kvant_alloc(kvant_index_packs(index) + 1, sizeof **passes);
     KVANT_RETURN_IF(!*passes, KVANT_ERR_MEMORY);
-    for (size_t slot = 0; !query->allowed && slot < index->n; slot++)
-        pass(*passes, slot);
+    for (size_t slot = 0; !query->allowed && slot < kvant_index_packs(index) * 32; slot++)
+        if (is_used(index, slot))
+            pass(*passes, slot);
     for (size_t i = 0; query->allowed && i < query->n_allowed; i++) {
         const uint32_t slot = kvant_index_slot(index, query->allowed[i]);
         if (slot != KVANT_NO_SLOT)

@@ -49,7 +49,7 @@ void kvant_id_table_erase(kvant_id_table *table, const uint64_t *ids, uint64_t i
     table->slots[gap] = 0;
 }
 
-kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, size_t n_now, size_t n)
+kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, size_t n)
 {
     kvant_id_table larger = { NULL, 64 };
     while (larger.size < 2 * n)
@@ -58,8 +58,9 @@ kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, 
         return KVANT_OK;
     larger.slots = kvant_alloc(larger.size, sizeof *larger.slots);
     KVANT_RETURN_IF(!larger.slots, KVANT_ERR_MEMORY);
-    for (size_t slot = 0; slot < n_now; slot++)
-        kvant_id_table_insert(&larger, ids, (uint32_t)slot);
+    for (size_t i = 0; i < table->size; i++)
+        if (table->slots[i])
+            kvant_id_table_insert(&larger, ids, table->slots[i] - 1);
     kvant_id_table_destroy(table);
     *table = larger;
     return KVANT_OK;

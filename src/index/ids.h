@@ -14,7 +14,7 @@ typedef struct kvant_id_table {
 } kvant_id_table;
 
 /* Makes room for n ids. KVANT_ERR_MEMORY leaves the table as it was. */
-kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, size_t n_now, size_t n);
+kvant_status kvant_id_table_reserve(kvant_id_table *table, const uint64_t *ids, size_t n);
 void kvant_id_table_destroy(kvant_id_table *table);
 
 uint32_t kvant_id_table_find(const kvant_id_table *table, const uint64_t *ids, uint64_t id);

@@ -8,30 +8,34 @@
 #include "../base/file.h"
 #include "../base/half.h"
 #include "../codec/options.h"
-#include "index_internal.h"
+#include "lists.h"
 
 static const kvant_option table[] = {
     KVANT_NUMBER(kvant_index_options, dims, 1, KVANT_INDEX_MAX_DIM, KVANT_OPTION_ABSENT,
                  "dimensions that are kept: the principal ones of the rows of training"),
+    KVANT_NUMBER(kvant_index_options, lists, 1, KVANT_MAX_LISTS, KVANT_OPTION_ABSENT,
+                 "inverted lists: vectors by the nearest of N centroids of training"),
     { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_index_options, seed), "of the rotation" },
     { .key = NULL },
 };
 
 static kvant_status parse(kvant_index *index, const char *text, uint32_t *bits, const kvant_error *error)
 {
-    kvant_index_options o = { 0, KVANT_OPTION_ABSENT };
+    kvant_index_options o = { 0, KVANT_OPTION_ABSENT, KVANT_OPTION_ABSENT };
     kvant_spec spec;
     KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
     if (strcmp(spec.name, "turboquant") != 0 || !spec.variant || !kvant_spec_number(spec.variant, bits) ||
         *bits < 1 || (*bits > 4 && *bits != 8))
         return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1, -2, -3, -4 or -8, not '%s'", text);
     KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
-    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N seed=N", error));
+    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N lists=N seed=N", error));
     if (o.dims != KVANT_OPTION_ABSENT && (uint32_t)o.dims > index->dim)
         return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o.dims,
                           (unsigned)index->dim);
-    index->needs_training = o.dims != KVANT_OPTION_ABSENT;
-    index->code_dim = index->needs_training ? (uint32_t)o.dims : index->dim;
+    index->needs_training = o.dims != KVANT_OPTION_ABSENT || o.lists != KVANT_OPTION_ABSENT;
+    index->project = o.dims != KVANT_OPTION_ABSENT;
+    index->code_dim = index->project ? (uint32_t)o.dims : index->dim;
+    index->n_lists = o.lists != KVANT_OPTION_ABSENT ? (uint32_t)o.lists : 0;
     index->seed = o.seed;
     snprintf(index->spec, sizeof index->spec, "turboquant-%u", (unsigned)*bits);
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
@@ -99,8 +103,10 @@ void kvant_index_forget(kvant_index *index)
     kvant_free(KVANT_OWN(float, index->factors));
     kvant_free(KVANT_OWN(float, index->offsets));
     kvant_free(KVANT_OWN(uint8_t, index->codes));
+    kvant_free(index->owners);
     kvant_id_table_destroy(&index->table);
     index->ids = NULL;
+    index->owners = NULL;
     index->factors = index->offsets = NULL;
     index->codes = NULL;
     index->capacity = 0;
@@ -112,13 +118,16 @@ void kvant_index_free(kvant_index **index)
         return;
     kvant_index *old = *index;
     kvant_rotation_destroy(&old->rotation);
+    kvant_lists_destroy(old);
     if (old->mapped) {
+        kvant_free(old->owners);
         kvant_id_table_destroy(&old->table);
         kvant_unmap_file(old->mapped, old->mapped_bytes);
     } else {
         kvant_index_forget(old);
         kvant_free(KVANT_OWN(float, old->center));
         kvant_free(KVANT_OWN(float, old->projection));
+        kvant_free(KVANT_OWN(float, old->centroids));
     }
     kvant_free(old);
     *index = NULL;
@@ -161,7 +170,7 @@ static bool enlarge(const void **array, size_t now, size_t n, size_t size)
     } while (0)
 
 /* Every array is either as large as before or larger. */
-static kvant_status grow(kvant_index *index, size_t n)
+kvant_status kvant_index_grow(kvant_index *index, size_t n)
 {
     size_t capacity = index->capacity + index->capacity / 2;
     if (capacity < n)
@@ -172,7 +181,13 @@ static kvant_status grow(kvant_index *index, size_t n)
     ENLARGE(index, factors, capacity);
     if (kvant_index_has_offsets(index))
         ENLARGE(index, offsets, capacity);
-    const void *codes = index->codes;
+    const void *codes = index->codes, *owners = index->owners;
+    if (index->n_lists) {
+        KVANT_RETURN_IF(!enlarge(&owners, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS,
+                                 sizeof *index->owners),
+                        KVANT_ERR_MEMORY);
+        index->owners = KVANT_OWN(uint32_t, owners);
+    }
     const size_t pack = kvant_pack_bytes(&index->book.format);
     KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
                     KVANT_ERR_MEMORY);
@@ -181,21 +196,23 @@ static kvant_status grow(kvant_index *index, size_t n)
     return KVANT_OK;
 }
 
-/* From now on ids are kept. */
-static kvant_status keep_ids(kvant_index *index, size_t n)
+kvant_status kvant_index_keep_ids(kvant_index *index, size_t n)
 {
     if (index->ids)
-        return kvant_id_table_reserve(&index->table, index->ids, index->n, n);
+        return kvant_id_table_reserve(&index->table, index->ids, n);
     uint64_t *ids = kvant_alloc(index->capacity ? index->capacity : 1, sizeof *ids);
     KVANT_RETURN_IF(!ids, KVANT_ERR_MEMORY);
-    for (size_t slot = 0; slot < index->n; slot++)
-        ids[slot] = slot;
-    kvant_status status = kvant_id_table_reserve(&index->table, ids, index->n, n);
-    if (status == KVANT_OK)
-        index->ids = ids;
-    else
+    const kvant_status status = kvant_id_table_reserve(&index->table, ids, n);
+    if (status != KVANT_OK) {
         kvant_free(ids);
-    return status;
+        return status;
+    }
+    for (size_t slot = 0; slot < index->n; slot++) { /* of a flat index: lists have ids from the first vector on */
+        ids[slot] = slot;
+        kvant_id_table_insert(&index->table, ids, (uint32_t)slot);
+    }
+    index->ids = ids;
+    return KVANT_OK;
 }
 
 static bool ids_follow(const kvant_index *index, const uint64_t *ids, size_t n)
@@ -206,23 +223,28 @@ static bool ids_follow(const kvant_index *index, const uint64_t *ids, size_t n)
     return index->next_id == index->n;
 }
 
-static void forget_ids(kvant_index *index, size_t n)
+static size_t new_slot(const kvant_index *index, const uint32_t *slots, size_t i)
 {
-    while (n-- > 0)
-        kvant_id_table_erase(&index->table, index->ids, index->ids[index->n + n]);
+    return slots ? slots[i] : index->n + i;
 }
 
-/* Ids of n new slots; none stays on an error. */
-static kvant_status insert_ids(kvant_index *index, const uint64_t *ids, size_t n)
+void kvant_index_forget_ids(kvant_index *index, const uint32_t *slots, size_t n)
+{
+    while (n-- > 0)
+        kvant_id_table_erase(&index->table, index->ids, index->ids[new_slot(index, slots, n)]);
+}
+
+kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const uint64_t id = ids ? ids[i] : index->next_id + i;
+        const size_t slot = new_slot(index, slots, i);
         if (id == KVANT_INDEX_NO_ID || kvant_index_slot(index, id) != KVANT_NO_SLOT) {
-            forget_ids(index, i);
+            kvant_index_forget_ids(index, slots, i);
             return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the id %llu is taken", (unsigned long long)id);
         }
-        KVANT_OWN(uint64_t, index->ids)[index->n + i] = id;
-        kvant_id_table_insert(&index->table, index->ids, (uint32_t)(index->n + i));
+        KVANT_OWN(uint64_t, index->ids)[slot] = id;
+        kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
     }
     return KVANT_OK;
 }
@@ -237,29 +259,37 @@ static void count_added(kvant_index *index, const uint64_t *ids, size_t n)
     index->n += n;
 }
 
+static kvant_status add_flat(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
+                             uint32_t n_threads)
+{
+    if (n > index->capacity - index->n)
+        KVANT_FORWARD(kvant_index_grow(index, index->n + n));
+    const bool explicit_ids = index->ids || !ids_follow(index, ids, n);
+    if (explicit_ids) {
+        KVANT_FORWARD(kvant_index_keep_ids(index, index->n + n));
+        KVANT_FORWARD(kvant_index_insert_ids(index, ids, NULL, n));
+    }
+    const kvant_status status = kvant_index_encode(index, index->n, rows, stride, n, n_threads);
+    if (status != KVANT_OK && explicit_ids)
+        kvant_index_forget_ids(index, NULL, n);
+    return status;
+}
+
 kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
                              uint32_t n_threads)
 {
     KVANT_RETURN_IF(!index || (n && !rows) || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_writable(index));
     if (index->needs_training)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "dims=%u needs kvant_index_train before the first vector",
-                          (unsigned)index->code_dim);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs kvant_index_train before the first vector",
+                          index->spec);
     if (n > KVANT_INDEX_MAX_VECTORS - index->n || n > KVANT_INDEX_NO_ID - index->next_id)
         return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors", KVANT_INDEX_MAX_VECTORS);
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
-    if (n > index->capacity - index->n)
-        KVANT_FORWARD(grow(index, index->n + n));
-    const bool explicit_ids = index->ids || !ids_follow(index, ids, n);
-    if (explicit_ids) {
-        KVANT_FORWARD(keep_ids(index, index->n + n));
-        KVANT_FORWARD(insert_ids(index, ids, n));
-    }
-    const kvant_status status = kvant_index_encode(index, index->n, rows, stride, n, n_threads);
+    const kvant_status status = index->n_lists ? kvant_lists_add(index, rows, stride, n, ids, n_threads)
+                                               : add_flat(index, rows, stride, n, ids, n_threads);
     if (status == KVANT_OK)
         count_added(index, ids, n);
-    else if (explicit_ids)
-        forget_ids(index, n);
     return status;
 }
 
@@ -276,10 +306,36 @@ static void copy_codes(kvant_index *index, size_t from, size_t to)
                                                    from % KVANT_PACK_VECTORS));
 }
 
-static void move_numbers(float *numbers, size_t from, size_t to)
+static void move_number(float *numbers, size_t from, size_t to)
 {
     numbers[to] = numbers[from];
-    numbers[from] = 0;
+    if (from != to)
+        numbers[from] = 0;
+}
+
+void kvant_index_move_slot(kvant_index *index, size_t from, size_t to)
+{
+    uint64_t *ids = KVANT_OWN(uint64_t, index->ids);
+    if (from != to) {
+        kvant_id_table_move(&index->table, ids, ids[from], (uint32_t)to);
+        ids[to] = ids[from];
+    }
+    move_number(KVANT_OWN(float, index->factors), from, to);
+    if (index->offsets)
+        move_number(KVANT_OWN(float, index->offsets), from, to);
+}
+
+void kvant_index_replace(kvant_index *index, size_t from, size_t to)
+{
+    if (from != to) {
+        kvant_index_move_slot(index, from, to);
+        copy_codes(index, from, to);
+    } else {
+        KVANT_OWN(float, index->factors)[to] = 0;
+        if (index->offsets)
+            KVANT_OWN(float, index->offsets)[to] = 0;
+    }
+    copy_codes(index, from, from);
 }
 
 kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
@@ -288,19 +344,13 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     KVANT_FORWARD(check_writable(index));
     if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
-    KVANT_FORWARD(keep_ids(index, index->n));
-    uint64_t *ids = KVANT_OWN(uint64_t, index->ids);
-    const size_t slot = kvant_index_slot(index, id), last = index->n - 1;
-    kvant_id_table_erase(&index->table, ids, id);
-    if (slot != last) {
-        kvant_id_table_move(&index->table, ids, ids[last], (uint32_t)slot);
-        ids[slot] = ids[last];
-        copy_codes(index, last, slot);
-    }
-    copy_codes(index, last, last);
-    move_numbers(KVANT_OWN(float, index->factors), last, slot);
-    if (index->offsets)
-        move_numbers(KVANT_OWN(float, index->offsets), last, slot);
+    KVANT_FORWARD(kvant_index_keep_ids(index, index->n));
+    const size_t slot = kvant_index_slot(index, id);
+    kvant_id_table_erase(&index->table, index->ids, id);
+    if (index->n_lists)
+        kvant_lists_remove(index, slot);
+    else
+        kvant_index_replace(index, index->n - 1, slot);
     index->n--;
     return KVANT_OK;
 }

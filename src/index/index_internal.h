@@ -13,11 +13,14 @@
 #include "book.h"
 #include "ids.h"
 #include "rotation.h"
+#include "top.h"
 
 typedef struct kvant_index_options {
     uint64_t seed;
-    int32_t dims;
+    int32_t dims, lists;
 } kvant_index_options;
+
+typedef struct kvant_list kvant_list; /* lists.h */
 
 struct kvant_index {
     char spec[64];
@@ -28,12 +31,19 @@ struct kvant_index {
     kvant_rotation rotation; /* of code_dim numbers */
     const float *center;     /* dim; NULL: none */
     const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
-    bool needs_training;     /* dims= was asked for, and there is no projection yet */
+    bool project;            /* dims= was asked for */
+    bool needs_training;     /* dims= or lists= was asked for, and there was no training yet */
     size_t n, capacity;      /* slots, a multiple of 32 */
     const uint64_t *ids;     /* by slot; NULL: slot s has id s */
     const float *factors;    /* by slot, as everything below */
     const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
     const uint8_t *codes;    /* packs */
+    uint32_t n_lists;        /* 0: flat, and what follows is empty */
+    const float *centroids;  /* n_lists x dim, of vectors without the centre */
+    float *half_squares;     /* of centroids */
+    kvant_list *lists;
+    uint32_t *owners; /* by pack: its list */
+    size_t n_packs;
     uint64_t next_id;
     kvant_id_table table;  /* with ids only */
     const uint8_t *mapped; /* a view: the file, to which the arrays belong */
@@ -55,7 +65,7 @@ static inline bool kvant_index_has_offsets(const kvant_index *index)
 
 static inline size_t kvant_index_packs(const kvant_index *index)
 {
-    return (index->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
+    return index->n_lists ? index->n_packs : (index->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
 }
 
 /* KVANT_NO_SLOT when no vector has the id. */
@@ -67,6 +77,21 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
 
 /* Frees the arrays of an empty index. */
 void kvant_index_forget(kvant_index *index);
+
+/* Room for n slots and more. KVANT_ERR_MEMORY: the index is as it was. */
+kvant_status kvant_index_grow(kvant_index *index, size_t n);
+
+/* From now on ids are kept, with room for n. KVANT_ERR_MEMORY. */
+kvant_status kvant_index_keep_ids(kvant_index *index, size_t n);
+
+/* Enters n ids (NULL: behind the largest) for slots (NULL: those behind the last). On an error none
+ * stays. */
+kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, const uint32_t *slots, size_t n);
+void kvant_index_forget_ids(kvant_index *index, const uint32_t *slots, size_t n);
+
+/* A vector's id and factors go to another slot; its codes, too, and slot `from` is zeros (replace). */
+void kvant_index_move_slot(kvant_index *index, size_t from, size_t to);
+void kvant_index_replace(kvant_index *index, size_t from, size_t to);
 
 /* Floats of scratch for one row. */
 size_t kvant_index_scratch(const kvant_index *index);
@@ -81,8 +106,22 @@ typedef struct kvant_index_row {
     float weight;  /* of offsets, for a query: 1 for L2 */
     float squared; /* |u|^2 */
 } kvant_index_row;
+
+#define KVANT_NO_LIST UINT32_MAX
+
+/* u = x - center, dim numbers, and everything of the row but y. */
+void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
+                        float *u, kvant_index_row *row);
+
+/* The same, then y; of a vector in a list, its difference from the centroid. centred, unless NULL: gets
+ * u. */
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                      bool is_query, float *scratch);
+                                      bool is_query, uint32_t list, float *scratch, float *centred);
+
+/* Codes and factors of a vector; codes: kvant_index_code_room bytes. */
+size_t kvant_index_code_room(const kvant_index *index);
+void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, uint32_t list,
+                            const float *x, float *scratch, uint8_t *codes);
 
 /* x = x / |x|; 0 stays 0. */
 void kvant_index_normalise(const kvant_kernels *kernels, float *x, uint32_t n);

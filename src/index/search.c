@@ -10,8 +10,7 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 #include "../base/parallel.h"
-#include "index_internal.h"
-#include "top.h"
+#include "lists.h"
 
 #define TILE 32u         /* queries: 12 KB of them at 384 dimensions */
 #define RANGE_PACKS 128u /* at least, for a thread of its own */
@@ -21,7 +20,7 @@ typedef struct search {
     const kvant_index *index;
     const kvant_index_query *query;
     const kvant_kernels *kernels;
-    uint32_t k, n_threads; /* candidates per query */
+    uint32_t k, n_threads, n_probe; /* k: candidates per query */
     size_t n_tiles, n_ranges, n_packs;
     uint32_t *passes;
     int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
@@ -33,6 +32,9 @@ typedef struct search {
     kvant_found *found; /* [query][range][k] */
     uint32_t *n_found;  /* [query][range] */
     float *scratch;     /* per thread */
+    float *centred;     /* with lists: queries without the centre */
+    uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
+    int8_t *gathered;   /* per thread: queries of a list */
     int32_t *dots;      /* per thread, TILE x 32 */
     float *keys;        /* the same */
 } search;
@@ -83,8 +85,10 @@ static void prepare_query(void *context, size_t i, uint32_t worker)
     const kvant_index *index = s->index;
     const float *q = s->query->rows + i * s->query->stride;
     float *scratch = s->scratch + worker * kvant_index_scratch(index);
-    const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, scratch);
-    const bool offsets = kvant_index_has_offsets(index), distance = index->metric == KVANT_METRIC_L2;
+    const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
+                                                      s->centred ? s->centred + i * index->dim : NULL);
+    const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
+               distance = index->metric == KVANT_METRIC_L2;
     uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
     const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
     store_query(s, i, codes);
@@ -154,6 +158,108 @@ static void scan(void *context, size_t unit, uint32_t worker)
     }
     for (uint32_t i = 0; i < n; i++)
         s->n_found[(tile * TILE + i) * s->n_ranges + range] = tops[i].n;
+}
+
+/* ---- Lists ---- */
+
+static void choose_lists(void *context, size_t tile, uint32_t worker)
+{
+    search *s = context;
+    const uint32_t n_lists = s->index->n_lists;
+    kvant_found found[KVANT_INDEX_MAX_PROBE];
+    uint32_t chosen[KVANT_INDEX_MAX_PROBE], *probed = s->probed + tile * n_lists;
+    (void)worker;
+    for (uint32_t i = 0; i < tile_size(s, tile); i++) {
+        const float *v = s->centred + (tile * TILE + i) * s->index->dim;
+        kvant_lists_choose(s->index, s->kernels, v, s->n_probe, found, chosen);
+        for (uint32_t j = 0; j < s->n_probe; j++)
+            probed[chosen[j]] |= 1u << i;
+    }
+}
+
+/* The queries of a tile that look into a list, and what belongs to them. */
+typedef struct visitors {
+    uint32_t n, query[TILE]; /* in the tile */
+    int32_t sums[TILE];
+    float scales[TILE], weights[TILE], constants[TILE], thresholds[TILE];
+} visitors;
+
+/* A threshold for keys without the list's part: lower by more than roundings, since the sum decides. */
+static float lowered(float threshold, float constant)
+{
+    return threshold - constant - 0x1p-20f * (fabsf(threshold) + fabsf(constant));
+}
+
+static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, int8_t *x, visitors *v)
+{
+    const uint32_t n = tile_size(s, tile), n_quads = s->index->book.format.n_quads;
+    v->n = 0;
+    for (; mask; mask &= mask - 1) {
+        const uint32_t i = kvant_lowest_bit(mask);
+        const size_t at = tile * TILE + i;
+        v->query[v->n] = i;
+        v->sums[v->n] = s->sums[at];
+        v->scales[v->n] = s->scales[at];
+        v->weights[v->n] = s->weights[at];
+        v->constants[v->n++] =
+            s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
+    }
+    const int8_t *from = s->x + tile * tile_bytes(s);
+    for (uint32_t quad = 0; quad < n_quads; quad++)
+        for (uint32_t j = 0; j < v->n; j++)
+            memcpy(x + ((size_t)quad * v->n + j) * 4, from + ((size_t)quad * n + v->query[j]) * 4, 4);
+}
+
+static void scan_list_pack(const search *s, size_t pack, uint32_t wanted, const int8_t *x, visitors *v,
+                           kvant_top *tops, int32_t *dots, float *keys)
+{
+    const kvant_index *index = s->index;
+    const kvant_pack_format *format = &index->book.format;
+    const size_t slot = pack * KVANT_PACK_VECTORS;
+    const kvant_pack_queries queries = { x, v->sums, v->n };
+    uint32_t masks[TILE];
+    for (uint32_t j = 0; j < v->n; j++)
+        v->thresholds[j] = lowered(kvant_top_threshold(&tops[v->query[j]]), v->constants[j]);
+    s->kernels->pack_dots(format, index->codes + pack * kvant_pack_bytes(format), &queries, dots);
+    s->kernels->pack_keys(dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL, v->scales,
+                          v->weights, v->thresholds, v->n, keys, masks);
+    for (uint32_t j = 0; j < v->n; j++) {
+        float *of_query = keys + (size_t)j * KVANT_PACK_VECTORS;
+        for (uint32_t i = 0; masks[j] & wanted && i < KVANT_PACK_VECTORS; i++)
+            of_query[i] += v->constants[j];
+        take(s, &tops[v->query[j]], pack, masks[j] & wanted, of_query);
+    }
+}
+
+static void scan_list(const search *s, size_t tile, uint32_t number, uint32_t mask, int8_t *x, kvant_top *tops,
+                      int32_t *dots, float *keys)
+{
+    const kvant_list *list = &s->index->lists[number];
+    visitors v;
+    gather(s, tile, number, mask, x, &v);
+    for (size_t i = 0; i * KVANT_PACK_VECTORS < list->n; i++) {
+        const size_t left = list->n - i * KVANT_PACK_VECTORS, pack = list->packs[i];
+        const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
+        const uint32_t wanted = s->passes ? s->passes[pack] & used : used;
+        if (wanted)
+            scan_list_pack(s, pack, wanted, x, &v, tops, dots, keys);
+    }
+}
+
+static void scan_lists(void *context, size_t tile, uint32_t worker)
+{
+    search *s = context;
+    int32_t *dots = s->dots + (size_t)worker * TILE * KVANT_PACK_VECTORS;
+    float *keys = s->keys + (size_t)worker * TILE * KVANT_PACK_VECTORS;
+    const uint32_t *probed = s->probed + tile * s->index->n_lists;
+    kvant_top tops[TILE];
+    for (uint32_t i = 0; i < tile_size(s, tile); i++)
+        tops[i] = (kvant_top){ s->found + (tile * TILE + i) * s->k, 0, s->k };
+    for (uint32_t list = 0; list < s->index->n_lists; list++)
+        if (probed[list])
+            scan_list(s, tile, list, probed[list], s->gathered + worker * tile_bytes(s), tops, dots, keys);
+    for (uint32_t i = 0; i < tile_size(s, tile); i++)
+        s->n_found[tile * TILE + i] = tops[i].n;
 }
 
 /* ---- Results ---- */
@@ -242,7 +348,11 @@ static void plan(search *s)
     s->n_packs = kvant_index_packs(s->index);
     s->n_tiles = (query->n + TILE - 1) / TILE;
     s->n_ranges = 1;
-    if (s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
+    s->n_probe = query->n_probe < s->index->n_lists ? query->n_probe : s->index->n_lists;
+    s->n_probe = s->n_probe > KVANT_INDEX_MAX_PROBE ? KVANT_INDEX_MAX_PROBE : s->n_probe;
+    if (s->index->n_lists && s->n_probe == 0)
+        s->n_probe = s->index->n_lists < 8 ? s->index->n_lists : 8;
+    if (!s->index->n_lists && s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
         const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles,
                      most = s->n_packs / RANGE_PACKS;
         s->n_ranges = most < 1 ? 1 : wanted < most ? wanted : most;
@@ -265,6 +375,13 @@ static bool allocate(search *s)
     s->found = kvant_alloc(all, sizeof *s->found);
     s->n_found = kvant_alloc(n * s->n_ranges, sizeof *s->n_found);
     s->scratch = kvant_alloc(s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
+    if (s->index->n_lists) {
+        s->centred = kvant_alloc(n, s->index->dim * sizeof *s->centred);
+        s->probed = kvant_alloc(s->n_tiles, s->index->n_lists * sizeof *s->probed);
+        s->gathered = kvant_alloc(s->n_threads, tile_bytes(s));
+        if (!s->centred || !s->probed || !s->gathered)
+            return false;
+    }
     s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
     s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
     return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found && s->n_found &&
@@ -283,13 +400,16 @@ static void release(search *s)
     kvant_free(s->found);
     kvant_free(s->n_found);
     kvant_free(s->scratch);
+    kvant_free(s->centred);
+    kvant_free(s->probed);
+    kvant_free(s->gathered);
     kvant_free(s->dots);
     kvant_free(s->keys);
 }
 
 static kvant_status check_query(const kvant_index *index, const kvant_index_query *given, kvant_index_query *query)
 {
-    if (!KVANT_TAKE(kvant_index_query, query, given, original_context))
+    if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
         (query->rerank && !query->original && !query->originals) ||
@@ -299,6 +419,16 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
                           "rerank has no originals",
                           (unsigned)index->dim);
     return kvant_index_check_rows(index, query->rows, query->stride, query->n);
+}
+
+static void find(search *s)
+{
+    if (s->k && s->index->n_lists) {
+        kvant_parallel_for(s->n_tiles, s->n_threads, choose_lists, s);
+        kvant_parallel_for(s->n_tiles, s->n_threads, scan_lists, s);
+    } else if (s->k) {
+        kvant_parallel_for(s->n_tiles * s->n_ranges, s->n_threads, scan, s);
+    }
 }
 
 kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
@@ -317,8 +447,7 @@ kvant_status kvant_index_search(const kvant_index *index, const kvant_index_quer
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         kvant_parallel_for(q.n, s.n_threads, prepare_query, &s);
-        if (s.k)
-            kvant_parallel_for(s.n_tiles * s.n_ranges, s.n_threads, scan, &s);
+        find(&s);
         kvant_parallel_for(q.n, s.n_threads, finish_query, &r);
     }
     release(&s);

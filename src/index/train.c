@@ -6,7 +6,8 @@
 
 #include "../base/alloc.h"
 #include "../math/tridiagonal.h"
-#include "index_internal.h"
+#include "lists.h"
+#include "../calibration/cluster.h"
 
 typedef struct training {
     const float *rows;
@@ -78,6 +79,26 @@ static kvant_status find_projection(const kvant_index *index, training *t, const
     return KVANT_OK;
 }
 
+/* Centroids by k-means of the centred rows. */
+static kvant_status find_lists(kvant_index *index, const training *t)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    float *rows = kvant_alloc(t->n, t->dim * sizeof *rows);
+    float *centroids = kvant_alloc(index->n_lists, t->dim * sizeof *centroids);
+    kvant_index_row row;
+    kvant_status status = rows && centroids ? KVANT_OK : KVANT_ERR_MEMORY;
+    for (size_t i = 0; status == KVANT_OK && i < t->n; i++)
+        kvant_index_centre(index, kernels, t->rows + i * t->stride, false, rows + i * t->dim, &row);
+    if (status == KVANT_OK)
+        status = kvant_cluster(rows, t->n, t->dim, index->n_lists, index->seed, centroids);
+    kvant_free(rows);
+    const float *old = index->centroids;
+    if (status == KVANT_OK)
+        status = kvant_lists_set(index, centroids);
+    kvant_free(status == KVANT_OK ? KVANT_OWN(float, old) : centroids);
+    return status;
+}
+
 static bool allocate(training *t, bool project)
 {
     const size_t square = project ? (size_t)t->dim * t->dim : 1;
@@ -114,7 +135,10 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     if (index->mapped || index->n)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "an index learns only while it is empty");
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
-    const bool project = index->projection || index->needs_training;
+    const bool project = index->project;
+    if (n < index->n_lists)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows of training", index->spec,
+                          (unsigned)index->n_lists);
     training t = { .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim };
     float *center = kvant_alloc(index->dim, sizeof *center);
     float *projection = kvant_alloc(project ? (size_t)index->dim * index->code_dim : 1, sizeof *projection);
@@ -135,6 +159,9 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
     replace(&index->center, center);
     replace(&index->projection, projection);
+    index->needs_training = index->n_lists > 0;
+    if (index->n_lists)
+        KVANT_FORWARD(find_lists(index, &t));
     index->needs_training = false;
     return KVANT_OK;
 }

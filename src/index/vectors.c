@@ -14,6 +14,11 @@ static size_t padded(uint32_t n)
     return ((size_t)n + 15) / 16 * 16;
 }
 
+size_t kvant_index_code_room(const kvant_index *index)
+{
+    return padded(index->code_dim);
+}
+
 size_t kvant_index_scratch(const kvant_index *index)
 {
     return 2 * padded(index->dim) + padded(index->code_dim);
@@ -69,23 +74,45 @@ static void subtract_center(const kvant_index *index, const kvant_kernels *kerne
         u[i] -= row->weight * index->center[i];
 }
 
+void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
+                        float *u, kvant_index_row *row)
+{
+    *row = (kvant_index_row){ .weight = 1 };
+    memcpy(u, x, index->dim * sizeof *u);
+    if (index->metric == KVANT_METRIC_COSINE)
+        kvant_index_normalise(kernels, u, index->dim);
+    if (index->center)
+        subtract_center(index, kernels, is_query, u, row);
+}
+
+/* Scales u by a power of two and adds it to the exponent. */
+static void bring_near_one(const kvant_kernels *kernels, float *u, uint32_t dim, int *exponent)
+{
+    const int by = exponent_of(kernels, u, dim);
+    scale_by_power(u, dim, -by);
+    *exponent += by;
+}
+
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                      bool is_query, float *scratch)
+                                      bool is_query, uint32_t list, float *scratch, float *centred)
 {
     const uint32_t dim = index->dim, n = index->code_dim;
-    kvant_index_row row = { .y = scratch };
+    kvant_index_row row;
     float *u = index->projection ? scratch + padded(n) : scratch, *rest = scratch + padded(n) + padded(dim);
-    memcpy(u, x, dim * sizeof *u);
-    if (index->metric == KVANT_METRIC_COSINE)
-        kvant_index_normalise(kernels, u, dim);
-    row.weight = 1;
-    if (index->center)
-        subtract_center(index, kernels, is_query, u, &row);
-    row.exponent = exponent_of(kernels, u, dim);
-    scale_by_power(u, dim, -row.exponent);
+    kvant_index_centre(index, kernels, x, is_query, u, &row);
+    if (centred)
+        memcpy(centred, u, dim * sizeof *u);
+    bring_near_one(kernels, u, dim, &row.exponent);
     row.squared = (float)ldexp(kernels->dot(u, u, dim), 2 * row.exponent);
     if (index->metric == KVANT_METRIC_L2)
         row.offset = row.squared / -2;
+    if (list != KVANT_NO_LIST) {
+        const float *centroid = index->centroids + (size_t)list * dim;
+        for (uint32_t i = 0; i < dim; i++)
+            u[i] -= ldexpf(centroid[i], -row.exponent);
+        bring_near_one(kernels, u, dim, &row.exponent);
+    }
+    row.y = scratch;
     if (index->projection)
         kernels->combine_rows(index->projection, u, dim, n, row.y);
     kvant_rotation_apply(&index->rotation, kernels, row.y, rest);
@@ -108,10 +135,10 @@ kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows,
 
 /* The factor makes inner products right on average: <u, q> is estimated by f <levels, R P q> with
  * f = |y|^2 / <y, levels>, which is exact for q = u. */
-static void encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, const float *x,
-                       float *scratch, uint8_t *codes)
+void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, uint32_t list,
+                            const float *x, float *scratch, uint8_t *codes)
 {
-    const kvant_index_row row = kvant_index_transform(index, kernels, x, false, scratch);
+    const kvant_index_row row = kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
     const kvant_book *book = &index->book;
     const uint32_t bits = book->format.bits, n = index->code_dim;
     const float squared = kernels->dot(row.y, row.y, n);
@@ -147,7 +174,8 @@ static void encode_pack(void *context, size_t i, uint32_t worker)
     uint8_t *codes = e->codes + worker * padded(e->index->code_dim);
     for (size_t slot = start; slot < start + KVANT_PACK_VECTORS; slot++)
         if (slot >= e->first && slot < e->end)
-            encode_row(e->index, e->kernels, slot, e->rows + (slot - e->first) * e->stride, scratch, codes);
+            kvant_index_encode_row(e->index, e->kernels, slot, KVANT_NO_LIST,
+                                   e->rows + (slot - e->first) * e->stride, scratch, codes);
 }
 
 kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride, size_t n,
@@ -176,6 +204,8 @@ static void decode(const kvant_index *index, size_t slot, float *row, float *scr
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const uint32_t bits = index->book.format.bits, n = index->code_dim;
     const uint8_t *pack = index->codes + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&index->book.format);
+    const float *centroid =
+        index->n_lists ? index->centroids + (size_t)index->owners[slot / KVANT_PACK_VECTORS] * index->dim : NULL;
     for (uint32_t i = 0; i < n; i++)
         scratch[i] =
             index->factors[slot] * index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
@@ -183,7 +213,7 @@ static void decode(const kvant_index *index, size_t slot, float *row, float *scr
     for (uint32_t i = 0; i < index->dim; i++) {
         const float u =
             index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
-        row[i] = u + (index->center ? index->center[i] : 0);
+        row[i] = u + (centroid ? centroid[i] : 0) + (index->center ? index->center[i] : 0);
     }
 }
 

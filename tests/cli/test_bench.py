@@ -130,7 +130,7 @@ class BenchCudaHost(unittest.TestCase):
         for arguments, said in (
             (["-k", "int-4", "-n", "4194304"], "give fewer --tokens"),
             (["--device", "1"], "no device 1: this machine has 1"),
-            (["-k", "int-4", "-v", "f32", "-n", "64"], "not on the GPU: f32"),
+            (["-k", "int-4", "-d", "72", "-n", "64"], "not on the GPU: head_dim 72"),
         ):
             done = self.bench("-r", "1", *arguments)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)

@@ -346,6 +346,11 @@ class Exec(unittest.TestCase):
         self.assertEqual(run("exec", "--accel", "--quiet", "--", self.server).stderr, "")
         done = run("exec", "--accel", "--", self.server, "-fa", "auto", LLAMA_ARG_OVERRIDE_TENSOR="x=CPU")
         self.assertEqual(done.stdout.split(), ["-fa", "auto"])
+        cuda = pathlib.Path(self.server).parent / "libggml-cuda.so"  # a build whose back ends are files
+        cuda.touch()
+        self.addCleanup(cuda.unlink)
+        done = run("exec", "--accel", "--", self.server, "-ctk", "q8_0", "-ctv", "q8_0")
+        self.assertEqual(done.stdout.split(), "-ctk q8_0 -ctv q8_0 --device KVANT -ngl 99 -fa on".split())
 
     def test_accel_has_no_codecs(self):
         for options in (["-k", "int-8"], ["-v", "int-8"], ["--protect", "2"], ["--calibration", "x"],

@@ -324,7 +324,7 @@ static void test_families(void **unused)
                                                 "polar-4:rotate=hadamard",
                                                 "hqmq-s341r6",
                                                 "hqmq-s96r4:med3",
-                                                "hqmq-s24r3:med=1,slots=5,scale=norm",
+                                                "hqmq-s24r3:med=1,slots=3,scale=norm",
                                                 "spherical-r4jl4",
                                                 "addvq-k24r3",
                                                 "addvq-k48r4:search=greedy,scale=unbiased", ) };

@@ -154,8 +154,11 @@ static void bytes_and_outputs_agree(void **unused)
 static void heads_differ(void **unused)
 {
     (void)unused;
-    const spec_pair pair = { .k = "int-4", .v = "hessian-4", .calibrated = true };
-    random_calls(&pair, false);
+    static const spec_pair differing[] = { { .k = "int-4", .v = "hessian-4", .calibrated = true },
+                                           { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
+                                           { .k = "kmeans-4:c=1,recent=30", .v = "int-4", .calibrated = true } };
+    for (int i = 0; i < 3; i++)
+        random_calls(&differing[i], false);
 }
 #endif
 
@@ -331,15 +334,15 @@ static void blocks_change_devices(void **unused)
         change_devices(&pairs[i]);
 }
 
-static void refuses(const char *k, const char *v, const char *words)
+static void refuses(uint32_t head_dim, const char *words)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
-    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
-    params.max_tokens = MOST, params.device = "cuda", params.k = k, params.v = v, params.calibration = CALIBRATION;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = head_dim;
+    params.max_tokens = MOST, params.device = "cuda", params.k = params.v = "int-4";
     const kvant_status status = kvant_cache_create(&params, &cache);
     if (status != KVANT_ERR_UNSUPPORTED)
-        fail_msg("%s / %s: status %d: %s", k, v, status, status == KVANT_OK ? "" : kvant_error_message());
+        fail_msg("head_dim %u: status %d: %s", head_dim, status, status == KVANT_OK ? "" : kvant_error_message());
     assert_null(cache);
     if (!strstr(kvant_error_message(), words) || !strstr(kvant_error_message(), "presets"))
         fail_msg("'%s' does not say '%s'", kvant_error_message(), words);
@@ -348,9 +351,7 @@ static void refuses(const char *k, const char *v, const char *words)
 static void what_is_missing_is_refused(void **unused)
 {
     (void)unused;
-#if KVANT_PAPERS
-    refuses("kmeans-4:c=4", "int-4", "not on the GPU");
-#endif
+    refuses(72, "not on the GPU: head_dim 72");
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
     kvant_sequence_create(t.cpu);

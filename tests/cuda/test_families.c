@@ -68,7 +68,7 @@ typedef struct work {
     uint32_t codes[KVANT_MAX_HEAD_DIM];
 } work;
 
-static const general_team alone = { 0, 1 };
+static const general_team alone = { 0, 1, 0 };
 
 static general_space space_of(work *w)
 {

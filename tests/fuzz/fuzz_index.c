@@ -90,7 +90,7 @@ static uint64_t next(uint64_t *state)
 static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
 {
     kvant_index_params params = { .size = sizeof params, .dim = 24, .metric = (kvant_metric)(kind % 3),
-                                  .spec = kind & 2 ? "turboquant-3:dims=9" : "turboquant-4" };
+                                  .spec = kind & 2 ? kind & 4 ? "turboquant-2:lists=3" : "turboquant-3:dims=9" : "turboquant-4" };
     kvant_index *index;
     float rows[40 * 24];
     uint64_t ids[40], state = 99 + kind;
@@ -134,16 +134,16 @@ static void mutate(uint8_t *bytes, size_t *n, uint64_t *state)
 
 int main(void)
 {
-    static uint8_t valid[4][16384], bytes[16384];
-    size_t sizes[4];
+    static uint8_t valid[8][16384], bytes[16384];
+    size_t sizes[8];
     uint64_t state = 88172645463325252u;
-    for (uint32_t kind = 0; kind < 4; kind++)
+    for (uint32_t kind = 0; kind < 8; kind++)
         if ((sizes[kind] = valid_file(kind, valid[kind], sizeof bytes)) <= HEAD)
             return 1;
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        size_t n = sizes[i % 4];
-        memcpy(bytes, valid[i % 4], n);
-        if (i >= 4) /* the valid ones first */
+        size_t n = sizes[i % 8];
+        memcpy(bytes, valid[i % 8], n);
+        if (i >= 8) /* the valid ones first */
             mutate(bytes, &n, &state);
         LLVMFuzzerTestOneInput(bytes, n);
     }

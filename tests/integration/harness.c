@@ -55,6 +55,7 @@ static struct llama_model *load_model(const char *path, ggml_backend_dev_t devic
     params.devices = devices;
     params.n_gpu_layers = 99;
     params.no_alloc = planned;
+    params.load_mode = planned ? LLAMA_LOAD_MODE_NONE : params.load_mode;
     return llama_model_load_from_file(path, params);
 }
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../cuda/host/host.h"
 #include "harness.h"
 
 enum { N_PROMPT = 150, N_STEPS = 40 };
@@ -48,6 +49,17 @@ static unsigned long launches(unsigned long *updates)
     assert_non_null(symbol);
     memcpy(&count, &symbol, sizeof(symbol));
     return count(updates);
+}
+
+/* Edges that the last captured graph should have lost, and whether nodes of graphs begin early. */
+static size_t edges_left(unsigned long *early)
+{
+    size_t (*count)(unsigned long *);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_edges_left");
+
+    assert_non_null(symbol);
+    memcpy(&count, &symbol, sizeof(symbol));
+    return count(early);
 }
 
 static unsigned long counter(const char *name)
@@ -110,6 +122,10 @@ static void check_replay(const char *spec)
                   counter("standin_recorded") - captured);
     /* Every token but those that begin a graph: a graph holds up to 256 cells, its first token is computed in parts. */
     assert_true(!harness_has_standin() || launches(&updates) - before >= 2 * N_STEPS - 8);
+    if (harness_has_standin()) {
+        assert_int_equal(edges_left(&updates), 0);
+        assert_true(updates > 0);
+    }
     assert_true(!harness_has_standin() || counter("standin_recorded") > captured);
     for (int i = 0; i < 3; i++)
         assert_memory_equal(logits[i], logits[i + 1], N_STEPS * vocab_size() * sizeof(**logits));
@@ -333,12 +349,73 @@ static void rows_that_are_no_numbers_are_refused(void **state)
     check_refusal("");
 }
 
+/* What the last attention of a graph was given. */
+static const kvant_cuda_attention_args *last_attention(void)
+{
+    host_control_fn *control;
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), HOST_CONTROL_FUNCTION);
+
+    assert_non_null(symbol);
+    memcpy(&control, &symbol, sizeof(symbol));
+    assert_string_equal(control()->function, "host_attention");
+    return (const kvant_cuda_attention_args *)(const void *)control()->arguments;
+}
+
+static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, int32_t length)
+{
+    const kvant_cuda_attention_args *args = last_attention();
+
+    assert_int_equal(args->mask != NULL, masked);
+    assert_int_equal(args->batch, n_streams);
+    assert_int_equal(args->query_tokens, n_tokens);
+    assert_int_equal(args->causal, !masked && n_tokens > 1);
+    for (uint32_t s = 0; s < n_streams; s++)
+        assert_int_equal(args->lengths[s], length);
+}
+
+/* A mask that hides what comes later and nothing else is not read; one that hides another sequence is. Each case three
+ * times: in parts, captured, replayed. */
+static void masks_are_read_where_they_must_be(void **state)
+{
+    harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
+    struct llama_context *context;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    context = harness_context(&options);
+    harness_decode(context, tokens, 70, 0, 0, false);
+    assert_attended(false, 1, 70, 70);
+    for (int i = 0; i < 3; i++) {
+        harness_decode(context, tokens + i, 1, 70 + i, 0, false);
+        assert_attended(false, 1, 1, 71 + i);
+    }
+    for (int i = 0; i < 3; i++) {
+        harness_decode(context, tokens + i, 1, i, 1, false); /* of another sequence, behind the first */
+        assert_attended(true, 1, 1, 256);
+    }
+    harness_decode(context, tokens, 1, 73, 0, false); /* the first one again: cells between are hidden */
+    assert_attended(true, 1, 1, 256);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
+    harness_decode(context, tokens, 3, 74, 0, false); /* into the cells that became free */
+    assert_attended(true, 1, 3, 256);
+    llama_free(context);
+    options.unified = false;
+    context = harness_context(&options);
+    for (int i = 0; i < 3; i++) {
+        step_together(context, 2, i);
+        assert_attended(false, 2, 1, i + 1);
+    }
+    llama_free(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replayed_graphs_give_the_same_bits),
         cmocka_unit_test(errors_are_those_of_the_bits),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),
+        cmocka_unit_test(masks_are_read_where_they_must_be),
         cmocka_unit_test(drafts_are_taken_back),
         cmocka_unit_test(rows_that_are_no_numbers_are_refused),
     };

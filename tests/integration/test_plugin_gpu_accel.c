@@ -55,8 +55,9 @@ static float *steps(const harness_options *options)
     return logits;
 }
 
-/* Stock on a CPU rounds queries to 8 bits and sums to 16, so it is no nearer to exact arithmetic than this. */
-static void attention_is_stocks_but_for_rounding(void **state)
+/* Stock on a CPU rounds queries to 8 bits and sums to 16: with the same rows it is no nearer to an f16 cache, but for
+ * chance: a factor as in test_plugin_gpu.c. */
+static void attention_is_no_worse_than_stocks(void **state)
 {
     static const char *const types[] = { "q8_0", "q4_0" };
     host_control *(*control)(void);
@@ -67,16 +68,16 @@ static void attention_is_stocks_but_for_rounding(void **state)
     memcpy(&control, &symbol, sizeof(symbol));
     for (size_t i = 0; i < 2; i++) {
         float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
-        double rounding, error;
+        double ours_error, error;
         if (harness_has_standin())
             control()->function = NULL;
         ours = steps(&(harness_options){ .type = types[i], .accel = true, .n_ctx = 512 });
         if (harness_has_standin())
             assert_string_equal(control()->function, "host_block_attention");
-        rounding = harness_mean_kld(stock, ours, N_STEPS);
+        ours_error = harness_mean_kld(f16, ours, N_STEPS);
         error = harness_mean_kld(f16, stock, N_STEPS);
-        print_message("%s: mean KLD to stock %.2e, of stock to f16 %.2e\n", types[i], rounding, error);
-        assert_true(rounding < error);
+        print_message("%s: mean KLD to f16 %.2e, of stock %.2e\n", types[i], ours_error, error);
+        assert_true(ours_error > 0 && ours_error <= 1.6 * error);
         free(stock);
         free(ours);
     }
@@ -85,7 +86,7 @@ static void attention_is_stocks_but_for_rounding(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_stocks_but_for_rounding) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_no_worse_than_stocks) };
 
     return cmocka_run_group_tests(tests, start, harness_stop);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes models of random weights, one per kind of cache that llama.cpp has, without a vocabulary:
 
-    tiny_models.py FOLDER      llama.gguf (plain), gemma3.gguf (sliding window), gemma2.gguf (softcap), gpt-oss.gguf (sinks, window),
+    tiny_models.py FOLDER      llama.gguf (plain), llama80.gguf (head_dim 80), gemma3.gguf (sliding window), gemma2.gguf (softcap), gpt-oss.gguf (sinks, window),
                                lfm2.gguf (recurrent state), deepseek2.gguf (keys without values)
 """
 import array
@@ -37,9 +37,9 @@ def keys(arch, **special):
     return {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab", **{f"{arch}.{k}": v for k, v in common.items()}}
 
 
-def attention(i, norms=False, bias=False):
-    rows = [("attn_norm.weight", (EMBD,)), ("attn_q.weight", (EMBD, HEADS * DIM)), ("attn_k.weight", (EMBD, KV * DIM)),
-            ("attn_v.weight", (EMBD, KV * DIM)), ("attn_output.weight", (HEADS * DIM, EMBD))]
+def attention(i, norms=False, bias=False, dim=DIM):
+    rows = [("attn_norm.weight", (EMBD,)), ("attn_q.weight", (EMBD, HEADS * dim)), ("attn_k.weight", (EMBD, KV * dim)),
+            ("attn_v.weight", (EMBD, KV * dim)), ("attn_output.weight", (HEADS * dim, EMBD))]
     if norms:
         rows += [("attn_q_norm.weight", (DIM,)), ("attn_k_norm.weight", (DIM,))]
     if bias:
@@ -85,6 +85,8 @@ def each(*parts):
 
 MODELS = {
     "llama": (keys("llama"), ENDS + each(attention, dense)),
+    "llama80": (keys("llama", attention__key_length=80, attention__value_length=80, rope__dimension_count=80),
+                ENDS + each(lambda i: attention(i, dim=80), dense)),
     "gemma3": (keys("gemma3", attention__sliding_window=64, attention__sliding_window_pattern=2),
                ENDS + each(lambda i: attention(i, norms=True), lambda i: dense(i, post=True))),
     "gemma2": (keys("gemma2", attention__sliding_window=64, attn_logit_softcapping=2.0, final_logit_softcapping=30.0),
@@ -130,4 +132,4 @@ def write(path, pairs, tensors, gain):
 
 for model, (pairs, tensors) in MODELS.items():
     # With less gain, errors of one layer grow little in the next ones; with more, attention tells tokens apart.
-    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model == "llama" else 3.0)
+    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model.startswith("llama") else 3.0)

@@ -350,10 +350,12 @@ static void files(void **state)
 }
 
 /* Everything that an index does. */
+static const char *index_spec;
+
 static kvant_status index_life(const void *path)
 {
     static const uint64_t allowed[] = { 70, 71 };
-    const kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = "turboquant-3:dims=7", .center = rows };
+    const kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = index_spec, .center = rows };
     const kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 20, .n = 2, .k = 3, .n_threads = 2, .allowed = allowed, .n_allowed = 2 };
     kvant_index *index, *read = NULL;
     uint64_t found[6], ids[40];
@@ -390,7 +392,10 @@ static void indexes(void **state)
     char path[64];
     (void)state;
     snprintf(path, sizeof path, "allocation_failure_index.%ld", (long)getpid());
-    refuse_each_allocation(index_life, path, "an index", false);
+    index_spec = "turboquant-3:dims=7";
+    refuse_each_allocation(index_life, path, index_spec, false);
+    index_spec = "turboquant-4:lists=4";
+    refuse_each_allocation(index_life, path, index_spec, false);
     remove(path);
 }
 

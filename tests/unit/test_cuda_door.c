@@ -123,9 +123,9 @@ static void codecs_cross_as_views(void **state)
         assert_null(codec);
         assert_int_equal(host->freed, i + 1);
     }
-    assert_int_equal(kvant_cuda_codec_create("f16", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(kvant_cuda_codec_create("f16", 72, KVANT_ROLE_K, 0, &codec, err, sizeof err), KVANT_ERR_UNSUPPORTED);
     assert_int_equal(host->kind, KVANT_CODES_NONE);
-    assert_non_null(strstr(err, "not on the GPU: f16"));
+    assert_non_null(strstr(err, "not on the GPU: head_dim 72"));
     assert_string_equal(kvant_error_message(), err);
     assert_null(codec);
     assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);

@@ -5,7 +5,7 @@
 #include "../../src/index/index_internal.h"
 #include "testing.h"
 
-static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8" };
+static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8", "turboquant-4:lists=5" };
 
 static float *random_rows(size_t n, uint32_t dim, uint64_t seed)
 {
@@ -29,6 +29,8 @@ static kvant_index *empty(const char *spec, uint32_t dim, kvant_metric metric)
 static kvant_index *filled(const char *spec, uint32_t dim, kvant_metric metric, const float *rows, size_t n)
 {
     kvant_index *index = empty(spec, dim, metric);
+    if (strchr(spec, ':'))
+        assert_int_equal(kvant_index_train(index, rows, dim, n < 500 ? n : 500), KVANT_OK);
     assert_int_equal(kvant_index_add(index, rows, dim, n, NULL, 2), KVANT_OK);
     return index;
 }
@@ -58,7 +60,7 @@ static result search_with(const kvant_index *index, const kvant_index_query *que
 
 static kvant_index_query query_of(const float *rows, uint32_t dim, size_t n, uint32_t k)
 {
-    return (kvant_index_query){ .size = sizeof(kvant_index_query), .rows = rows, .stride = dim, .n = n, .k = k, .n_threads = 1 };
+    return (kvant_index_query){ .size = sizeof(kvant_index_query), .rows = rows, .stride = dim, .n = n, .k = k, .n_threads = 1, .n_probe = 100 };
 }
 
 static result search(const kvant_index *index, const float *rows, uint32_t dim, size_t n, uint32_t k)
@@ -201,8 +203,25 @@ static double exact(kvant_metric metric, const float *q, const float *x, uint32_
     return metric == KVANT_METRIC_L2 ? dot(q, q, dim) + dot(x, x, dim) - 2 * dot(q, x, dim) : dot(q, x, dim);
 }
 
+static double longest(const float *x, uint32_t dim, size_t n)
+{
+    double most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fmax(most, sqrt(dot(x + i * dim, x + i * dim, dim)));
+    return most;
+}
+
+/* What scores have right and the reconstructed vector y has not: the part of x along the centre. */
+static double along_centre(const kvant_index *index, const float *q, const float *x, const float *y)
+{
+    const float *c = index->center;
+    const double weight = index->metric == KVANT_METRIC_L2 ? 1 : dot(q, c, index->dim) / dot(c, c, index->dim);
+    const double length = index->metric == KVANT_METRIC_COSINE ? sqrt(dot(x, x, index->dim)) : 1;
+    return weight * (dot(c, x, index->dim) / length - dot(c, y, index->dim));
+}
+
 /* Scores are those of the reconstructed vectors, but for the rounding of queries: half a step of at most |q| / 127 in each of d
- * dimensions. L2 knows the vector's own length. All results come in order. */
+ * dimensions. With lists, what is rounded differs from the reconstructed vector by a mean of vectors. L2 knows the vector's own length. All results come in order. */
 static void scores(void **state)
 {
     static const uint32_t dims[] = { 1, 5, 16, 100, 300 };
@@ -215,11 +234,14 @@ static void scores(void **state)
                 float *x = random_rows(N, dim, 21), *q = random_rows(QUERIES, dim, 22), *y = malloc(dim * sizeof *y);
                 kvant_index *index = filled(specs[s], dim, (kvant_metric)metric, x, N);
                 result r = search(index, q, dim, QUERIES, N);
+                const double common = strchr(specs[s], ':') ? longest(x, dim, N) : 0;
                 for (size_t i = 0; i < r.n; i++) {
                     const float *a = q + i / N * dim, *b = x + r.ids[i] * dim;
                     assert_int_equal(kvant_index_reconstruct(index, r.ids[i], y), KVANT_OK);
-                    const double aa = sqrt(dot(a, a, dim)), yy = sqrt(dot(y, y, dim));
+                    const double aa = sqrt(dot(a, a, dim)), yy = sqrt(dot(y, y, dim)) + common;
                     double want = dot(a, y, dim), bound = aa / 254 * sqrt(dim) * yy + 1e-5 * (1 + aa) * (1 + yy);
+                    if (index->center)
+                        want += along_centre(index, a, b, y);
                     if (metric == KVANT_METRIC_COSINE) {
                         want /= aa;
                         bound /= aa;
@@ -263,6 +285,8 @@ static void same_results(void **state)
             if (!kvant_cpu_level_name((kvant_cpu_level)level) || kvant_set_cpu_level((kvant_cpu_level)level) != KVANT_OK)
                 continue;
             kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
+            if (strchr(specs[s], ':'))
+                assert_int_equal(kvant_index_train(other, x, DIM, 500), KVANT_OK);
             assert_int_equal(kvant_index_add(other, turned, DIM, N, ids, 3), KVANT_OK);
             for (uint32_t threads = 1; threads <= 7; threads += 3) {
                 kvant_index_query query = query_of(q, DIM, QUERIES, K);
@@ -330,21 +354,25 @@ static void scaling(void **state)
 }
 
 /* Random additions and removals beside a list: the index always finds exactly what the list holds, with equal scores. */
-static void changes(void **state)
+static void change(const char *spec, uint32_t n_probe)
 {
     enum { DIM = 20, MOST = 300 };
     uint64_t rng = 77, present[MOST], n = 0, next = 5;
     float rows[MOST][DIM], scores_of[MOST];
-    (void)state;
-    kvant_index *index = empty("turboquant-3", DIM, KVANT_METRIC_L2);
+    float *examples = random_rows(100, DIM, 8);
+    kvant_index *index = empty(spec, DIM, KVANT_METRIC_L2);
     const float q[DIM] = { 1, -1, 0.5f };
+    if (n_probe)
+        assert_int_equal(kvant_index_train(index, examples, DIM, 100), KVANT_OK);
     for (int round = 0; round < 2000; round++) {
         if (n < MOST && test_random(&rng) % 5 < (round < 1000 ? 3 : 2)) {
             fill_normal(rows[n], DIM, &rng);
             present[n] = next;
             next += 1 + test_random(&rng) % 1000;
             assert_int_equal(kvant_index_add(index, rows[n], DIM, 1, &present[n], 1), KVANT_OK);
-            kvant_index *alone = empty("turboquant-3", DIM, KVANT_METRIC_L2);
+            kvant_index *alone = empty(spec, DIM, KVANT_METRIC_L2);
+            if (n_probe)
+                assert_int_equal(kvant_index_train(alone, examples, DIM, 100), KVANT_OK);
             assert_int_equal(kvant_index_add(alone, rows[n], DIM, 1, NULL, 1), KVANT_OK);
             result one = search(alone, q, DIM, 1, 1);
             scores_of[n] = one.scores[0];
@@ -374,6 +402,45 @@ static void changes(void **state)
         drop(&r);
     }
     kvant_index_free(&index);
+    free(examples);
+}
+
+static void changes(void **state)
+{
+    (void)state;
+    change("turboquant-3", 0);
+    change("turboquant-3:lists=3", 3);
+}
+
+/* With all lists a search finds what a flat one does; with few it finds those of the lists alone. A list's vectors are near its
+ * centroid: 3 clusters far from one another, of which one list each is enough. */
+static void lists(void **state)
+{
+    enum { DIM = 32, N = 1500, CLUSTERS = 3, K = 20 };
+    (void)state;
+    float *x = random_rows(N, DIM, 81), *centres = random_rows(CLUSTERS, DIM, 82);
+    for (size_t i = 0; i < N * DIM; i++)
+        x[i] += 20 * centres[i / DIM % CLUSTERS * DIM + i % DIM];
+    for (int metric = 1; metric < 3; metric++) {
+        kvant_index *index = filled("turboquant-8:lists=3", DIM, (kvant_metric)metric, x, N);
+        kvant_index_query query = query_of(x, DIM, 64, K);
+        result all = search_with(index, &query);
+        query.n_probe = 1;
+        result one = search_with(index, &query);
+        assert_same(&one, &all);
+        for (size_t i = 0; i < all.n; i++)
+            assert_int_equal(all.ids[i] % CLUSTERS, i / K % CLUSTERS);
+        query.k = N;
+        result few = search_with(index, &query);
+        for (size_t i = 0; i < few.n; i++)
+            assert_true((few.ids[i] == KVANT_INDEX_NO_ID) == (i % N >= N / CLUSTERS));
+        drop(&all);
+        drop(&one);
+        drop(&few);
+        kvant_index_free(&index);
+    }
+    free(x);
+    free(centres);
 }
 
 static int odd_ids(void *context, uint64_t id)
@@ -557,7 +624,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rotations), cmocka_unit_test(books),    cmocka_unit_test(estimator), cmocka_unit_test(centred), cmocka_unit_test(scores),
-        cmocka_unit_test(same_results), cmocka_unit_test(scaling), cmocka_unit_test(changes),  cmocka_unit_test(filters),
+        cmocka_unit_test(same_results), cmocka_unit_test(scaling), cmocka_unit_test(changes), cmocka_unit_test(lists),  cmocka_unit_test(filters),
         cmocka_unit_test(rerank),    cmocka_unit_test(training), cmocka_unit_test(mistakes),  cmocka_unit_test(zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

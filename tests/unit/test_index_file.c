@@ -50,7 +50,7 @@ typedef struct found {
 static found search(const files *f, const kvant_index *index)
 {
     found r;
-    const kvant_index_query query = { .size = sizeof query, .rows = f->rows, .stride = DIM, .n = 3, .k = N };
+    const kvant_index_query query = { .size = sizeof query, .rows = f->rows, .stride = DIM, .n = 3, .k = N, .n_probe = 3 };
     memset(&r, 0, sizeof r);
     assert_int_equal(kvant_index_search(index, &query, r.scores, r.ids), KVANT_OK);
     return r;
@@ -76,7 +76,7 @@ static kvant_index *opened(open_fn *open, const char *path)
 
 static void saved_and_found(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2:seed=5", "turboquant-3:dims=10", "turboquant-4", "turboquant-8" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2:seed=5", "turboquant-3:dims=10", "turboquant-4", "turboquant-8", "turboquant-2:lists=3" };
     files f = make_files();
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
@@ -168,7 +168,7 @@ static void flipped_bits(void **state)
     files f = make_files();
     size_t n;
     (void)state;
-    kvant_index *index = make(&f, "turboquant-2:dims=7", KVANT_METRIC_L2, true);
+    kvant_index *index = make(&f, "turboquant-2:dims=7,lists=2", KVANT_METRIC_L2, true);
     save(index, f.path);
     uint8_t *bytes = read_bytes(f.path, &n);
     for (size_t at = 0; at < n; at++) {

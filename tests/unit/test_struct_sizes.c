@@ -183,13 +183,13 @@ static void index_structs(void **state)
     assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
     for (size_t size = sizeof(size_t); size <= sizeof query; size++) {
         kvant_index_query *given = sized(&query, sizeof query, size, 0);
-        const bool served = size >= END_OF(kvant_index_query, original_context);
+        const bool served = size >= END_OF(kvant_index_query, n_probe);
         assert_int_equal(kvant_index_search(index, given, &score, &id), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
         free(given);
     }
     for (size_t size = sizeof(size_t); size <= sizeof(kvant_index_info); size++) {
         kvant_index_info *given = sized(&(kvant_index_info){ 0 }, sizeof(kvant_index_info), size, 0);
-        const bool served = size >= END_OF(kvant_index_info, file_bytes);
+        const bool served = size >= END_OF(kvant_index_info, n_lists);
         assert_int_equal(kvant_index_get_info(index, given), served ? KVANT_OK : KVANT_ERR_ARGUMENT);
         free(given);
     }

@@ -76,7 +76,7 @@ int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node)
     kvant_cuda_block_args args = arguments_of(node);
     kvant_status status;
 
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_block_workspace(&args), false))
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_block_workspace(&args), true))
         return ABI_STATUS_ALLOC_FAILED;
     args.workspace = b->workspace.at;
     args.workspace_bytes = b->workspace.bytes;

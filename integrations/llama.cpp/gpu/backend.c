@@ -226,9 +226,7 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     if (!kvp_cu_ok(kvp_cu.capture_end(b->stream, &captured), "capture") || captured == NULL)
         return false;
     b->n_captures++;
-    if (getenv("KVANT_X") == NULL)
-        kvp_gpu_straighten(captured, &b->n_removed, &b->n_early);
-    made = status == ABI_STATUS_SUCCESS && make_exec(b, captured);
+    made = status == ABI_STATUS_SUCCESS && kvp_gpu_straighten(captured) && make_exec(b, captured);
     kvp_cu.graph_free(captured);
     return made;
 }
@@ -411,8 +409,8 @@ static void backend_free(abi_backend *backend)
     kvp_gpu_backend *b = state_of(backend);
     void (*inner_free)(abi_backend *) = b->inner.free;
 
-    kvp_note("%s: %lu graphs in %lu parts, %lu captures (%lu edges removed, %lu early), %lu launches", b->gpu->name,
-             b->n_graphs, b->n_parts, b->n_captures, b->n_removed, b->n_early, b->n_launches);
+    kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs, b->n_parts,
+             b->n_captures, b->n_launches);
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu);
     take_from_list(b);

@@ -94,6 +94,8 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
         return "the GPU device keeps no recent tokens as fp16: leave out recent=";
     if (tables_of(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
+    if (tables_of(codecs[0]).centroids != NULL)
+        return "the GPU device takes no kmeans: use another codec";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
         return "several streams of cells that are no multiple of 64: use --kv-unified";
     return NULL;
@@ -137,6 +139,40 @@ static bool create_numbers(kvp_gpu_cells *cells)
     return ok;
 }
 
+static void free_own(kvp_gpu_cells *cells)
+{
+    for (uint32_t head = 0; cells->own != NULL && head < cells->n_kv_heads; head++)
+        kvant_codec_free(&cells->own[head]);
+    free(cells->own);
+}
+
+/* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix per block of channels takes its
+ * place. */
+static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errlen)
+{
+    static const char dense[] = "rotate=dense";
+    kvant_scheme_info scheme = { .size = sizeof(scheme) };
+    kvant_codec_info info = { .size = sizeof(info) };
+    char spec[256];
+
+    kvant_codec_get_info(cells->sources[0], &info);
+    if (strstr(info.spec, dense) == NULL || tables_of(cells->sources[0]).n_weights > cells->head_dim)
+        return true;
+    kvant_scheme_get_info(kv->settings->scheme, &scheme);
+    cells->own = calloc(cells->n_kv_heads, sizeof(*cells->own));
+    for (uint32_t head = 0; cells->own != NULL && head < cells->n_kv_heads; head++) {
+        const char *at;
+        kvant_codec_get_info(cells->sources[head], &info);
+        at = strstr(info.spec, dense);
+        snprintf(spec, sizeof(spec), "%.*srotate=hadamard%s", (int)(at - info.spec), info.spec, at + sizeof(dense) - 1);
+        if (kvant_codec_create_calibrated(spec, cells->head_dim, kv->shape.role, 0, scheme.calibration, kv->shape.layer, head,
+                                          &cells->own[head], err, errlen) != KVANT_OK)
+            return false;
+    }
+    cells->sources = (const kvant_codec *const *)cells->own;
+    return cells->own != NULL;
+}
+
 static void destroy(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -151,6 +187,7 @@ static void destroy(kvp_kv *kv)
     }
     kvant_cuda_codec_free(&cells->open_codec);
     kvant_cuda_codec_free(&cells->codec);
+    free_own(cells);
     free(cells);
     kv->cells = NULL;
 }
@@ -161,7 +198,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape);
     bool ok;
 
-    if (!kvp_gpu_enter(cells->gpu) ||
+    if (!kvp_gpu_enter(cells->gpu) || !replace_dense_rotations(kv, cells, err, errlen) ||
         kvant_cuda_codec_from(cells->sources[0], &cells->codec, err, errlen) != KVANT_OK)
         return false;
     kvant_codec_get_info(cells->sources[0], &info);

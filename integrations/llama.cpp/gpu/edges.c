@@ -1,11 +1,14 @@
 /* edges.c - straightens a captured graph.
  *
  * ggml-cuda's stream and ours wait for each other, so a captured graph has all of its nodes in one order, and beside the
- * edges from each node to the next one others that say nothing new. A GPU starts a node with one predecessor sooner. */
+ * edges from each node to the next one others that say nothing new. A GPU starts a node with one predecessor sooner, and
+ * soonest one that begins before its predecessor ends (programmatic dependent launch). */
 #include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "../log.h"
 
 typedef struct edges {
     size_t n, n_nodes;
@@ -39,19 +42,24 @@ static void release(edges *e)
     free(e->order);
 }
 
+static bool make(edges *e, size_t n)
+{
+    e->from = malloc(n * sizeof(cu_node));
+    e->to = malloc(n * sizeof(cu_node));
+    e->data = malloc(n * sizeof(cu_edge_data));
+    return e->from != NULL && e->to != NULL && e->data != NULL;
+}
+
 static bool load(cu_graph graph, edges *e)
 {
-    if (kvp_cu.graph_edges == NULL || kvp_cu.graph_edges_remove == NULL ||
-        kvp_cu.graph_edges(graph, NULL, NULL, NULL, &e->n) != 0 || e->n == 0)
+    if (kvp_cu.edges == NULL || kvp_cu.edges_remove == NULL || kvp_cu.edges_add == NULL ||
+        kvp_cu.edges(graph, NULL, NULL, NULL, &e->n) != 0 || e->n == 0)
         return false;
-    e->from = malloc(e->n * sizeof(cu_node));
-    e->to = malloc(e->n * sizeof(cu_node));
-    e->data = malloc(e->n * sizeof(cu_edge_data));
     e->nodes = malloc(2 * e->n * sizeof(cu_node));
     e->waits = calloc(2 * e->n, sizeof(*e->waits));
     e->order = calloc(2 * e->n, sizeof(*e->order));
-    if (e->from == NULL || e->to == NULL || e->data == NULL || e->nodes == NULL || e->waits == NULL || e->order == NULL ||
-        kvp_cu.graph_edges(graph, e->from, e->to, e->data, &e->n) != 0)
+    if (!make(e, e->n) || e->nodes == NULL || e->waits == NULL || e->order == NULL ||
+        kvp_cu.edges(graph, e->from, e->to, e->data, &e->n) != 0)
         return false;
     memcpy(e->nodes, e->from, e->n * sizeof(cu_node));
     memcpy(e->nodes + e->n, e->to, e->n * sizeof(cu_node));
@@ -90,23 +98,52 @@ static bool put_in_order(edges *e)
     return at == e->n_nodes;
 }
 
-void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early)
+static bool is_next(const edges *e, size_t i)
 {
-    edges e = { 0 };
-    size_t n = 0;
+    return e->order[index_of(e, e->to[i])] == e->order[index_of(e, e->from[i])] + 1;
+}
 
-    if (load(graph, &e) && put_in_order(&e)) {
+/* A kernel that was launched to begin before its predecessor in its stream ends waits itself for what it needs. Then it
+ * may begin before a predecessor of the other stream ends, too: the edge's new kind, or NULL. */
+static const cu_edge_data *early_of(const edges *e, size_t i)
+{
+    int type = 0;
+
+    if (e->data[i].type == CU_EDGE_EARLY || kvp_cu.node_type(e->from[i], &type) != 0 || type != CU_NODE_KERNEL)
+        return NULL;
+    for (size_t j = 0; j < e->n; j++)
+        if (j != i && e->to[j] == e->to[i] && e->data[j].type == CU_EDGE_EARLY)
+            return &e->data[j];
+    return NULL;
+}
+
+/* Adds edge i to another list. */
+static void move(const edges *e, size_t i, edges *to, const cu_edge_data *data)
+{
+    to->from[to->n] = e->from[i];
+    to->to[to->n] = e->to[i];
+    to->data[to->n++] = *data;
+}
+
+bool kvp_gpu_straighten(cu_graph graph)
+{
+    edges e = { 0 }, old = { 0 }, early = { 0 };
+    bool ok = true;
+
+    if (load(graph, &e) && put_in_order(&e) && make(&old, e.n) && make(&early, e.n)) {
         for (size_t i = 0; i < e.n; i++) {
-            const bool next = e.order[index_of(&e, e.to[i])] == e.order[index_of(&e, e.from[i])] + 1;
-            *n_early += next && e.data[i].type == 1;
-            if (next)
-                continue;
-            e.from[n] = e.from[i];
-            e.to[n] = e.to[i];
-            e.data[n++] = e.data[i];
+            const cu_edge_data *data = is_next(&e, i) ? early_of(&e, i) : NULL;
+            if (data != NULL)
+                move(&e, i, &early, data);
+            if (data != NULL || !is_next(&e, i))
+                move(&e, i, &old, &e.data[i]);
         }
-        if (n > 0 && kvp_cu.graph_edges_remove(graph, e.from, e.to, e.data, n) == 0)
-            *n_removed += n;
+        ok = (old.n == 0 || kvp_cu_ok(kvp_cu.edges_remove(graph, old.from, old.to, old.data, old.n), "its graph")) &&
+             (early.n == 0 || kvp_cu_ok(kvp_cu.edges_add(graph, early.from, early.to, early.data, early.n), "its graph"));
+        kvp_note("a graph of %zu nodes: %zu edges removed, %zu nodes begin early now", e.n_nodes, old.n - early.n, early.n);
     }
     release(&e);
+    release(&old);
+    release(&early);
+    return ok;
 }

@@ -17,10 +17,10 @@
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
- * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
- * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
- * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
- * cleared. With a softcap keys have no centre. */
+ * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with
+ * different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
+ * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first batch after the
+ * cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -134,7 +134,8 @@ struct kvp_gpu {
 typedef struct kvp_gpu_cells {
     kvp_gpu *gpu;
     kvant_cuda_codec *codec;
-    const kvant_codec *const *sources; /* the scheme's, per kv head */
+    const kvant_codec *const *sources; /* the scheme's, per kv head; or own */
+    kvant_codec **own;                 /* NULL: none */
     kvant_cuda_pages pages;
     uint32_t n_kv_heads, head_dim;
     size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
@@ -185,7 +186,7 @@ struct kvp_gpu_backend {
     unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
-    unsigned long n_graphs, n_parts, n_captures, n_removed, n_early, n_launches;
+    unsigned long n_graphs, n_parts, n_captures, n_launches;
 };
 
 /* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
@@ -277,8 +278,8 @@ bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
-void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
+/* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be used. */
+bool kvp_gpu_straighten(cu_graph graph);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);

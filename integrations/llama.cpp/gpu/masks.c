@@ -12,23 +12,27 @@
 
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* of a mask: fp16's 0 and -infinity */
 
+/* Pieces of one length, which the compiler turns into vectors: a prompt's mask has tens of megabytes. */
 static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
 {
     enum { PIECE = 512 };
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i += PIECE) {
+    for (; i + PIECE <= n; i += PIECE) {
         uint16_t others = 0;
-        for (size_t j = i; j < n && j < i + PIECE; j++)
-            others |= mask[j] ^ value;
+        for (size_t j = 0; j < PIECE; j++)
+            others |= mask[i + j] ^ value;
         if (others != 0)
             return false;
     }
-    return true;
+    while (i < n && mask[i] == value)
+        i++;
+    return i == n;
 }
 
 static size_t count_seen(const uint16_t *mask, size_t n)
 {
-    enum { PIECE = 64 };
+    enum { PIECE = 512 };
     size_t i = 0;
 
     while (i + PIECE <= n && all_are(mask + i, PIECE, SEEN))
@@ -67,7 +71,7 @@ static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
 
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_mask *mask = entry_of(gpu, tensor->data);
+    kvp_gpu_mask *mask = gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two names */
     const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1], n_streams = (size_t)tensor->ne[3];
 
     if (mask == NULL)

@@ -158,7 +158,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                                     .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
-                                    .refused = (uint32_t *)b->refused };
+                                    .refused = (uint32_t *)b->refused,
+                                    .slots_ready = 1 };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -271,6 +272,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .mask = stream_of(mask, streams.first),
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
+        .table_ready = 1,
     };
 }
 

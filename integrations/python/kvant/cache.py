@@ -56,6 +56,9 @@ class Cache(Owned):
     Error of rows that were left out. Which codecs and options a GPU has: include/kvant/cache.h.
     Error of status 30 where there is no GPU.
 
+    layers: which layers of a model the cache's n_layers layers are, and how many the model has; None:
+    all.
+
     Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
     the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
     no block left. After an Error of append or import_block the cache is as before.
@@ -85,6 +88,7 @@ class Cache(Owned):
         logit_softcap: float = 0.0,
         stream: int = 0,
         asynchronous: bool = False,
+        layers: tuple[Sequence[int], int] | None = None,
     ) -> None:
         super().__init__("kvant_cache_free", scheme)
         self._lock = threading.Lock()
@@ -100,6 +104,7 @@ class Cache(Owned):
         self.scale = self.head_dim**-0.5 if not scale else checks.number(scale, "scale")
         self.logit_softcap = checks.number(logit_softcap, "logit_softcap")
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
+        numbers = self._layer_numbers(layers)
         params = s.CacheParams.new(
             n_layers=self.n_layers,
             n_heads=self.n_heads,
@@ -114,9 +119,19 @@ class Cache(Owned):
             logit_softcap=self.logit_softcap,
             stream=stream or None,
             asynchronous=bool(asynchronous),
+            layers=c.addressof(numbers) if numbers else None,
+            n_model_layers=layers[1] if layers else 0,
             **{name: c_text(value, name) for name, value in texts.items()},
         )
         check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)
+
+    def _layer_numbers(self, layers: tuple[Sequence[int], int] | None) -> Any:
+        if layers is None:
+            return None
+        numbers = [checks.count(number, "layers", least=0) for number in layers[0]]
+        if len(numbers) != self.n_layers:
+            raise ValueError(f"layers: {len(numbers)} numbers for n_layers={self.n_layers}")
+        return (c.c_uint32 * len(numbers))(*numbers)
 
     def close(self) -> None:
         """Frees the memory now instead of when the object goes. Every later call raises

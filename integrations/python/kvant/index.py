@@ -35,6 +35,7 @@ class IndexInfo(NamedTuple):
     id_bytes: int
     memory_bytes: int
     file_bytes: int
+    n_lists: int
 
 
 class Index(Owned):
@@ -154,6 +155,7 @@ class Index(Owned):
         allowed: Any = None,
         allow: Callable[[int], Any] | None = None,
         rerank: int = 0,
+        n_probe: int = 0,
         originals: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n, k], the
@@ -161,7 +163,8 @@ class Index(Owned):
 
         allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
         function of an id, called for every vector that passes allowed: slow, for few. Both may be
-        given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
+        given. n_probe: lists to search where the spec has lists=, 0: 8.
+        rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
         row i is the vector with id i (np.memmap will do); others keep their scores."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
@@ -173,6 +176,7 @@ class Index(Owned):
             allowed = self._ids(allowed, "allowed")
             query.n_allowed = allowed.size
             query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
+        query.n_probe = checks.count(n_probe, "n_probe", 0)
         if rerank or originals is not None:
             rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
             query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]

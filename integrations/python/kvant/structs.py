@@ -103,6 +103,7 @@ class IndexQuery(Struct):
         ("n_originals", c.c_uint64),
         ("original", c.c_void_p),
         ("original_context", c.c_void_p),
+        ("n_probe", c.c_uint32),
     ]
 
 
@@ -121,6 +122,7 @@ class IndexInfo(Struct):
         ("id_bytes", c.c_size_t),
         ("memory_bytes", c.c_size_t),
         ("file_bytes", c.c_size_t),
+        ("n_lists", c.c_uint32),
     ]
 
 
@@ -386,6 +388,8 @@ class CacheParams(Struct):
         ("logit_softcap", c.c_float),
         ("stream", c.c_void_p),
         ("asynchronous", c.c_uint32),
+        ("layers", c.c_void_p),
+        ("n_model_layers", c.c_uint32),
     ]
 
 
@@ -456,6 +460,8 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
+        ("slots_ready", c.c_uint32),
     ]
 
 
@@ -500,6 +506,8 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+        ("centroids", c.c_void_p * 2),
+        ("table_ready", c.c_uint32),
     ]
 
 
@@ -520,6 +528,7 @@ class CudaSealArgs(Struct):
         ("refused", c.c_void_p),
         ("k_feedback", c.c_void_p),
         ("exact", c.c_uint32),
+        ("centroids", c.c_void_p * 2),
     ]
 
 
@@ -540,4 +549,5 @@ class CudaDecodeArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("to", c.c_void_p),
         ("transformed", c.c_uint32),
+        ("centroids", c.c_void_p),
     ]

@@ -9,13 +9,10 @@
 namespace kvant
 {
 
-/* Rows, or open pages, of role 0 into pages of any sort. */
+/* Rows, or open pages, of role 0 into open pages, codebooks' and trellises'. */
 cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
 
-/* Open pages of role 0 into sealed pages whose groups are tokens of a channel. */
-cudaError_t launch_seal_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
-
-/* Rows, or open pages, of role 0 into pages of the general form. */
+/* The same into all other pages: by the general form. */
 kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
 
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile

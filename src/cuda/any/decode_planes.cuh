@@ -11,6 +11,7 @@
 namespace kvant
 {
 
+constexpr int TILE_TOKENS = 32;
 constexpr float LEAST_UNIT = 0x1p-40f; /* so that weights over units stay within fp32 */
 
 /* A power of two and its inverse; both are normal numbers. */
@@ -21,14 +22,25 @@ KVANT_INLINE float inverse_of(float power)
 
 /* Token first + t of the page belongs into row t: the number of channel c, over units[t], into
  * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on become any
- * finite numbers. The warp synchronises before and after a decoder. Decoders are functions of their own: inlined,
+ * finite numbers. The team synchronises before and after a decoder. Decoders are functions of their own: inlined,
  * they would leave no registers for attention's sums, or the other way round. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
     __half *numbers;     /* rows are an odd number of 16 bytes apart: ldmatrix meets no bank twice */
     float *units;
     uint8_t *scratch; /* any_scratch of the codec */
-    int stride, d, first, valid, lane;
+    int stride, d, first, valid;
+    int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
+    int lane, kv_head, team;
+
+    /* What the team's warps wrote is there, and what they read may be written. */
+    KVANT_INLINE void wait() const
+    {
+        if (team_warps == 1)
+            __syncwarp();
+        else
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
+    }
 };
 
 /* An operand's registers to rows of tokens; the tile of tokens 16 j.. and channels 16 i... Keys have a row of
@@ -77,8 +89,8 @@ __host__ __device__ constexpr int planes_of(int bits)
 }
 
 /* Codes of 64 channels, four operands, of a tile. N: operands beside each other that cover its tokens. */
-template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
-    static constexpr int N = TOKENS / 16, USED = planes_of(BITS);
+template <int BITS, bool KEYS> struct TileCodes {
+    static constexpr int N = TILE_TOKENS / 16, USED = planes_of(BITS);
     uint32_t w[4][USED][N];
 
     /* Channels 64 c .. of operands 0 .. n - 1, n at most 4. */
@@ -93,7 +105,7 @@ template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
             else
                 unrolled_for (int k = 0; k < N; k++)
                     load_values(p, k, plane + ((128 * c) << log) + (32 * ((j + k) >> shift) + tile.lane) * n, n,
-                                N == 2 && shift == 1 ? 0 : (4 * (j & ((1 << shift) - 1))) << log);
+                                shift == 2 ? 4 * (j & 2) : 0);
             plane += code_plane_words(log, KEYS, tiles);
         }
     }
@@ -102,16 +114,10 @@ template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
     {
         unrolled_for (int u = 0; u < 4; u++) {
             const int shift = 2 - log, first = u >> shift << shift; /* whose word it is */
-            if (u > first)
-                unrolled_for (int k = 0; k < N; k++)
-                    w[u][p][k] = w[first][p][k];
-            else if (u < n) {
-                if constexpr (N == 2) {
-                    const uint2 pair = __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift)));
-                    w[u][p][0] = pair.x, w[u][p][1] = pair.y;
-                } else
-                    w[u][p][0] = __ldg(at + 128 * (u >> shift));
-            }
+            uint2 pair{ w[first][p][0], w[first][p][1] };
+            if (u == first)
+                pair = u < n ? __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift))) : uint2{};
+            w[u][p][0] = pair.x, w[u][p][1] = pair.y;
         }
     }
 
@@ -133,7 +139,7 @@ template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
     {
         uint32_t codes = 0;
         unrolled_for (int p = 0; p < USED; p++) {
-            const int log = plane_log(BITS, p), in_word = (1 << (2 - log)) - 1, tile = KEYS ? u & in_word : N == 2 ? k & in_word : 0;
+            const int log = plane_log(BITS, p), in_word = (1 << (2 - log)) - 1, tile = (KEYS ? u : k) & in_word;
             const int shift = plane_shift(BITS, p), by = (q << log) - shift;
             const uint32_t word = w[u][p][k] >> (4 * tile << log), ones = ((1u << (1 << log)) - 1) << shift;
             codes |= (by >= 0 ? word >> by : word << -by) & (ones | ones << 16);
@@ -143,22 +149,22 @@ template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
 };
 
 /* begin(i): operands of channels 16 i come. number(pair of codes, k, q): of register q of tokens 16 k .. */
-template <int BITS, int TOKENS, bool KEYS, bool UNROLL, class B, class F>
+template <int BITS, bool KEYS, bool UNROLL, class B, class F>
 KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
 {
-    const int tiles = tile.d / 16;
+    const int end = tile.end_channel / 16;
 #pragma unroll 1
-    for (int c = 0; 4 * c < tiles; c++) {
-        TileCodes<BITS, TOKENS, KEYS> codes;
-        const int n = min(tiles - 4 * c, 4);
-        codes.load(tile, c, n);
+    for (int i = tile.first_channel / 16; i < end; i += 4) {
+        TileCodes<BITS, KEYS> codes;
+        const int n = min(end - i, 4);
+        codes.load(tile, i / 4, n);
         auto step = [&](int u) {
-            begin(4 * c + u);
-            unrolled_for (int k = 0; k < TOKENS / 16; k++) {
+            begin(i + u);
+            unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++)
                     a[q] = number(codes.pair(u, k, q), k, q);
-                put_operand<KEYS>(tile, k, 4 * c + u, a);
+                put_operand<KEYS>(tile, k, i + u, a);
             }
         };
         if constexpr (UNROLL) {
@@ -212,8 +218,8 @@ struct UniformCodes {
 
 /* Scales and zero points of uniform codes, as pairs of halves for the registers of an operand. ONCE: a token has
  * one of them. */
-template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
-    static constexpr int N = TOKENS / 16;
+template <bool KEYS, bool ONCE> struct UniformScales {
+    static constexpr int N = TILE_TOKENS / 16;
     const DecodedTile &tile;
     const uint16_t *scales, *zeros; /* zeros NULL: the offset times the scale */
     int group;
@@ -242,12 +248,12 @@ template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
 
     KVANT_INLINE int own_token() const
     {
-        return tile.first + tile.lane % TOKENS;
+        return tile.first + tile.lane;
     }
 
     KVANT_INLINE bool has_token() const
     {
-        return tile.lane % TOKENS < tile.valid;
+        return tile.lane < tile.valid;
     }
 
     KVANT_INLINE void begin_tokens()
@@ -256,7 +262,7 @@ template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
         for (int first = 0, at = own_token(); first < (ONCE ? 1 : tile.d); first += group, at += PAGE_TOKENS)
             top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
         const float unit = to[0].set(has_token() ? top : 0);
-        if (tile.lane < TOKENS)
+        if (tile.rank == 0)
             tile.units[tile.lane] = unit;
     }
 
@@ -300,7 +306,7 @@ template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
                 top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
             }
             const float unit = to[k].set(largest_of(top));
-            if (tile.lane < 16)
+            if (tile.rank == 0 && tile.lane < 16)
                 tile.units[16 * k + tile.lane] = unit;
         }
     }
@@ -336,16 +342,16 @@ template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
 };
 
 /* Groups of tokens, or several of a token's channels. */
-template <int BITS, int TOKENS, bool KEYS>
+template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_groups(const UniformCodes code, const DecodedTile tile)
 {
-    UniformScales<TOKENS, KEYS, false> scales(tile, code);
+    UniformScales<KEYS, false> scales(tile, code);
     const bool per_channel = code.per_channel;
     if (per_channel)
         scales.begin_channels();
     else
         scales.begin_tokens();
-    int group = -1, end = 0; /* of the last channel */
+    int group = tile.first_channel / code.group - 1, end = (group + 1) * code.group; /* of the channel before */
     uint32_t own = 0;
     bool mixed = false; /* the operand before this one had channels of two groups */
     auto begin = [&](int i) {
@@ -362,33 +368,33 @@ __device__ __noinline__ void decode_groups(const UniformCodes code, const Decode
             scales.share(halves);
         }
     };
-    each_operand<BITS, TOKENS, KEYS, false>(tile, begin, [&](uint32_t pair, int k, int q) {
+    each_operand<BITS, KEYS, false>(tile, begin, [&](uint32_t pair, int k, int q) {
         return multiply_add(pair, scales.scale[k][q], scales.zero[k][q]);
     });
 }
 
 /* One scale per token. */
-template <int BITS, int TOKENS, bool KEYS>
+template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
 {
-    UniformScales<TOKENS, KEYS, true> scales(tile, code);
+    UniformScales<KEYS, true> scales(tile, code);
     scales.begin_tokens();
     const uint32_t own[1] = { scales.own_scale(0) };
     scales.share(own);
-    each_operand<BITS, TOKENS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+    each_operand<BITS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
         return multiply_add(pair, scales.scale[k][scales.at(q)], scales.zero[k][scales.at(q)]);
     });
 }
 
 /* Levels in shared memory. A token's unit is a power of two above its scale. */
-template <int BITS, int TOKENS, bool KEYS>
+template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_codebook(int metadata, const float *levels, const DecodedTile tile)
 {
-    constexpr int N = TOKENS / 16;
-    const int token = tile.lane % TOKENS;
+    constexpr int N = TILE_TOKENS / 16;
+    const int token = tile.lane;
     const float stored = token < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(tile.page + metadata), tile.first + token) : 0,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
-    if (tile.lane < TOKENS)
+    if (tile.rank == 0)
         tile.units[token] = unit;
     float2 scale[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
@@ -397,13 +403,19 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
             scale[k][h].x = __shfl_sync(FULL, own, at);
             scale[k][h].y = KEYS ? scale[k][h].x : __shfl_sync(FULL, own, at + 1);
         }
-    each_operand<BITS, TOKENS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+    each_operand<BITS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
         const float2 s = scale[k][KEYS ? q & 1 : q >> 1];
         return pack_half2(levels[pair & 0xffffu] * s.x, levels[pair >> 16] * s.y);
     });
 }
 
-template <int TOKENS, bool KEYS, int BITS = 1>
+__host__ __device__ inline bool has_groups(const kvant_cuda_codec &codec)
+{
+    return codec.any.per_channel || codec.any.group < codec.params.head_dim;
+}
+
+/* PLAIN: the codec has no groups. */
+template <bool KEYS, bool PLAIN, int BITS = 1>
 KVANT_INLINE void decode_planes(const kvant_cuda_codec &codec, const float *levels, const DecodedTile &tile)
 {
     const kvant_cuda_params &c = codec.params;
@@ -411,14 +423,14 @@ KVANT_INLINE void decode_planes(const kvant_cuda_codec &codec, const float *leve
                                 (int)codec.any.per_channel, c.offset };
     if constexpr (BITS <= 8) {
         if (c.bits != BITS)
-            return decode_planes<TOKENS, KEYS, BITS + 1>(codec, levels, tile);
+            return decode_planes<KEYS, PLAIN, BITS + 1>(codec, levels, tile);
         if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
-            return decode_codebook<BITS, TOKENS, KEYS>((int)c.metadata_offset, levels, tile);
-        if constexpr (BITS > 1) /* uniform codes have two levels at least for each sign */
-            if (uniform.per_channel || uniform.group < (int)c.head_dim)
-                decode_groups<BITS, TOKENS, KEYS>(uniform, tile);
-            else
-                decode_uniform<BITS, TOKENS, KEYS>(uniform, tile);
+            return decode_codebook<BITS, KEYS>((int)c.metadata_offset, levels, tile);
+        if constexpr (!PLAIN && BITS > 1)
+            if (has_groups(codec))
+                return decode_groups<BITS, KEYS>(uniform, tile);
+        if constexpr (BITS > 1) /* uniform codes of one bit do not exist */
+            decode_uniform<BITS, KEYS>(uniform, tile);
     }
 }
 

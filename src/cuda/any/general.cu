@@ -25,14 +25,15 @@ template <int P> struct GeneralSpace {
     }
 };
 
-__device__ __noinline__ bool encode_row(const kvant_general *g, const general_space *s, int token, uint8_t *page, int lane)
+__device__ __noinline__ bool encode_row(const kvant_general *g, const general_space *s, int token, uint8_t *page, int lane,
+                                        int kv_head)
 {
-    return general_encode(general_team{ lane, 32 }, g, s, token, page);
+    return general_encode(general_team{ lane, 32, kv_head }, g, s, token, page);
 }
 
 __device__ __noinline__ void encode_tiers(const kvant_general *g, const general_space *s, int token, uint8_t *page, int lane)
 {
-    general_encode_tiers(general_team{ lane, 32 }, g, s, token, page);
+    general_encode_tiers(general_team{ lane, 32, 0 }, g, s, token, page);
 }
 
 template <int P>
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_general_kernel(const __grid
     share_row(row, space.y, lane);
     const general_space s = space.view();
     uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
-    if (__all_sync(FULL, still) && encode_row(&args.codec.general, &s, (int)(slot % PAGE_TOKENS), page, lane))
+    if (__all_sync(FULL, still) && encode_row(&args.codec.general, &s, (int)(slot % PAGE_TOKENS), page, lane, kv_head))
         return;
     if (args.refused && lane == 0)
         atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
@@ -128,7 +129,7 @@ kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t
 {
     AnyAppendArgs p{};
     static_cast<AppendArgs &>(p) = args;
-    const kvant_status status = kvant_cuda_codec_placed(args.roles[0].source, &p.codec);
+    const kvant_status status = kvant_cuda_codec_placed(args.roles[0].source, args.roles[0].centroids, &p.codec);
     if (status != KVANT_OK)
         return status;
     const kvant_cuda_params &codec = p.codec.params;
@@ -165,11 +166,14 @@ static cudaError_t copy_tables(void **to, const kvant_cuda_tables_of &tables)
     return error;
 }
 
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, kvant_cuda_codec *placed)
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids, kvant_cuda_codec *placed)
 {
     static std::mutex mutex;
     kvant_cuda_tables_of *tables = codec->tables;
     *placed = *codec;
+    if ((codec->general.head_stride != 0) != (centroids != nullptr))
+        return KVANT_ERR_ARGUMENT;
+    placed->general.tables = centroids;
     if (!tables || tables->bytes == 0)
         return KVANT_OK;
     int device = 0;

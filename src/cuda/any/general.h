@@ -124,8 +124,14 @@ KVANT_INLINE void general_put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 #define GENERAL_TOKENS 64
 
 typedef struct general_team {
-    int lane, lanes;
+    int lane, lanes, kv_head;
 } general_team;
+
+/* Numbers of a place among the tables of the kv head. */
+KVANT_INLINE const float *general_table(general_team team, const kvant_general *g, uint32_t place)
+{
+    return g->tables + (size_t)g->head_stride * (size_t)team.kv_head + place;
+}
 
 /* What a team works in: room for a row, and for a number of each lane, in each of y, a, b and codes. Decoding needs no sums. */
 typedef struct general_space {
@@ -200,7 +206,7 @@ KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float sca
     for (int distance = 1; distance < n; distance *= 2) {
         general_meet();
         for (int i = team.lane; i < n / 2; i += team.lanes) {
-            const int at = i / distance * 2 * distance + i % distance;
+            const int at = 2 * i - (i & (distance - 1));
             const float p = x[at], q = x[at + distance];
             x[at] = general_add(p, q);
             x[at + distance] = general_sub(p, q);

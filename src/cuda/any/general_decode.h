@@ -103,21 +103,21 @@ KVANT_INLINE int general_scale_place(const kvant_general *g, int token, int chan
     return g->view.uniform.per_channel ? token / group * (int)g->head_dim + channel : channel / group * GENERAL_TOKENS + token;
 }
 
-/* NULL where the token was never written; tables: of the kv head. */
-KVANT_INLINE const float *general_centroid(const kvant_general *g, const void *page, int token)
+/* NULL where the token was never written. */
+KVANT_INLINE const float *general_centroid(general_team team, const kvant_general *g, const void *page, int token)
 {
     const uint32_t bytes = g->view.uniform.index_bytes;
     const uint8_t *index = (const uint8_t *)page + g->view.uniform.index + bytes * (uint32_t)token;
     const uint32_t asked = bytes == 0 ? 0 : bytes == 1 ? index[0] : index[0] | (uint32_t)index[1] << 8;
     return general_halves(page, g->metadata)[token] == 0
                ? NULL
-               : g->tables + g->view.uniform.centroids + (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
+               : general_table(team, g, g->view.uniform.centroids) + (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
 }
 
 KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, const void *page, int token, float *to)
 {
     const bool centred = g->view.uniform.clusters != 0;
-    const float *centroid = centred ? general_centroid(g, page, token) : NULL;
+    const float *centroid = centred ? general_centroid(team, g, page, token) : NULL;
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes) {
         const general_line line = general_line_of(g, general_halves(page, g->metadata) + general_scale_place(g, token, j));
         const uint32_t code = general_get_code(g, general_words(page, 0), (int)g->view.uniform.bits, token, j);

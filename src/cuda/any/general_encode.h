@@ -435,19 +435,25 @@ typedef struct general_fit {
     float size, from, inverse, low, high, offset;
 } general_fit;
 
+/* The step alone: from numbers to codes. */
+KVANT_INLINE general_fit general_step(const kvant_general *g, bool symmetric, float from, float inverse)
+{
+    const float levels = symmetric ? g->view.uniform.sym_levels : g->view.uniform.asym_levels;
+    const general_fit f = { 0, 0, 0, from, inverse, symmetric ? -levels : 0, levels, symmetric ? -g->view.uniform.bias : 0 };
+    return f;
+}
+
 KVANT_INLINE general_fit general_fit_of(const kvant_general *g, float min, float max, bool symmetric)
 {
-    general_fit f;
-    const float levels = symmetric ? g->view.uniform.sym_levels : g->view.uniform.asym_levels,
-                range = !symmetric                 ? general_add(general_sub(max, min), 0.0f)
+    general_fit f = general_step(g, symmetric, 0, 0);
+    const float range = !symmetric                 ? general_add(general_sub(max, min), 0.0f)
                         : fabsf(min) > fabsf(max) ? fabsf(min)
                                                    : fabsf(max);
-    f.scale = general_to_half(general_div(range, levels));
+    f.scale = general_to_half(general_div(range, f.high));
     f.zero = symmetric ? 0 : general_to_half(general_add(min, 0.0f)); /* -0 becomes 0 */
     f.size = general_from_half(f.scale);
     f.from = general_from_half(f.zero);
     f.inverse = f.size > 0 ? general_div(1, f.size) : 0;
-    f.low = symmetric ? -levels : 0, f.high = levels, f.offset = symmetric ? -g->view.uniform.bias : 0;
     return f;
 }
 
@@ -518,7 +524,7 @@ KVANT_INLINE void general_put_fit(const kvant_general *g, const general_fit *f, 
 KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g, const general_space *s)
 {
     const int n = (int)g->view.uniform.clusters, d = (int)g->head_dim;
-    const float *columns = g->tables + g->view.uniform.columns;
+    const float *columns = general_table(team, g, g->view.uniform.columns);
     float least = INFINITY;
     uint32_t best = 0;
     for (int c = team.lane; n > 1 && c < n; c += team.lanes) {
@@ -536,7 +542,7 @@ KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_ge
         if (s->a[i] < least || (s->a[i] == least && s->codes[i] < best))
             least = s->a[i], best = s->codes[i];
     general_meet();
-    const float *centroid = g->tables + g->view.uniform.centroids + (size_t)best * d;
+    const float *centroid = general_table(team, g, g->view.uniform.centroids) + (size_t)best * d;
     for (int j = team.lane; j < d; j += team.lanes)
         s->y[j] = general_sub(s->y[j], centroid[j]);
     general_meet();
@@ -554,15 +560,21 @@ KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general 
         fits = fits && general_fits(fabsf(s->y[j]));
     if (!fits)
         return false;
-    for (int first = team.lane * group; first < d; first += team.lanes * group) {
-        const int n = d - first < group ? d - first : group;
+    general_meet();
+    for (int at = team.lane; at * group < d; at += team.lanes) {
+        const int first = at * group, n = d - first < group ? d - first : group;
         const general_run x = { s->y + first, NULL, 1, n };
         const general_fit f = general_fit_group(g, &x, n);
         general_put_fit(g, &f, numbers + general_scale_place(g, token, first));
         if (centred && first == 0 && f.scale == 0)
             numbers[token] = 1; /* 0: never written */
-        for (int j = first; j < first + n; j++)
-            general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, token, j, general_uniform_code(&f, s->y[j]));
+        s->a[at] = f.from, s->b[at] = f.inverse, s->codes[at] = f.low < 0;
+    }
+    general_meet();
+    for (int j = team.lane; j < d; j += team.lanes) {
+        const int at = j / group;
+        const general_fit f = general_step(g, s->codes[at] != 0, s->a[at], s->b[at]);
+        general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, token, j, general_uniform_code(&f, s->y[j]));
     }
     for (uint32_t i = (uint32_t)team.lane; i < g->view.uniform.index_bytes; i += (uint32_t)team.lanes)
         ((uint8_t *)page)[g->view.uniform.index + g->view.uniform.index_bytes * (uint32_t)token + i] = (uint8_t)(nearest >> 8 * i);

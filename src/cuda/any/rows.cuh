@@ -2,7 +2,6 @@
  * channels l, l + 32, ...; what lies beyond head_dim is zero, which changes no sum of format.md. */
 #pragma once
 
-#include "../chunks/chunk_numbers.cuh"
 #include "../pages/read_code.cuh"
 #include "../rotate.cuh"
 #include "../trellis/trellis_steps.cuh"
@@ -30,17 +29,19 @@ KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type ty
     return row;
 }
 
+KVANT_INLINE void store_number(void *to, size_t at, kvant_cuda_type type, float x)
+{
+    if (type == KVANT_CUDA_F32)
+        static_cast<float *>(to)[at] = x;
+    else
+        static_cast<uint16_t *>(to)[at] =
+            type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
 template <int P>
 KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
 {
-    each_of(row, d, lane, [&](float x, int channel) {
-        if (type == KVANT_CUDA_F32)
-            static_cast<float *>(to)[offset + channel] = x;
-        else
-            static_cast<uint16_t *>(to)[offset + channel] = type == KVANT_CUDA_F16
-                                                                ? __half_as_ushort(__float2half_rn(x))
-                                                                : __bfloat16_as_ushort(__float2bfloat16_rn(x));
-    });
+    each_of(row, d, lane, [&](float x, int channel) { store_number(to, offset + channel, type, x); });
 }
 
 /* space: P floats of the warp's. */
@@ -106,6 +107,7 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
 
 struct TrellisBook {
     float values[KVANT_CUDA_TRELLIS_LEVELS];
+    uint16_t whole[KVANT_CUDA_TRELLIS_LEVELS]; /* levels as whole numbers, fp16 */
     uint16_t steps[MOST_DIM];
 };
 
@@ -113,18 +115,14 @@ struct TrellisBook {
 union AnyBook {
     float values[KVANT_CUDA_WIDE_LEVELS];
     TrellisBook trellis;
-    OctopusLevels triplets;
-    HqmqSecondaries quaternions;
 
     /* What a codec needs of it, in 16 bytes. */
     __host__ __device__ static int bytes(const kvant_cuda_codec &codec)
     {
         switch (codec.params.codes) {
-        case KVANT_CUDA_CODES_OPEN:
-        case KVANT_CUDA_CODES_UNIFORM:
-        case KVANT_CUDA_CODES_GENERAL: return 0;
         case KVANT_CUDA_CODES_CODEBOOK: return codec.params.bits < 2 ? 16 : 4 << codec.params.bits;
-        default: return ((int)sizeof(AnyBook) + 15) / 16 * 16;
+        case KVANT_CUDA_CODES_TRELLIS: return ((int)sizeof(AnyBook) + 15) / 16 * 16;
+        default: return 0;
         }
     }
 
@@ -137,55 +135,39 @@ union AnyBook {
                 values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i] : codec.params.values[i];
             break;
         case KVANT_CUDA_CODES_TRELLIS:
-            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x) {
                 trellis.values[i] = codec.trellis.values[i];
+                trellis.whole[i] = __half_as_ushort(__short2half_rn(codec.trellis.levels[i]));
+            }
             for (int i = threadIdx.x; i < (int)codec.params.head_dim; i += blockDim.x)
                 trellis.steps[i] = codec.any.steps[i];
             break;
-        case KVANT_CUDA_CODES_TRIPLETS: triplets.load(codec.book); break;
-        case KVANT_CUDA_CODES_QUATERNIONS: quaternions.load(codec.book); break;
         default: break;
         }
     }
 };
 
-/* Which of a page's scales a number has. */
-KVANT_INLINE int scale_of(const kvant_cuda_codec &codec, int token, int channel)
-{
-    return codec.any.per_channel ? token / (int)codec.any.group * (int)codec.params.head_dim + channel
-                                 : channel / (int)codec.any.group * PAGE_TOKENS + token;
-}
-
-template <int CHANNELS, int P, class L>
-KVANT_INLINE void read_chunks(Row<P> &row, const kvant_cuda_codec &codec, const L &levels, const uint32_t *words,
-                              int token, float scale, int lane)
-{
-    each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) {
-        const uint32_t code = read_chunk(codec.params, (int)codec.book.n_chunks, words, token, channel / CHANNELS);
-        x = decode_channel(levels, codec.book, code, channel % CHANNELS, scale);
-    });
-}
-
-/* Bytes of a warp's, aligned to 16, in which read_any works. */
+/* Bytes of a warp's, aligned to 16, in which read_any works; attention has a decoder of its own for uniform codes. */
 __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 {
-    return (codec.params.codes == KVANT_CUDA_CODES_GENERAL ? 3 * (int)sizeof(float) : 1) * (int)codec.params.head_dim;
+    return (kvant_cuda_is_general(&codec.params) ? 3 * (int)sizeof(float) : 1) * (int)codec.params.head_dim;
 }
 
 /* Not inlined: every other family would pay for its registers. */
-__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane)
+__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space,
+                                                   int lane, int kv_head)
 {
     float *a = space + g->head_dim;
     const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
-    general_decode(general_team{ lane, 32 }, g, page, token, &s);
+    general_decode(general_team{ lane, 32, kv_head }, g, page, token, &s);
 }
 
 template <int P>
 KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const uint8_t *page, int token, uint8_t *scratch,
-                               int lane)
+                               int lane, int kv_head)
 {
     const float *numbers = reinterpret_cast<float *>(scratch);
-    decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane);
+    decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane, kv_head);
     each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) { x = numbers[channel]; });
 }
 
@@ -208,44 +190,30 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
     });
 }
 
-/* A token's row as it was encoded, transformed. bits: any_scratch of the warp's. */
+/* A token's row as it was encoded, transformed. bits: of the warp's, 12 * head_dim for uniform codes, any_scratch for
+ * others. */
 template <int P = MOST_DIM>
 KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
-                             uint8_t *bits, int lane)
+                             uint8_t *bits, int lane, int kv_head)
 {
     const kvant_cuda_params &c = codec.params;
     const int d = (int)c.head_dim;
     if (c.codes == KVANT_CUDA_CODES_OPEN)
         return load_any<P>(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
     Row<P> row{};
-    if (c.codes == KVANT_CUDA_CODES_GENERAL) {
-        read_general(row, codec, page, token, bits, lane);
+    if (kvant_cuda_is_general(&c) || c.codes == KVANT_CUDA_CODES_UNIFORM) {
+        read_general(row, codec, page, token, bits, lane, kv_head);
         return row;
     }
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    const auto number = [&](int at) {
-        return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const uint16_t *>(page + c.metadata_offset) + at)));
-    };
-    const float scale = number(token);
-    switch (c.codes) {
-    case KVANT_CUDA_CODES_TRELLIS: read_trellis(row, codec, book.trellis, words, token, scale, bits, lane); break;
-    case KVANT_CUDA_CODES_TRIPLETS: read_chunks<3>(row, codec, book.triplets, words, token, scale, lane); break;
-    case KVANT_CUDA_CODES_QUATERNIONS: read_chunks<4>(row, codec, book.quaternions, words, token, scale, lane); break;
-    case KVANT_CUDA_CODES_CODEBOOK:
+    const uint16_t *scales = reinterpret_cast<const uint16_t *>(page + c.metadata_offset);
+    const float scale = __half2float(__ushort_as_half(__ldg(scales + token)));
+    if (c.codes == KVANT_CUDA_CODES_TRELLIS)
+        read_trellis(row, codec, book.trellis, words, token, scale, bits, lane);
+    else
         each_of(row, d, lane, [&](float &x, int channel) {
             x = __fmul_rn(scale, book.values[read_code<true>(c, words, token, channel)]);
         });
-        break;
-    default:
-        const bool one = !codec.any.per_channel && (int)codec.any.group >= d; /* one scale a token */
-        const float only_zero = one && !c.symmetric ? number(c.n_scales + token) : 0;
-        each_of(row, d, lane, [&](float &x, int channel) {
-            const int at = one ? token : scale_of(codec, token, channel);
-            const float own = one ? scale : number(at),
-                        zero = one ? only_zero : c.symmetric ? 0 : number(c.n_scales + at);
-            x = __fadd_rn(__fmul_rn(own, __fadd_rn((float)read_code<true>(c, words, token, channel), c.offset)), zero);
-        });
-    }
     return row;
 }
 

@@ -66,6 +66,8 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
         12 * slot <= room)
         return 12;
+    if (!EIGHT && D <= 128 && !CHUNKS && KC::BIASED && VC::BIASED && !LARGE && 10 * slot <= room)
+        return 10;
     const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
     for (int warps = 8; warps > 1; warps /= 2)
         if (warps * slot <= least)
@@ -238,7 +240,7 @@ KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
-        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4>(p.k_bytes, p.one);
+        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4, S::V_PAIRS < 0 ? 1 : pair_copies<C, LARGE>()>(p.k_bytes, p.one, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else
@@ -303,22 +305,26 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_for_channels<D>(p);
     fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
-    wait_for_former();
+    if (!p.table_ready)
+        wait_for_former();
     const L lengths{ p };
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
+    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
+    feeder.start(p, lengths, piece, warp, shared.entries[warp]);
+    feeder.find_pages(p);
+    if (p.table_ready)
+        feeder.ask(p);
+    wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
 
-    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
-    feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
-    feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    feeder.find_pages(p);
     if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);

@@ -51,6 +51,7 @@ struct AttentionArgs {
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
+    int table_ready;                     /* as in cuda.h */
     uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;

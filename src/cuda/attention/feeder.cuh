@@ -11,6 +11,8 @@
 namespace kvant
 {
 
+constexpr int ASKED_AHEAD = 2; /* pages of a warp */
+
 /* L: Lengths */
 template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feeder {
     Ring<STAGES, SLOT, V_OFFSET, SPLIT> ring;
@@ -44,6 +46,16 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
             locate(p.k, p.v, entry, kv_head);
         else /* pages of hidden blocks are prefetched, too: some that exist */
             locate(p.k_open, p.v_open, entry == KVANT_CUDA_NO_BLOCK ? 0 : -1 - entry, kv_head);
+    }
+
+    /* The first pages into the second-level cache. Numbers that are still to be written there are no
+     * harm: they will be read from that cache. */
+    KVANT_INLINE void ask(const AttentionArgs &p) const
+    {
+        if (ring.lane < ASKED_AHEAD && next + WARPS * ring.lane < end) {
+            ring.ask(k, entry >= 0 ? p.k.bytes : p.k_open.bytes);
+            ring.ask(v, entry >= 0 ? p.v.bytes : p.v_open.bytes);
+        }
     }
 
     KVANT_INLINE void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)

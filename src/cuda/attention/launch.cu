@@ -240,6 +240,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
+    p.table_ready = args.table_ready != 0;
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
     p.k_offset = k.offset, p.v_offset = v.offset;
@@ -261,9 +262,9 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
 kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
 {
     kvant_cuda_codec keys, values;
-    kvant_status status = kvant_cuda_codec_placed(args.k_codec, &keys);
+    kvant_status status = kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
     if (status == KVANT_OK)
-        status = kvant_cuda_codec_placed(args.v_codec, &values);
+        status = kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values);
     args.k_codec = &keys, args.v_codec = &values;
     return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
 }

@@ -86,9 +86,15 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
                 asm volatile(
                     "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barriers + (SPLIT ? 16 : 8) * slot + 8 * i)
                     : "memory");
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(k), "r"(bytes) : "memory");
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(v), "r"(bytes) : "memory");
+            ask(k, bytes);
+            ask(v, bytes);
         }
+    }
+
+    /* By any lane. */
+    KVANT_INLINE void ask(const uint8_t *page, uint32_t bytes) const
+    {
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(page), "r"(bytes) : "memory");
     }
 
     KVANT_INLINE void skip()
@@ -159,6 +165,10 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     KVANT_INLINE void fill_none(int, const uint8_t *, const uint8_t *, uint32_t)
     {
         skip();
+    }
+
+    KVANT_INLINE void ask(const uint8_t *, uint32_t) const
+    {
     }
 
     /* Ends a group: one an item and, SPLIT, page, also when there is none left, so that wait can

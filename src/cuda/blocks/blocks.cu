@@ -4,7 +4,7 @@
  * ahead (cp.async), because rows of 34 or 18 bytes per 32 numbers fit no vector load. Scores are Q K^T by m16n8k16:
  * 16 query rows, 8 tokens; channels are in the order in which a lane reads codes. Their layout is that of the weights'
  * operand in V^T P^T, so nothing is exchanged between lanes. Codes become fp16 exactly; a block's scale multiplies sums
- * of scores, and values. The parts are added by a second kernel. */
+ * of scores, and values. The thread block that ends last adds the parts in order. */
 #include "../checks.h"
 #include "../launch.h"
 #include "../params.h"
@@ -15,12 +15,15 @@
 
 #include "../ptx.cuh"
 
+#include "../attention/combine.cuh"
+
 using namespace kvant;
 
 namespace
 {
 
-constexpr int TILE = 16, WARPS = 4, MOST_ROWS = 16, MOST_BLOCKS = 512;
+constexpr int TILE = 16, WARPS = 4, MOST_ROWS = 16, MOST_PARTS = 1024, STAGES = 3, MOST_PAIRS = 16384;
+constexpr size_t PAIR_COUNTERS = MOST_PAIRS * sizeof(uint32_t);
 constexpr float LOG2E = 1.44269504f, UNIT = 8; /* weights are 2^UNIT at most, so that small ones are normal halves */
 
 struct Q8 {
@@ -33,24 +36,22 @@ struct Q4 {
     static constexpr int BYTES = 18, ZERO = 8;
 };
 
-/* Bytes between rows in shared memory: 8 more words than a multiple of 16, so that rows are in different banks. */
+/* Bytes between rows in shared memory: an odd number of 16, so that pairs of rows are in different banks. */
 constexpr int stride_of(int row_bytes)
 {
-    int stride = (row_bytes + 15) / 16 * 16;
-    while (stride / 4 % 16 != 8)
-        stride += 16;
-    return stride;
+    return ((row_bytes + 15) / 16 | 1) * 16;
 }
 
 template <class F, int D> struct Shape {
     static constexpr int ROW = D / 32 * F::BYTES, STRIDE = stride_of(ROW), UNIT_BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4;
-    static constexpr int STAGES = D > 128 ? 3 : 4, STAGE = 2 * TILE * STRIDE, RING = WARPS * STAGES * STAGE;
+    static constexpr int STAGE = 2 * TILE * STRIDE, RING = WARPS * STAGES * STAGE;
 };
 
 struct Problem {
     kvant_cuda_block_args a;
     int group, rows, tiles, splits, tiles_a_split;
-    float *parts; /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
+    uint32_t *counters; /* per (sequence, kv head); zeros */
+    float *parts;       /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
 };
 
 KVANT_INLINE float *part_of(const Problem &p, int pair, int split, int d)
@@ -69,16 +70,24 @@ template <int N> KVANT_INLINE void copy_async(void *to, const void *from)
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(N) : "memory");
 }
 
-/* The rows of a tile by a warp; beyond the last token that one again. */
+/* The rows of a tile by a warp; beyond the last token that one again. A row has 16 or 8 pieces and one. */
 template <class S> KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int first, int n_tokens, int lane)
 {
-    constexpr int UNITS = S::ROW / S::UNIT_BYTES;
+    constexpr int PIECE = S::UNIT_BYTES, LANES = S::ROW / PIECE - 1, ROWS = 32 / LANES;
+    static_assert(LANES == 16 || LANES == 8, "");
+    const int row = lane / LANES, column = lane % LANES * PIECE;
+    if (first + TILE <= n_tokens) {
+        const uint8_t *at = from + (size_t)(first + row) * stride + column;
+        uint8_t *mine = to + row * S::STRIDE + column;
 #pragma unroll
-    for (int i = 0; i < TILE * UNITS; i += 32) {
-        const int at = i + lane, row = at / UNITS, column = at % UNITS * S::UNIT_BYTES;
-        if (TILE * UNITS % 32 == 0 || at < TILE * UNITS)
-            copy_async<S::UNIT_BYTES>(to + row * S::STRIDE + column, from + (size_t)min(first + row, n_tokens - 1) * stride + column);
+        for (int i = 0; i < TILE / ROWS; i++, at += ROWS * stride)
+            copy_async<PIECE>(mine + i * ROWS * S::STRIDE, at);
+    } else {
+        for (int i = row; i < TILE; i += ROWS)
+            copy_async<PIECE>(to + i * S::STRIDE + column, from + (size_t)min(first + i, n_tokens - 1) * stride + column);
     }
+    if (lane < TILE)
+        copy_async<PIECE>(to + lane * S::STRIDE + LANES * PIECE, from + (size_t)min(first + lane, n_tokens - 1) * stride + LANES * PIECE);
 }
 
 /* ---- codes ---- */
@@ -364,10 +373,29 @@ template <class F, int D> KVANT_INLINE void copy_tile(const Problem &p, uint8_t 
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+/* Of a channel of a row. */
+struct Sum {
+    float top, sum, total;
+};
+
+KVANT_INLINE Sum add_parts(const float *sums, const float *tops, const float *totals, int n, size_t stride)
+{
+    Sum s{ -INFINITY, 0, 0 };
+    for (int i = 0; i < n; i++)
+        s.top = fmaxf(s.top, __ldcg(tops + i * stride));
+    const float base = s.top == -INFINITY ? 0 : s.top;
+    for (int i = 0; i < n; i++) {
+        const float factor = exp2f(__ldcg(tops + i * stride) - base);
+        s.sum = fmaf(factor, __ldcg(sums + i * stride), s.sum);
+        s.total = fmaf(factor, __ldcg(totals + i * stride), s.total);
+    }
+    return s;
+}
+
 /* What the warps of a thread block have, made one part. */
 template <int D> KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int split)
 {
-    const float *sums = shared, *tops = shared + WARPS * MOST_ROWS * D, *totals = tops + WARPS * MOST_ROWS;
+    const float *tops = shared + WARPS * MOST_ROWS * D, *totals = tops + WARPS * MOST_ROWS;
     float *part = part_of(p, pair, split, D);
     for (int i = threadIdx.x; i < p.rows * D; i += WARPS * 32) {
         const int row = i / D;
@@ -379,18 +407,34 @@ template <int D> KVANT_INLINE void add_warps(const Problem &p, const float *shar
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             const float factor = exp2f(tops[w * MOST_ROWS + row] - base);
-            sum = fmaf(factor, sums[w * MOST_ROWS * D + i], sum);
+            sum = fmaf(factor, shared[w * MOST_ROWS * D + i], sum);
             total = fmaf(factor, totals[w * MOST_ROWS + row], total);
         }
-        part[i] = sum;
+        __stcg(part + i, sum);
         if (i % D == 0) {
-            part[p.rows * D + row] = top;
-            part[p.rows * (D + 1) + row] = total;
+            __stcg(part + p.rows * D + row, top);
+            __stcg(part + p.rows * (D + 1) + row, total);
         }
     }
 }
 
-template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32) blocks_kernel(const __grid_constant__ Problem p)
+/* The parts of a (sequence, kv head), and sinks, by the thread block that ends last. */
+template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, int kv_head, int pair)
+{
+    const float *parts = part_of(p, pair, 0, D);
+    const size_t stride = (size_t)p.rows * (D + 2);
+    for (int i = threadIdx.x; i < p.rows * D; i += WARPS * 32) {
+        const int row = i / D, head = kv_head * p.group + row % p.group;
+        const Sum s = add_parts(parts + i, parts + p.rows * D + row, parts + p.rows * (D + 1) + row, p.splits, stride);
+        const float sink = p.a.sinks ? p.a.sinks[head] * LOG2E : -INFINITY, top = fmaxf(s.top, sink),
+                    base = top == -INFINITY ? 0 : top, factor = exp2f(s.top - base),
+                    total = s.total * factor + exp2f(sink - base + UNIT);
+        p.a.out[sequence * p.a.out_batch_stride + row / p.group * p.a.out_token_stride + head * p.a.out_head_stride + i % D] =
+            total > 0 ? s.sum * factor / total : 0;
+    }
+}
+
+template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D > 128 ? 2 : N > 1 && D > 64 ? 3 : 4) blocks_kernel(const __grid_constant__ Problem p)
 {
     using S = Shape<F, D>;
     extern __shared__ __align__(16) uint8_t memory[];
@@ -398,19 +442,19 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32) b
     const int begin = blockIdx.x * p.tiles_a_split, end = min(begin + p.tiles_a_split, p.tiles);
     const uint8_t *k = static_cast<const uint8_t *>(p.a.k.data) + sequence * p.a.k.batch_stride + kv_head * p.a.k.head_stride,
                   *v = static_cast<const uint8_t *>(p.a.v.data) + sequence * p.a.v.batch_stride + kv_head * p.a.v.head_stride;
-    uint8_t *ring = memory + warp * S::STAGES * S::STAGE;
+    uint8_t *ring = memory + warp * STAGES * S::STAGE;
     Queries<F, D> q;
     Warp<F, D, N> w;
 
-    for (int i = 0; i < S::STAGES - 1; i++)
+    for (int i = 0; i < STAGES - 1; i++)
         copy_tile<F, D>(p, ring + i * S::STAGE, k, v, begin + warp + i * WARPS, end, lane);
     load_queries<F, D>(p, sequence, kv_head, lane, q);
     w.start(p, sequence, kv_head, lane);
     for (int tile = begin + warp, i = 0; tile < end; tile += WARPS, i++) {
-        copy_tile<F, D>(p, ring + (i + S::STAGES - 1) % S::STAGES * S::STAGE, k, v, tile + (S::STAGES - 1) * WARPS, end, lane);
-        asm volatile("cp.async.wait_group %0;" ::"n"(S::STAGES - 1) : "memory");
+        copy_tile<F, D>(p, ring + (i + STAGES - 1) % STAGES * S::STAGE, k, v, tile + (STAGES - 1) * WARPS, end, lane);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
         __syncwarp();
-        const uint8_t *stage = ring + i % S::STAGES * S::STAGE;
+        const uint8_t *stage = ring + i % STAGES * S::STAGE;
         w.add(p, q, stage, stage + TILE * S::STRIDE, tile * TILE, lane);
         __syncwarp(); /* this stage is written next */
     }
@@ -419,53 +463,51 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32) b
     float *shared = reinterpret_cast<float *>(memory), *tops = shared + WARPS * MOST_ROWS * D;
     w.store(shared + warp * MOST_ROWS * D, tops + warp * MOST_ROWS, tops + (WARPS + warp) * MOST_ROWS, lane);
     __syncthreads();
-    add_warps<D>(p, shared, sequence * gridDim.y + kv_head, blockIdx.x);
-}
-
-/* A thread block takes a query row, a thread a channel. */
-__global__ void add_parts_kernel(const __grid_constant__ Problem p)
-{
-    const int d = blockDim.x, row = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z,
-              head = kv_head * p.group + row % p.group, pair = sequence * gridDim.y + kv_head;
-    float top = p.a.sinks ? p.a.sinks[head] * LOG2E : -INFINITY, sum = 0, total = 0;
-    for (int i = 0; i < p.splits; i++)
-        top = fmaxf(top, part_of(p, pair, i, d)[p.rows * d + row]);
-    const float base = top == -INFINITY ? 0 : top;
-    for (int i = 0; i < p.splits; i++) {
-        const float *part = part_of(p, pair, i, d), factor = exp2f(part[p.rows * d + row] - base);
-        sum = fmaf(factor, part[row * d + threadIdx.x], sum);
-        total = fmaf(factor, part[p.rows * (d + 1) + row], total);
-    }
-    if (p.a.sinks)
-        total += exp2f(p.a.sinks[head] * LOG2E - base + UNIT);
-    p.a.out[sequence * p.a.out_batch_stride + row / p.group * p.a.out_token_stride + head * p.a.out_head_stride + threadIdx.x] =
-        total > 0 ? sum / total : 0;
+    const int pair = sequence * gridDim.y + kv_head;
+    add_warps<D>(p, shared, pair, blockIdx.x);
+    __shared__ uint32_t before;
+    if (ends_last(p.counters + pair, p.splits, before))
+        write_rows<D>(p, sequence, kv_head, pair);
 }
 
 /* ---- launches ---- */
 
-template <class F, int D, int N> cudaError_t launch(const Problem &p, cudaStream_t stream)
+/* As many thread blocks as run at once, if there are tiles for them. */
+cudaError_t split(Problem &p, const void *kernel, int shared)
 {
-    using S = Shape<F, D>;
-    constexpr int room = std::max(S::RING, (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2));
+    int device = 0, multiprocessors = 0, blocks = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, WARPS * 32, shared);
+    const int pairs = (int)(p.a.batch * p.a.n_kv_heads),
+              most = std::max(1, std::min(std::min(multiprocessors * blocks, MOST_PARTS) / pairs, (p.tiles + WARPS - 1) / WARPS)),
+              each = std::max(1, (p.tiles + most - 1) / most);
+    p.tiles_a_split = (each + WARPS - 1) / WARPS * WARPS;
+    p.splits = std::max(1, (p.tiles + p.tiles_a_split - 1) / p.tiles_a_split);
+    return error;
+}
+
+template <class F, int D, int N> cudaError_t launch(Problem &p, cudaStream_t stream)
+{
+    constexpr int room = std::max(Shape<F, D>::RING, (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2));
     const void *kernel = reinterpret_cast<const void *>(blocks_kernel<F, D, N>);
     cudaError_t error = allow_shared(kernel, room);
+    if (error == cudaSuccess)
+        error = split(p, kernel, room);
     if (error != cudaSuccess)
         return error;
     blocks_kernel<F, D, N><<<dim3(p.splits, p.a.n_kv_heads, p.a.batch), WARPS * 32, room, stream>>>(p);
-    error = cudaGetLastError();
-    if (error != cudaSuccess)
-        return error;
-    add_parts_kernel<<<dim3(p.rows, p.a.n_kv_heads, p.a.batch), D, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <class F, int D> cudaError_t launch_rows(const Problem &p, cudaStream_t stream)
+template <class F, int D> cudaError_t launch_rows(Problem &p, cudaStream_t stream)
 {
     return p.rows > 8 ? launch<F, D, 2>(p, stream) : launch<F, D, 1>(p, stream);
 }
 
-template <class F> cudaError_t launch_format(const Problem &p, cudaStream_t stream)
+template <class F> cudaError_t launch_format(Problem &p, cudaStream_t stream)
 {
     switch (p.a.head_dim) {
     case 64: return launch_rows<F, 64>(p, stream);
@@ -489,7 +531,7 @@ bool valid_mask(const kvant_cuda_block_args &a)
 
 bool takes(const kvant_cuda_block_args &a)
 {
-    const bool heads = a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0 && a.n_kv_heads <= 65535 && a.batch <= 65535;
+    const bool heads = a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0 && (uint64_t)a.n_kv_heads * a.batch <= MOST_PAIRS;
     return heads && (a.k.type == Q8::TYPE || a.k.type == Q4::TYPE) && a.k.type == a.v.type &&
            (a.head_dim == 64 || a.head_dim == 128 || a.head_dim == 256) && valid_rows(a.k, a) && valid_rows(a.v, a) && valid_mask(a) &&
            (uint64_t)(a.n_heads / a.n_kv_heads) * a.query_tokens <= MOST_ROWS && a.n_tokens <= INT32_MAX - TILE;
@@ -504,7 +546,7 @@ size_t part_floats(const kvant_cuda_block_args &a)
 
 size_t kvant_cuda_table_block_workspace(const kvant_cuda_block_args *args)
 {
-    return takes(*args) ? ((size_t)args->batch * args->n_kv_heads + MOST_BLOCKS) * part_floats(*args) * sizeof(float) : 0;
+    return takes(*args) ? PAIR_COUNTERS + ((size_t)args->batch * args->n_kv_heads + MOST_PARTS) * part_floats(*args) * sizeof(float) : 0;
 }
 
 kvant_status kvant_cuda_table_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream)
@@ -515,13 +557,13 @@ kvant_status kvant_cuda_table_block_attention(const kvant_cuda_block_args *args,
         return KVANT_ERR_ARGUMENT;
     if (args->batch == 0 || args->query_tokens == 0)
         return KVANT_OK;
-    const int pairs = (int)(args->batch * args->n_kv_heads), tiles = ((int)args->n_tokens + TILE - 1) / TILE;
-    Problem p{ *args, (int)(args->n_heads / args->n_kv_heads), 0, tiles, 1, 0, static_cast<float *>(args->workspace) };
+    Problem p{};
+    p.a = *args;
+    p.group = (int)(args->n_heads / args->n_kv_heads);
     p.rows = p.group * (int)args->query_tokens;
-    const int most = std::max(1, std::min(MOST_BLOCKS / 2 / pairs, tiles / (2 * WARPS)));
-    p.tiles_a_split = (tiles + most - 1) / most;
-    p.tiles_a_split = std::max(WARPS, (p.tiles_a_split + WARPS - 1) / WARPS * WARPS);
-    p.splits = std::max(1, (tiles + p.tiles_a_split - 1) / p.tiles_a_split);
+    p.tiles = ((int)args->n_tokens + TILE - 1) / TILE;
+    p.counters = static_cast<uint32_t *>(args->workspace);
+    p.parts = reinterpret_cast<float *>(static_cast<char *>(args->workspace) + PAIR_COUNTERS);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     return from_cuda(args->k.type == Q8::TYPE ? launch_format<Q8>(p, on) : launch_format<Q4>(p, on));
 }

@@ -137,17 +137,17 @@ template <int B> struct Octopus : ChunkCodes {
     static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane below that of 8 bits */
     static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS);
     static constexpr float UNIT = 1;
-    static constexpr int MOST_WARPS = 12;
+    static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8; /* of tiles/ */
     static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
 
     template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
     {
-        return B == 2 || (LARGE && D <= 128) ? 16 : 8;
+        return B == 2 || (LARGE && D <= 128) ? 16 : LARGE ? 8 : 2;
     }
 
     /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7
      * bytes apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with
-     * 8 copies, 2^6 apart, bits 8 and 9, then 0 to 7. */
+     * 8 copies, 2^6 apart, bits 8 and 9, then 0 to 7. With fewer the distance is shifted (CLOSER). */
     KVANT_INLINE static int code_at(int entry, int n_copies)
     {
         return B == 2           ? entry
@@ -164,7 +164,7 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
     template <int COPIES> struct Four {
-        static constexpr int SHIFT = COPIES == 16 ? 7 : 6;
+        static constexpr int SHIFT = COPIES == 16 ? 7 : 6, CLOSER = COPIES >= 8 ? 0 : COPIES == 4 ? 1 : COPIES == 2 ? 2 : 3;
         uint32_t low, high, norms[2];
 
         template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
@@ -201,7 +201,7 @@ template <int B> struct Octopus : ChunkCodes {
                                         : i == 2 ? shift_left<SHIFT - 16>(low)
                                                  : shift_left<SHIFT - 24>(low)
                                       : prmt(low, high, (4 + i) | i << 4 | (4 + next) << 8);
-            return table.at((x & MASK) | table.copy);
+            return table.at((x & MASK) >> CLOSER | table.copy);
         }
 
         /* The norms of codes i and j as a pair of halves; norms are one byte above their codes. */
@@ -365,7 +365,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
     static constexpr int ENTRIES = 24 * SECONDARIES + 1; /* the last one is zero, for every index beyond */
     static constexpr float UNIT = 32;
-    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12; /* with 8, two slots each */
+    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1; /* with 8, two slots each */
     static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
 
     template <bool LARGE, int D> __host__ __device__ static constexpr int copies()

@@ -19,6 +19,7 @@ struct AppendRole {
     const float *weights;    /* as many for each kv head as codec.weighting says */
     float *exact;            /* of open pages: see kvant_cuda_append_args */
     const float *feedback;   /* the same */
+    const float *centroids;  /* the same */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
@@ -30,6 +31,7 @@ struct AppendArgs {
     uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
     const int64_t *slots;
     uint32_t *refused;
+    bool slots_ready; /* as in cuda.h */
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;

@@ -47,6 +47,7 @@ struct WideBook {
 template <class Book> struct FewArgs {
     const int64_t *slots;
     uint32_t *refused;
+    bool slots_ready;
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
@@ -310,20 +311,25 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
         for (const float *numbers : { given.center, given.scale })
             if (numbers)
                 prefetch_line(numbers + kv_head * D, 128 * lane);
+    if (through_matrix)
+        for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
+            prefetch_line(given.weights + (size_t)kv_head * D * D, 128 * i);
     begin_next();
-    if (!rehearses)
+    if (!rehearses && !args.slots_ready)
         wait_for_former();
     const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
-    if (!through_matrix && !rehearses)
-        raw.load(given.rows, row_at, args.type, lane);
-    if (slot < 0)
-        return;
     const int at = (int)(slot % PAGE_TOKENS);
     uint8_t *page = given.base + (size_t)page_number(slot) * given.block_stride + kv_head * given.head_stride;
-    if (!OPEN && first_warp && role.keys)
+    if (!OPEN && first_warp && slot >= 0 && role.keys)
         TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-    else if (!OPEN && first_warp)
+    else if (!OPEN && first_warp && slot >= 0)
         TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
+    if (!rehearses)
+        wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one */
+    if (slot < 0)
+        return;
+    if (!through_matrix && !rehearses)
+        raw.load(given.rows, row_at, args.type, lane);
     Row<D> y = raw.numbers(args.type);
     if (through_matrix)
         y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
@@ -371,7 +377,7 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.type, {}, {} };
+    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {} };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_c
     book.load(all.codec);
     __syncthreads();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
-        Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]), lane);
+        Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]), lane, kv_head);
         transform_back_any(row, args.codec, all.codec.any, weights_of(args.codec, args.inverse_weights, kv_head),
                            space[warp], lane);
         each_of(row, d, lane, [&](float &x, int channel) {

@@ -9,7 +9,6 @@
 #include "../attention/attention.cuh"
 #include "unpack_chunks.cuh"
 #include "unpack_trellis.cuh"
-#include "../trellis/trellis_magnitudes.cuh"
 
 namespace kvant
 {
@@ -52,10 +51,24 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
+/* A trellis whose table has levels with their signs. */
+template <class C> struct SignedLevels : C {
+    static constexpr bool BIASED = false;
+};
+
+template <class C> __host__ __device__ constexpr int channels_of()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::CHANNELS;
+    else
+        return 1;
+}
+template <class C> constexpr int CHANNELS_OF = channels_of<C>();
+
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return C::template copies<true, D>();
+        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
     else
         return pair_copies<C, true>();
 }
@@ -65,20 +78,23 @@ template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
     if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
     else
-        return !HAS_TRELLIS<C> ? 0 : C::BITS == 4 ? MAGNITUDE_BYTES : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
+        return !HAS_TRELLIS<C> ? 0 : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
 }
 
 template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
 {
     if constexpr (HAS_CHUNKS<C>)
         C::fill(table, codec.directions, code_copies<C, D>());
-    else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
-        fill_magnitudes<C>(table, codec.params.bytes);
     else if constexpr (HAS_TRELLIS<C>)
-        fill_pairs<C, code_copies<C, D>()>(table, codec.params.bytes);
+        fill_pairs<SignedLevels<C>, code_copies<C, D>()>(table, codec.params.bytes);
 }
 
-template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
+template <class C, int D>
+using CodeTable = std::conditional_t<
+    HAS_CHUNKS<C>, TileChunks,
+    std::conditional_t<HAS_TRELLIS<C>, TrellisTable<code_copies<C, D>()>, SignedBytes>>;
+
+template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
         constexpr uint32_t COPIES = code_copies<C, D>();
@@ -90,9 +106,7 @@ template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, con
                 t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
             }
         return t;
-    } else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
-        return magnitude_table(table, one, lane);
-    else if constexpr (HAS_TRELLIS<C>)
+    } else if constexpr (HAS_TRELLIS<C>)
         return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
@@ -183,7 +197,7 @@ template <class C> struct TrellisWords {
                 a[i][k] = x[k];
         };
         if constexpr (C::BITS == 4)
-            magnitude_operands4<C::MEMORY>(w, at, table, keep);
+            pair_operands4<C::MEMORY>(w, at, table, keep);
         else /* the second word's third bits are the upper bytes */
             pair_operands<C::BITS, C::MEMORY>(w[0], w[1], third, third >> 8, false, at, table,
                                               [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
@@ -194,7 +208,7 @@ template <class C> struct TrellisWords {
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
                          BEFORE = (M + WORDS - 1) / WORDS;
-    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    using Table = CodeTable<C, D>;
     const Table &table;
     TrellisWords<C> words[PARTS];
     uint32_t plane[BEFORE + PARTS];
@@ -257,10 +271,10 @@ template <class C, int D, class = void> struct ValueOperands {
     {
         return i;
     }
-    /* The row tile of a warp. */
-    KVANT_INLINE static int row_tile(int block, int warp)
+    /* Of the lane's row, or (far) of the row 8 below it. */
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 4 * block + warp;
+        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
@@ -274,7 +288,7 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
-    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
     TrellisWords<C> words[PARTS];
@@ -288,9 +302,9 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     {
         return i;
     }
-    KVANT_INLINE static int row_tile(int block, int warp)
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 4 * block + warp;
+        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
     }
 
     KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_) : table(table_), lane(lane_)
@@ -324,8 +338,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     }
 };
 
-/* A warp has a group of chunks; with more warps than groups the last ones have none. */
-template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
+/* Quaternions: a warp has a group of chunks, if there are so many. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
     const uint8_t *page;
@@ -340,9 +354,9 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     {
         return 2 * part + i / BLOCKS;
     }
-    KVANT_INLINE static int row_tile(int block, int warp)
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return BLOCKS * warp + block;
+        return value_channel<C, D>(BLOCKS * warp + block, lane >> 2, far);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[OPERANDS][4]) const
@@ -355,9 +369,71 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
             unrolled_for (int i = 0; i < OPERANDS; i++)
                 a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
         } else /* as if the warp's group were the first one */
-            unrolled_for (int i = 0; i < (C::CHANNELS == 3 ? 1 : 2); i++)
+            unrolled_for (int i = 0; i < 2; i++)
                 C::template value_step<D, code_copies<C, D>()>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
-                                                               C::CHANNELS == 3 ? part : 2 * part + i, keep);
+                                                               2 * part + i, keep);
+    }
+};
+
+/* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane looks up
+ * two chunks. With 128 channels the first one gives three of its four rows. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
+    static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    using Places = ChunkPlaces<C, D>;
+    using Turn = typename C::template Turn<code_copies<C, D>()>;
+    using Four = typename C::template Four<code_copies<C, D>()>;
+    const uint8_t *page;
+    int warp, lane;
+    const TileChunks &table;
+
+    __host__ __device__ static constexpr int block(int, int i)
+    {
+        return i % BLOCKS;
+    }
+    __host__ __device__ static constexpr int column_tile(int part, int i)
+    {
+        return 2 * part + i / BLOCKS;
+    }
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
+    {
+        const int row = lane >> 2, i = 2 * BLOCKS * warp + 2 * block + far;
+        if constexpr (D == 128)
+            return 2 * block + far < 3 ? 3 * (8 * warp + row) + 2 * block + far : warp < 3 ? 3 * (32 + row) + warp : 120 + row;
+        return i < 6 ? 3 * (8 * (i / 3) + row) + i % 3 : 8 * i + row;
+    }
+
+    /* A coordinate of two tokens. */
+    KVANT_INLINE static uint32_t coordinate(const uint2 &x, const uint2 &y, int which)
+    {
+        return prmt(which == 2 ? x.y : x.x, which == 2 ? y.y : y.x, which == 1 ? 0x7632 : 0x5410);
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[OPERANDS][4]) const
+    {
+        const int first = channel(0, 0, warp, lane), last = channel(BLOCKS - 1, 1, warp, lane);
+        unrolled_for (int which = 0; which < 2; which++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                uint32_t w[3];
+                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page), (which ? last : first) / 3,
+                                                      lane & 3, h, part, w);
+                const Four codes(w, table);
+                unrolled_for (int i = 0; i < 2; i++) {
+                    const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
+                    const uint32_t norm = codes.norm(i, i + 2);
+                    auto scaled = [&](int coordinate_) {
+                        const uint32_t pair = coordinate(x, y, coordinate_);
+                        return C::HAS_NORM ? multiply_halves(pair, norm) : pair;
+                    };
+                    if (which == 1)
+                        a[BLOCKS - 1 + BLOCKS * i][1 + 2 * h] = scaled(last % 3);
+                    else if constexpr (D == 128) {
+                        a[BLOCKS * i][2 * h] = scaled(0);
+                        a[BLOCKS * i][1 + 2 * h] = scaled(1);
+                        a[1 + BLOCKS * i][2 * h] = scaled(2);
+                    } else
+                        a[i][2 * h] = scaled(first % 3);
+                }
+            }
     }
 };
 

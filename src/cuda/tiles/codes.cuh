@@ -14,21 +14,24 @@
 namespace kvant
 {
 
-template <class KC, class VC, int D, int N_> struct CodesShape {
-    static constexpr int N = N_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
+template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
+    static constexpr int N = N_, GROUPS = GROUPS_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
     using V = ValueOperands<VC, D>;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
-    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
+    /* Weights have rows of 64 columns, exchanged; few columns stand in rows of 8. */
+    static constexpr bool NARROW = N <= 16;
+    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * (NARROW ? 2 * N : ROW_BYTES),
+                         WEIGHT_ROW = NARROW ? 16 : ROW_BYTES; /* of a token */
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
                          V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
     static constexpr bool ONE_TABLE = std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
     static constexpr int K_TABLE = code_table_bytes<KC, D>(), V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
-    /* as many warpgroups as there are registers and shared memory for */
-    static constexpr int GROUPS = N > 32 ? 2 : N > 16 || K_TABLE + V_TABLE > 0 ? 3 : 4, STAGES = 2;
+    static constexpr int MOST_BYTES = 215 * 1024; /* for all but CodesRows */
     /* places: results take that of weights, tables and slots */
     static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024, TABLES_AT = WEIGHTS_AT + GROUPS * WEIGHT_BYTES,
-                         SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE, SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
+                         SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE,
+                         STAGES = SLOTS_AT + 3 * GROUPS * SLOT <= MOST_BYTES ? 3 : 2, SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
                          RESULTS_END = WEIGHTS_AT + GROUPS * GROUP_ROWS * D * 4,
                          ROWS_AT = ((SLOTS_END > RESULTS_END ? SLOTS_END : RESULTS_END) + 15) / 16 * 16;
 };
@@ -47,25 +50,28 @@ template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class KC, class VC, int D, int N> struct CodesWorker {
-    using S = CodesShape<KC, VC, D, N>;
+template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
+    using S = CodesShape<KC, VC, D, N, GROUPS>;
     using V = ValueOperands<VC, D>;
     using K = KeyOperands<KC, D>;
-    using KTable = decltype(code_table<KC, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
-    using VTable = decltype(code_table<VC, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
     static constexpr int COLUMNS = S::COLUMNS;
     const TileArgs &p;
     const TileWork &work;
     uint8_t *memory;
-    CodesRows<S::GROUPS, N> &rows;
-    uint64_t *codes_there; /* barriers of the slots */
+    CodesRows<GROUPS, N> &rows;
+    uint64_t *codes_there; /* barriers of the slots, and at [STAGES] of weights */
     const int32_t *table;
-    const KTable k_table;
-    const VTable v_table;
+    const CodeTable<KC, D> k_table;
+    const CodeTable<VC, D> v_table;
     const Seen seen;
     bool plain; /* nothing changes a score that all rows see */
-    int group, warp, lane, value_warp;
+    int group, warp, lane;
 
+    static constexpr int K_BUFFERS = N > 32 && GROUPS > 2 ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
+    int phase; /* of the weights' barrier */
+    int page;  /* at hand */
+    Turn turn; /* of its slot */
+    int entries[S::STAGES + 1]; /* of the table: of the page at hand and of those after it */
     float o[V::BLOCKS][N / 8][4], sum[COLUMNS], zero[HAS_ZEROS<VC> ? COLUMNS : 1];
 
     KVANT_INLINE void wait_for_group() const
@@ -103,11 +109,17 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
         return from.base + (size_t)(uint32_t)block * from.block_stride + work.pair.kv_head * from.head_stride;
     }
 
-    KVANT_INLINE void fetch(int page, int entry, int slot) const
+    KVANT_INLINE void fetch_into(int page, int entry, int slot) const
     {
         if (page < work.end_page)
             copy_two(slot_of(slot), entry >= 0 ? page_of(p.k, entry) : nullptr, p.k.bytes, slot_of(slot) + S::K_BYTES,
                      entry >= 0 ? page_of(p.v, entry) : nullptr, p.v.bytes, codes_there[slot], 32 * warp + lane);
+    }
+
+    /* Asks for the page whose slot the page before the one at hand had. */
+    KVANT_INLINE void fetch() const
+    {
+        fetch_into(page + (S::STAGES - 1) * GROUPS, entries[S::STAGES - 1], turn.after(S::STAGES - 1, S::STAGES).at);
     }
 
     KVANT_INLINE int token_of(int h) const
@@ -146,27 +158,29 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
             sum[c] = 0;
         unrolled_for (int c = 0; c < (HAS_ZEROS<VC> ? COLUMNS : 1); c++)
             zero[c] = 0;
+        phase = 0;
     }
 
-    /* s = K q^T of the warp's tokens. */
-    KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4]) const
+    /* s = K q^T of the warp's tokens. meanwhile() runs beside the last products. */
+    template <class F> KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
     {
         const uint64_t q = matrix_at(shared_address(memory));
         const K keys(code_operands<K>(codes, warp, k_table));
-        uint32_t a[2][K::OPERANDS][4];
+        uint32_t a[K_BUFFERS][K::OPERANDS][4];
         unrolled_for (int part = 0; part < K::PARTS; part++) {
-            if (part > 1)
-                release<1>(a[part % 2]);
-            keys.unpack(part, a[part % 2]);
+            if (part >= K_BUFFERS)
+                release<K_BUFFERS - 1>(a[part % K_BUFFERS]);
+            keys.unpack(part, a[part % K_BUFFERS]);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < K::OPERANDS; i++) {
                 const int k = K::OPERANDS * part + i;
-                multiply(s, a[part % 2][i], q + ((k / 4 * N * ROW_BYTES + k % 4 * 32) >> 4), k > 0);
+                multiply(s, a[part % K_BUFFERS][i], q + ((k / 4 * N * ROW_BYTES + k % 4 * 32) >> 4), k > 0);
             }
             GroupProducts::commit();
         }
-        release<0>(a[0]);
-        release<0>(a[1]);
+        meanwhile();
+        unrolled_for (int i = 0; i < K_BUFFERS; i++)
+            release<0>(a[i]);
         GroupProducts::hold(s);
     }
 
@@ -191,23 +205,25 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
         asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])::"memory");
     }
 
-    /* Adds V^T weights^T. */
+    /* Adds V^T weights^T, once all warps have written weights. */
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
-        const uint64_t w = matrix_at(shared_address(weights()));
-        const V values(code_operands<V>(page, value_warp, v_table));
-        uint32_t a[2][V::OPERANDS][4];
+        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
+        const V own(code_operands<V>(page, warp, v_table));
+        uint32_t values[V_BUFFERS][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
-            if (part > 0 && V::OPERANDS > 4) /* registers are few */
-                release<0>(a[(part - 1) % 2]);
-            values.unpack(part, a[part % 2]);
+            if (part >= V_BUFFERS)
+                release<V_BUFFERS - 1>(values[part % V_BUFFERS]);
+            own.unpack(part, values[part % V_BUFFERS]);
+            if (part == 0)
+                wait_for(codes_there[S::STAGES], phase++);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
-                multiply<1>(o[V::block(part, i)], a[part % 2][i], w + (V::column_tile(part, i) * 16 * ROW_BYTES >> 4), 1);
+                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i], w + V::column_tile(part, i) * S::WEIGHT_ROW, 1);
             GroupProducts::commit();
         }
-        release<0>(a[0]);
-        release<0>(a[1]);
+        unrolled_for (int i = 0; i < V_BUFFERS; i++)
+            release<0>(values[i]);
         unrolled_for (int b = 0; b < V::BLOCKS; b++)
             GroupProducts::hold(o[b]);
     }
@@ -311,16 +327,15 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
     /* Weights into shared memory, as the second operand of the values. */
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
-        const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token),
-                  piece = (lane >> 4 ^ (k & 7)) * 16;
-        const uint32_t at = shared_address(weights()) + k * ROW_BYTES;
+        const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token);
+        const uint32_t at = shared_address(weights()) + k * S::WEIGHT_ROW;
         if constexpr (N == 8)
-            store_two_matrices(w[0], at + (k & 7) * 16);
+            store_two_matrices(w[0], at);
         else
             unrolled_for (int j = 0; j < N / 8; j += 2) {
-            const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
-            store_matrices(m, at + (piece ^ j * 16));
-        }
+                const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
+                store_matrices(m, S::NARROW ? at + (lane >> 4) * (PAGE_TOKENS * 16) : at + (((lane >> 4 ^ k) & 7) * 16 ^ j * 16));
+            }
         GroupProducts::publish();
     }
 
@@ -345,19 +360,23 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
     /* A page's weights into shared memory. Twice when a score is too large for its column's reference; always when
      * the page is open, whose weights are relative to its own largest score. */
-    KVANT_INLINE void attend_keys(const uint8_t *codes, int entry, int first)
+    KVANT_INLINE void attend_keys(const uint8_t *codes, int first)
     {
+        const int entry = entries[0];
         const bool open = entry < 0, all = plain && !open && first >= seen.from && first + PAGE_TOKENS - 1 <= seen.to &&
                                            first + PAGE_TOKENS <= work.length;
-        const LaneTokens t = open ? open_tokens() : lane_tokens(codes, work.length - first);
-        const float log[2] = { log2_fast(fmaxf(t.v_scale[0], 5.9604645e-8f)), log2_fast(fmaxf(t.v_scale[1], 5.9604645e-8f)) };
-        float s[N / 8][4];
+        LaneTokens t = open_tokens();
+        float s[N / 8][4], log[2] = { 0, 0 };
 #pragma unroll 1
         for (bool raising = open, raised = false;;) {
             if (open)
                 multiply_open_keys(reinterpret_cast<const uint16_t *>(page_of(p.k_open, -1 - entry)), s);
             else
-                multiply_keys(codes, s);
+                multiply_keys(codes, s, [&] {
+                    t = lane_tokens(codes, work.length - first);
+                    unrolled_for (int h = 0; h < 2; h++)
+                        log[h] = log2_fast(fmaxf(t.v_scale[h], 5.9604645e-8f));
+                });
             if (!all || raising)
                 score(s, t, first);
             if (raising) {
@@ -373,35 +392,44 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
             if (!raising)
                 break;
         }
+        fetch(); /* nobody reads codes of the page before */
         if (open)
             weigh_open(s);
         else
             weigh(s, t);
+        arrive_at(codes_there[S::STAGES], lane);
     }
 
     KVANT_INLINE void run()
     {
-        int page = work.first_page + group, entry = entry_of(page), next = entry_of(page + S::GROUPS);
-        fetch(page, entry, 0);
-        Turn turn{ 0, 0 };
+        page = work.first_page + group;
+        turn = Turn{ 0, 0 };
+        unrolled_for (int i = 0; i <= S::STAGES; i++)
+            entries[i] = entry_of(page + i * GROUPS);
+        unrolled_for (int i = 0; i < S::STAGES - 1; i++)
+            fetch_into(page + i * GROUPS, entries[i], i);
 #pragma unroll 1
-        for (; page < work.end_page; page += S::GROUPS) {
-            const int first = page * PAGE_TOKENS;
+        for (; page < work.end_page; page += GROUPS) {
             const uint8_t *codes = slot_of(turn.at);
+            const int first = page * PAGE_TOKENS;
             wait_for(codes_there[turn.at], turn.phase);
-            turn = turn.after(1, S::STAGES);
-            if (entry != KVANT_CUDA_NO_BLOCK)
-                attend_keys(codes, entry, first);
-            wait_for_group(); /* weights are written; nobody reads codes of the page before */
-            fetch(page + S::GROUPS, next, turn.at);
-            if (entry >= 0)
-                multiply_values(codes + S::K_BYTES);
-            else if (entry != KVANT_CUDA_NO_BLOCK) {
-                add_open_values(reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entry)), work.length - first);
-                wait_for_group(); /* nobody reads tops */
+            if (entries[0] == KVANT_CUDA_NO_BLOCK) {
+                wait_for_group();
+                fetch();
+            } else {
+                attend_keys(codes, first);
+                if (entries[0] >= 0)
+                    multiply_values(codes + S::K_BYTES);
+                else {
+                    wait_for(codes_there[S::STAGES], phase++);
+                    add_open_values(reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])), work.length - first);
+                    wait_for_group(); /* nobody reads tops */
+                }
             }
-            entry = next;
-            next = entry_of(page + 2 * S::GROUPS);
+            turn = turn.after(1, S::STAGES);
+            unrolled_for (int i = 0; i < S::STAGES; i++)
+                entries[i] = entries[i + 1];
+            entries[S::STAGES] = entry_of(page + (S::STAGES + 1) * GROUPS);
         }
     }
 
@@ -434,7 +462,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
     KVANT_INLINE void add_open_values(const uint16_t *page, int valid)
     {
-        const uint64_t w = matrix_at(shared_address(weights()));
+        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
         const float one = 1 / Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int b = 0; b < V::BLOCKS; b++) {
             float x[N / 8][4];
@@ -443,7 +471,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
                 uint32_t a[4];
                 unrolled_for (int i = 0; i < 4; i++) {
                     uint32_t pair = 0;
-                    const int channel = value_channel<VC, D>(V::row_tile(b, value_warp), lane >> 2, i % 2);
+                    const int channel = V::channel(b, i % 2, warp, lane);
                     unrolled_for (int e = 0; e < 2; e++) {
                         const int token = place_in_operand<VC::ORDER>(16 * k + 2 * (lane & 3) + 8 * (i / 2) + e);
                         if (channel < D && token < valid)
@@ -452,7 +480,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
                     a[i] = pair;
                 }
                 GroupProducts::begin();
-                multiply<1>(x, a, w + (k * 16 * ROW_BYTES >> 4), k > 0);
+                multiply<1>(x, a, w + k * S::WEIGHT_ROW, k > 0);
                 GroupProducts::commit();
                 GroupProducts::finish<0>();
                 GroupProducts::hold(x);
@@ -535,7 +563,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
             }
             unrolled_for (int b = 0; b < V::BLOCKS; b++)
                 unrolled_for (int h = 0; h < 2; h++) {
-                    const int channel = value_channel<VC, D>(V::row_tile(b, value_warp), lane >> 2, h);
+                    const int channel = V::channel(b, h, warp, lane);
                     if (!HAS_CHUNKS<VC> || channel < D)
                         results[row * D + channel] = o[b][c / 2][2 * h + c % 2] * (h ? unit / VC::ROW8 : unit) + base;
                 }
@@ -545,11 +573,11 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
 /* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided by a power of
  * two where fp16's range is too small for one of them. */
-template <class KC, class VC, int D, int N, class Rows>
+template <class KC, class VC, int D, int N, int GROUPS, class Rows>
 KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp,
                                     int n_warps, int lane)
 {
-    using S = CodesShape<KC, VC, D, N>;
+    using S = CodesShape<KC, VC, D, N, GROUPS>;
     bool plain = true;
     if constexpr (HAS_CHUNKS<KC>) { /* columns that no channel has */
         for (int i = 16 * threadIdx.x; i < S::QUERY_BYTES; i += 16 * blockDim.x)
@@ -580,7 +608,7 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
             sum += __half2float(x);
         }
         sum = warp_sum(sum) * fabsf(p.scale_log2);
-        if (lane < S::GROUPS) { /* references, bases */
+        if (lane < GROUPS) { /* references, bases */
             float *columns = reinterpret_cast<float *>(&rows.columns[lane][n / 2]) + n % 2;
             columns[0] = NEVER, columns[2] = sum;
         }
@@ -595,27 +623,30 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
     return plain;
 }
 
-template <class KC, class VC, int D, int N> KVANT_INLINE void attend_codes(const TileArgs &p)
+template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend_codes(const TileArgs &p)
 {
-    using S = CodesShape<KC, VC, D, N>;
+    using S = CodesShape<KC, VC, D, N, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
-    __shared__ uint64_t codes[S::GROUPS][2];
-    auto &rows = *reinterpret_cast<CodesRows<S::GROUPS, N> *>(memory + S::ROWS_AT);
+    __shared__ uint64_t codes[GROUPS][S::STAGES + 1];
+    auto &rows = *reinterpret_cast<CodesRows<GROUPS, N> *>(memory + S::ROWS_AT);
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
               group = warp / GROUP_WARPS;
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
-    if (threadIdx.x < S::GROUPS * 2)
-        init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
+    if (threadIdx.x < GROUPS * (S::STAGES + 1)) {
+        const int at = threadIdx.x % (S::STAGES + 1);
+        init_barrier(codes[threadIdx.x / (S::STAGES + 1)][at],
+                     at < S::STAGES ? COPY_ARRIVALS : KVANT_WARP_ARRIVALS * GROUP_WARPS);
+    }
     publish_barriers();
-    const bool plain = __syncthreads_and(load_code_queries<KC, VC, D, N>(p, work, memory, rows, warp, n_warps, lane)) &&
+    const bool plain = __syncthreads_and(load_code_queries<KC, VC, D, N, GROUPS>(p, work, memory, rows, warp, n_warps, lane)) &&
                        !(p.softcap_log2 > 0) && !p.mask && !(p.max_bias > 0);
     fill_code_table<KC, D>(memory + S::TABLES_AT, p.keys);
     if constexpr (!S::ONE_TABLE)
         fill_code_table<VC, D>(memory + S::TABLES_AT + S::K_TABLE, p.values);
     __syncthreads();
-    CodesWorker<KC, VC, D, N> worker{ p,
+    CodesWorker<KC, VC, D, N, GROUPS> worker{ p,
                                       work,
                                       memory,
                                       rows,
@@ -628,8 +659,7 @@ template <class KC, class VC, int D, int N> KVANT_INLINE void attend_codes(const
                                       plain,
                                       group,
                                       warp % GROUP_WARPS,
-                                      lane,
-                                      HAS_CHUNKS<VC> ? (warp + group) % GROUP_WARPS : warp % GROUP_WARPS };
+                                      lane };
     worker.clear();
     worker.run();
     worker.leave_sums();
@@ -637,33 +667,38 @@ template <class KC, class VC, int D, int N> KVANT_INLINE void attend_codes(const
     float *results = reinterpret_cast<float *>(memory + S::WEIGHTS_AT);
     worker.store(results);
     __syncthreads();
-    finish_tile<D>(p, work, results, static_cast<TileRows<S::GROUPS> &>(rows), warp, n_warps, lane);
+    finish_tile<D>(p, work, results, static_cast<TileRows<GROUPS> &>(rows), warp, n_warps, lane);
 }
 
 #endif
 
 /* Code for sm_90a alone has a body, and static shared memory. */
-template <class KC, class VC, int D, int N>
-__global__ void __launch_bounds__(GROUP_THREADS *CodesShape<KC, VC, D, N>::GROUPS, 1)
+template <class KC, class VC, int D, int N, int GROUPS>
+__global__ void __launch_bounds__(GROUP_THREADS *CodesShape<KC, VC, D, N, GROUPS>::GROUPS, 1)
     codes_kernel(const __grid_constant__ TileArgs p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    attend_codes<KC, VC, D, N>(p);
+    attend_codes<KC, VC, D, N, GROUPS>(p);
 #else
     __trap();
 #endif
 }
 
-template <class KC, class VC, int D, int N> CodesKernel codes_kernel_of()
+template <class KC, class VC, int D, int N, int GROUPS> CodesKernel codes_kernel_of()
 {
-    using S = CodesShape<KC, VC, D, N>;
-    return CodesKernel{ (const void *)codes_kernel<KC, VC, D, N>, GROUP_THREADS * S::GROUPS,
-                        S::ROWS_AT + (int)sizeof(CodesRows<S::GROUPS, N>) };
+    using S = CodesShape<KC, VC, D, N, GROUPS>;
+    return CodesKernel{ (const void *)codes_kernel<KC, VC, D, N, GROUPS>, GROUP_THREADS * GROUPS,
+                        S::ROWS_AT + (int)sizeof(CodesRows<GROUPS, N>) };
 }
 
-template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
+/* Warpgroups: as many as registers allow. */
+template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows, int variant)
 {
-    return rows <= 8 ? codes_kernel_of<KC, VC, D, 8>() : rows <= 16 ? codes_kernel_of<KC, VC, D, 16>() : rows <= 32 ? codes_kernel_of<KC, VC, D, 32>() : codes_kernel_of<KC, VC, D, 64>();
+    if (rows <= 16)
+        return codes_kernel_of<KC, VC, D, 16, 4>();
+    if (rows <= 32)
+        return variant == 3 ? codes_kernel_of<KC, VC, D, 32, 3>() : codes_kernel_of<KC, VC, D, 32, 4>();
+    return variant == 2 ? codes_kernel_of<KC, VC, D, 64, 2>() : codes_kernel_of<KC, VC, D, 64, 3>();
 }
 
 } // namespace kvant

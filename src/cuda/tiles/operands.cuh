@@ -102,6 +102,12 @@ KVANT_INLINE uint64_t matrix_at(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
+/* The same of 64 rows of 8 numbers, 1024 bytes for each 8 columns; by columns (below). */
+KVANT_INLINE uint64_t narrow_matrix_at(uint32_t address)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32;
+}
+
 /* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. BY_COLUMNS: b
  * has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each of its columns. */
 template <int N> using Columns = float (&)[N][4];

@@ -20,7 +20,7 @@ size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
     return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
 }
 
-constexpr int MOST_TABLE_USERS = 12; /* warps */
+constexpr int MOST_TABLE_USERS = 8; /* warps */
 
 static TileKernel kernel_of(uint32_t head_dim)
 {
@@ -30,17 +30,6 @@ static TileKernel kernel_of(uint32_t head_dim)
     case 128: return tile_kernel_of<128>();
     case 256: return tile_kernel_of<256>();
     default: return TileKernel{};
-    }
-}
-
-static FewKernel few_kernel(uint32_t head_dim)
-{
-    switch (head_dim) {
-    case 64: return few_kernel_of<64>();
-    case 96: return few_kernel_of<96>();
-    case 128: return few_kernel_of<128>();
-    case 256: return few_kernel_of<256>();
-    default: return FewKernel{};
     }
 }
 
@@ -253,11 +242,13 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     return KVANT_OK;
 }
 
-/* ---- few rows ---- */
+/* ---- codes as operands ---- */
 
 template <class K, class V> static CodesKernel codes_of_head_dim(uint32_t head_dim, int rows)
 {
-    return head_dim == 64 ? pair_codes<K, V, 64>(rows) : head_dim == 128 ? pair_codes<K, V, 128>(rows) : CodesKernel{};
+    static const char *const given = getenv("KVANT_CODES_VARIANT");
+    const int variant = given ? atoi(given) : 0;
+    return head_dim == 64 ? pair_codes<K, V, 64>(rows, variant) : head_dim == 128 ? pair_codes<K, V, 128>(rows, variant) : CodesKernel{};
 }
 
 static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, int64_t rows)
@@ -289,17 +280,6 @@ bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes)
            codes_kernel(args, shared_bytes).kernel;
 }
 
-static int lay_out_few(TileArgs &p, const FewKernel &k, int room)
-{
-    p.row_groups = 1, p.by_pages = true, p.stages = k.groups;
-    for (int looks_up = 1; looks_up >= 0; looks_up--) {
-        const int bytes = lay_out_codes(p, k.fixed_bytes, looks_up != 0, 2, k.groups);
-        if (bytes <= room)
-            return bytes;
-    }
-    return 0;
-}
-
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
                           int shared_bytes, size_t needed, cudaStream_t stream)
 {
@@ -323,13 +303,6 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
         const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
         if (blocks)
             return from_cuda(launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));
-    }
-    if (rows <= GROUP_ROWS) {
-        const FewKernel few = few_kernel(head_dim);
-        const int bytes = few.kernel ? lay_out_few(p, few, shared_bytes - 1024) : 0;
-        const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;
-        if (blocks)
-            return from_cuda(launch(few.kernel, blocks, few.threads, bytes, &p, stream));
     }
     const TileKernel kernel = kernel_of(head_dim);
     const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;

@@ -63,22 +63,14 @@ struct UnpackedKernels {
     int shared_bytes[2][MOST_STAGES]; /* of attend: by row groups and stages */
 };
 
-/* For up to 64 rows. */
-struct FewKernel {
-    const void *kernel; /* takes TileArgs */
-    int threads, groups;
-    int fixed_bytes; /* of shared memory, without tables and codes */
-};
-
 /* For up to 64 rows, of code_pairs.h. */
 struct CodesKernel {
     const void *kernel; /* takes TileArgs; NULL: there is none */
     int threads, shared_bytes;
 };
 
-template <class K, class V, int D> CodesKernel pair_codes(int rows);
+template <class K, class V, int D> CodesKernel pair_codes(int rows, int variant);
 template <int D> TileKernel tile_kernel_of();
-template <int D> FewKernel few_kernel_of();
 template <int D> UnpackedKernels unpacked_kernels_of();
 
 /* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */

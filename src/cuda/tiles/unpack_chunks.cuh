@@ -79,7 +79,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_chunks(const Unpa
 /* Copies of the table of chunks beside each other, where there is room (chunks.cuh). */
 template <class C> __host__ __device__ constexpr int tile_copies()
 {
-    return C::CHANNELS == 3 ? C::template copies<false, 64>() : 1;
+    return C::TILE_COPIES;
 }
 
 /* A ChunkTable that lies anywhere. */

@@ -126,15 +126,16 @@ template <class T> KVANT_INLINE PairNumbers numbers_of(uint32_t w, uint32_t subs
     return PairNumbers{ (w & 0x0e0e0e0eu) | near << 4, codes8 | (subsets & 0x70707070u) };
 }
 
-/* Where the table, of words, has the codes of the lower half, and of the upper one. */
-KVANT_INLINE uint32_t low_pair(uint32_t numbers)
+/* What the table of pairs, of words in several copies, has for the codes of the lower half, and of the
+ * upper one. */
+template <class T> KVANT_INLINE uint32_t low_pair(uint32_t numbers, const T &table)
 {
-    return __dp4a(numbers, 0x00008002u, 0u);
+    return table.at(__dp4a(numbers, 0x00008002u, 0u) * T::COPIES + table.own);
 }
 
-KVANT_INLINE uint32_t high_pair(uint32_t numbers)
+template <class T> KVANT_INLINE uint32_t high_pair(uint32_t numbers, const T &table)
 {
-    return __dp4a(numbers, 0x80020000u, 0u);
+    return table.at(__dp4a(numbers, 0x80020000u, 0u) * T::COPIES + table.own);
 }
 
 /* Bits of two bytes in turn in each half of a word: those of the lower byte at even places. */

@@ -32,8 +32,9 @@ KVANT_INLINE Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_W
 /* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's
  * shared memory, or none: AT = -1. PAIRS row tiles of four are looked up there then, the others in
  * registers, because the one pipe has more to do than the other. */
-template <int AT, int PAIRS> struct KeyTable : Magnitudes {
-    static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
+template <int AT, int PAIRS, int COPIES_> struct KeyTable : Magnitudes {
+    static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS, COPIES = COPIES_;
+    uint32_t own; /* the lane's copy */
 
     KVANT_INLINE uint32_t at(uint32_t distance) const
     {
@@ -42,12 +43,13 @@ template <int AT, int PAIRS> struct KeyTable : Magnitudes {
     }
 };
 
-template <int AT, int PAIRS>
-KVANT_INLINE KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
-                                                         uint32_t one)
+template <int AT, int PAIRS, int COPIES>
+KVANT_INLINE KeyTable<AT, PAIRS, COPIES> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
+                                                         uint32_t one, int lane)
 {
-    KeyTable<AT, PAIRS> t;
+    KeyTable<AT, PAIRS, COPIES> t;
     static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
+    t.own = 4u * (lane % COPIES);
     return t;
 }
 
@@ -99,8 +101,8 @@ KVANT_INLINE void byte_levels(const uint32_t (&w)[4], const At &at, const T &tab
         if constexpr (T::LOOKED_UP > 0)
             if (j >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[j], number[j], table);
-                x[j][0] = table.at(high_pair(n.rows0)) * 256 + table.at(low_pair(n.rows0));
-                x[j][1] = table.at(high_pair(n.rows8)) * 256 + table.at(low_pair(n.rows8));
+                x[j][0] = high_pair(n.rows0, table) * 256 + low_pair(n.rows0, table);
+                x[j][1] = high_pair(n.rows8, table) * 256 + low_pair(n.rows8, table);
                 continue;
             }
         uint32_t half[2];
@@ -131,8 +133,8 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
             uint32_t a[4];
             if (rt >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[rt], number[rt], table);
-                a[0] = table.at(low_pair(n.rows0)), a[1] = table.at(low_pair(n.rows8));
-                a[2] = table.at(high_pair(n.rows0)), a[3] = table.at(high_pair(n.rows8));
+                a[0] = low_pair(n.rows0, table), a[1] = low_pair(n.rows8, table);
+                a[2] = high_pair(n.rows0, table), a[3] = high_pair(n.rows8, table);
             } else {
                 uint32_t half[2];
                 look_up32(w[rt], number[rt], table, half);

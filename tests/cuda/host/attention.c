@@ -39,6 +39,7 @@ static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head
     const kvant_cuda_codec *codec = keys ? a->k_codec : a->v_codec;
     const kvant_cuda_pages *sealed = keys ? &a->k : &a->v, *open = keys ? &a->k_open : &a->v_open;
     const uint32_t d = codec->params.head_dim;
+    const kvant_codec own = host_of_head(host_source(codec), a->centroids[!keys], head);
     for (int32_t t = 0; t < a->lengths[0]; t++) {
         const int32_t entry = a->block_table[t / TOKENS];
         float *y = rows + (size_t)t * d;
@@ -47,7 +48,7 @@ static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head
         else if (entry < 0)
             kvant_codec_decode_open(host_source(codec), host_kernels(), host_page(open, -1 - entry, head), t % TOKENS, 1, y);
         else
-            kvant_codec_decode_transformed(host_source(codec), host_kernels(), host_page(sealed, entry, head), t % TOKENS, y);
+            kvant_codec_decode_transformed(&own, host_kernels(), host_page(sealed, entry, head), t % TOKENS, y);
     }
 }
 

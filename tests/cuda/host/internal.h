@@ -57,6 +57,9 @@ bool host_is_open(const kvant_cuda_codec *codec);
 /* The transform with the weights of a kv head, or with none. */
 kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head);
 
+/* The codec with the centroids of a kv head, where there are any. */
+kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head);
+
 /* The driver was asked for memory and streams: work on the stream NULL is not in its graphs. */
 bool host_driver_runs(void);
 

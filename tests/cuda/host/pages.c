@@ -22,10 +22,19 @@ static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *row
     return fits;
 }
 
-/* The codec with a kv head's own feedback; *own is to be freed. */
-static kvant_codec of_head(const kvant_codec *codec, const float *feedback, uint32_t head, kvant_feedback **own)
+kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head)
 {
     kvant_codec copy = *codec;
+    if (centroids) /* the state of the head's own codec as it lay in memory */
+        copy.state = (void *)(uintptr_t)(centroids + head * (codec->view.table_bytes / sizeof(float)));
+    return copy;
+}
+
+/* The codec with a kv head's own centroids and feedback; *own is to be freed. */
+static kvant_codec of_head(const kvant_codec *codec, const float *centroids, const float *feedback, uint32_t head,
+                           kvant_feedback **own)
+{
+    kvant_codec copy = host_of_head(codec, centroids, head);
     const size_t d = codec->info.head_dim;
     *own = NULL;
     if (!codec->feedback || !feedback)
@@ -72,7 +81,7 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
                 memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
                        y, d * sizeof *y);
             kvant_feedback *own;
-            const kvant_codec with = of_head(codec, args->k_feedback, head, &own);
+            const kvant_codec with = of_head(codec, args->centroids[rows == &args->v], args->k_feedback, head, &own);
             (host_is_open(rows->codec) ? kvant_codec_encode_open : kvant_codec_encode_transformed)(
                 &with, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
             free(own);
@@ -114,7 +123,7 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
         for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
             for (uint32_t head = 0; head < args->n_kv_heads; head++) {
                 kvant_feedback *own;
-                const kvant_codec with = of_head(host_source(roles[r]->codec), args->k_feedback, head, &own);
+                const kvant_codec with = of_head(host_source(roles[r]->codec), args->centroids[r], args->k_feedback, head, &own);
                 seal_page(&with, host_page(&roles[r]->open, args->from[i], head),
                           host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS,
                           args->exact);
@@ -143,7 +152,7 @@ static void transform_back(const kvant_cuda_decode_args *args, uint32_t head, co
 
 static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint32_t head, uint32_t t)
 {
-    const kvant_codec *codec = host_source(args->codec);
+    const kvant_codec *codec = host_source(args->codec), own = host_of_head(codec, args->centroids, head);
     const uint8_t *page = host_page(&args->pages, args->blocks[block], head);
     const uint32_t d = codec->info.head_dim;
     const size_t row = (size_t)(args->to ? (uint32_t)args->to[block] : block) * TOKENS + t,
@@ -152,7 +161,7 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint3
     if (host_is_open(args->codec))
         kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
     else
-        kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
+        kvant_codec_decode_transformed(&own, host_kernels(), page, t, y);
     if (!args->transformed)
         transform_back(args, head, y, x);
     for (uint32_t j = 0; args->transformed && j < d; j++)

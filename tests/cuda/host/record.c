@@ -1,6 +1,8 @@
 /* record.c - streams, events and graphs of the stand-in's driver (host.h): work on a stream that is captured is recorded,
  * and done when its graph is launched.
  *
+ * A graph has edges as CUDA makes them of two streams: from each piece of work to the next, and some that say nothing new.
+ *
  * As in CUDA, a stream joins a capture by waiting for an event of it, and has to return to the stream that began it: the
  * end of the capture fails (901) when work of a stream was not awaited. */
 #define _POSIX_C_SOURCE 200809L
@@ -19,10 +21,17 @@ typedef struct work {
     max_align_t data[];
 } work;
 
+typedef struct edge {
+    work *from, *to;
+    unsigned char data[8]; /* ports, then the type: 1 for an early begin */
+} edge;
+
 typedef struct graph {
     int users;
     unsigned n;
     work *first, **last;
+    edge *edges;
+    size_t n_edges;
 } graph;
 
 typedef struct stream {
@@ -40,7 +49,8 @@ typedef struct event {
 } event;
 
 static stream *streams[MOST_STREAMS];
-static unsigned long n_launches, n_updates;
+static unsigned long n_launches, n_updates, n_early;
+static size_t n_left;
 
 static stream *stream_of(const void *handle)
 {
@@ -86,6 +96,7 @@ static void release(graph *g)
         next = w->next;
         free(w);
     }
+    free(g->edges);
     free(g);
 }
 
@@ -93,6 +104,13 @@ EXPORT unsigned long host_launches(unsigned long *updates)
 {
     *updates = n_updates;
     return n_launches;
+}
+
+/* Edges beyond those from each piece of work to the next in the graph that was made last, and early begins that were added. */
+EXPORT size_t host_edges_left(unsigned long *early)
+{
+    *early = n_early;
+    return n_left;
 }
 
 EXPORT int cuStreamCreate(void **handle, unsigned flags)
@@ -146,6 +164,81 @@ EXPORT int cuStreamBeginCapture_v2(void *handle, int mode)
     return mode != 2;
 }
 
+static void add_edge(graph *g, const edge *e)
+{
+    g->edges = realloc(g->edges, (g->n_edges + 1) * sizeof *g->edges);
+    g->edges[g->n_edges++] = *e;
+}
+
+static void add_edges(graph *g)
+{
+    work *former = NULL, *before = NULL;
+    unsigned i = 0;
+    for (work *w = g->first; w; former = before, before = w, w = w->next, i++) {
+        if (before)
+            add_edge(g, &(edge){ before, w, { 0 } });
+        if (former && i % 3 == 0)
+            add_edge(g, &(edge){ former, w, { 1, 0, i % 2 } });
+    }
+}
+
+static edge *find_edge(graph *g, const work *from, const work *to)
+{
+    for (size_t i = 0; i < g->n_edges; i++)
+        if (g->edges[i].from == from && g->edges[i].to == to)
+            return &g->edges[i];
+    return NULL;
+}
+
+static bool in_one_line(graph *g)
+{
+    for (work *w = g->first; w && w->next; w = w->next)
+        if (!find_edge(g, w, w->next))
+            return false;
+    return true;
+}
+
+EXPORT int cuGraphNodeGetType(void *node, int *type)
+{
+    *type = 0;
+    return node == NULL;
+}
+
+EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n)
+{
+    *n = g->n_edges;
+    for (size_t i = 0; from && i < g->n_edges; i++) {
+        from[i] = g->edges[i].from;
+        to[i] = g->edges[i].to;
+        memcpy(data[i], g->edges[i].data, sizeof data[i]);
+    }
+    return 0;
+}
+
+EXPORT int cuGraphAddDependencies_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        edge e = { from[i], to[i], { 0 } };
+        memcpy(e.data, data[i], sizeof e.data);
+        if (find_edge(g, from[i], to[i]))
+            return BAD;
+        add_edge(g, &e);
+        n_early += e.data[2];
+    }
+    return 0;
+}
+
+EXPORT int cuGraphRemoveDependencies_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        edge *e = find_edge(g, from[i], to[i]);
+        if (!e || memcmp(e->data, data[i], sizeof data[i]) != 0)
+            return BAD;
+        *e = g->edges[--g->n_edges];
+    }
+    return 0;
+}
+
 EXPORT int cuStreamEndCapture(void *handle, void **result)
 {
     stream *s = stream_of(handle);
@@ -163,6 +256,7 @@ EXPORT int cuStreamEndCapture(void *handle, void **result)
             streams[i]->capture = NULL;
             streams[i]->origin = false;
         }
+    add_edges(g);
     return error;
 }
 
@@ -171,6 +265,7 @@ EXPORT int cuGraphInstantiateWithFlags(graph ***executable, graph *g, unsigned l
     *executable = malloc(sizeof **executable);
     **executable = g;
     g->users++;
+    n_left = g->n_edges + 1 - g->n;
     return g == NULL || flags != 0;
 }
 
@@ -187,7 +282,7 @@ EXPORT int cuGraphExecUpdate_v2(graph **executable, graph *g, void *info)
 
 EXPORT int cuGraphLaunch(graph **executable, void *handle)
 {
-    if (!handle || host_captures(handle) || host_is_foreign(handle))
+    if (!handle || host_captures(handle) || host_is_foreign(handle) || !in_one_line(*executable))
         return BAD;
     for (work *w = (*executable)->first; w; w = w->next)
         w->run(w->data);

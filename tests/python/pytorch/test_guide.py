@@ -88,8 +88,10 @@ class Guide(TestCase):
 
     def test_arrays(self):
         k, v, q = normal(1, 9, 3, 64), normal(2, 9, 3, 64), normal(3, 2, 9, 64)
-        _, names = run(self.arrays, kvant=kvant, layer=5, k=k, v=v, q=q, rows=normal(4, 70, 128))
+        vectors, rows = normal(5, 500, 384), normal(4, 70, 128)
+        _, names = run(self.arrays, kvant=kvant, layer=5, k=k, v=v, q=q, rows=rows, vectors=vectors, queries=vectors[:7])
         self.assertEqual(names["out"].shape, (2, 9, 64))
+        self.assertEqual(names["ids"][:, 0].tolist(), list(range(7)))
         self.assertLess((names["error"] ** 2).mean(), 0.011)  # codecs.md: 0.0097 at 4 bits
 
 

@@ -302,6 +302,7 @@ class Rounded(TestCase):
             model(tokens, past_key_values=fed)
             for layer, stock in zip(cache.layers, fed.layers):
                 self.assertTrue(all(map(torch.equal, layer.decoded(12), (stock.keys, stock.values))), layer.number)
+            self.assertEqual([store.cache.n_layers for store in cache._stores.values()], [2, 2])
             kvant.Settings(layers[:3], model="tiny").save(path)
             self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)
 
@@ -311,6 +312,7 @@ class Rounded(TestCase):
         with torch.no_grad():
             model(models.prompt(640, padding=0)[0], past_key_values=cache)
         self.assertEqual(cache.f16_bytes, 4 * 2 * 640 * 2 * 2 * 16 * 2)
+        self.assertTrue(all(x.untyped_storage().nbytes() == 0 for layer in cache.layers for x in layer.like))
         codec = kvant.Codec("turboquant-4", 16)
         self.assertEqual(cache.bytes, 4 * 2 * 2 * 2 * 10 * codec.page_bytes)
 

@@ -45,7 +45,8 @@ class KvantLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.store = self.owner._store_of(self, key_states, value_states)
         self.store.lengths.setdefault(self.number, 0)
-        self.like = key_states[:, :, :0].detach(), value_states[:, :, :0].detach()
+        # New ones: views would keep the memory of the first rows.
+        self.like = tuple(x.new_empty((*x.shape[:2], 0, x.shape[3])) for x in (key_states.detach(), value_states.detach()))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -220,18 +221,18 @@ class KvantCache(Cache):
     # What layers ask for
 
     def _store_of(self, layer: KvantLayer, k: Tensor, v: Tensor) -> Store:
-        """A scheme says what layer 7 is stored with, so the kvant.Cache of a store counts layers as
-        the model does."""
+        """A store has memory for the layers that have its window."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
-            self._stores[key] = Store(layer.window, self._keeps_past)
+            same = [x.number for x in self.layers if isinstance(x, KvantLayer) and x.window == layer.window]
+            self._stores[key] = Store(layer.window, self._keeps_past, same)
         return self._stores[key]
 
     @staticmethod
     def _on_gpu(rows: Tensor) -> bool:
         return rows.device.type == "cuda"
 
-    def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:
+    def _make(self, k: Tensor, v: Tensor, layers: list[int]) -> tuple[Pages, int, Tensor]:
         max_tokens, max_sequences, n_threads = self._limits
         on_gpu, rows = self._on_gpu(k), k.shape[0]
         if k.device.type not in ("cpu", "cuda"):
@@ -245,11 +246,12 @@ class KvantCache(Cache):
         heads = getattr(self.config, "num_attention_heads", None)
         longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
         if on_gpu:  # where memory is taken at once: at most half of what is free, by 8 bits per number
-            per_token = len(self.layers) * k.shape[1] * (k.shape[3] + v.shape[3])
+            per_token = len(layers) * k.shape[1] * (k.shape[3] + v.shape[3])
             longest = max(min(longest, torch.cuda.mem_get_info(k.device)[0] // (2 * rows * per_token)), 64)
         with operators.on_its_gpu(k):
             pages = Pages(
-                **shape,
+                **shape | {"n_layers": len(layers)},
+                layers=(layers, len(self.layers)),
                 n_heads=heads if isinstance(heads, int) and heads % k.shape[1] == 0 else k.shape[1],
                 max_tokens=max_tokens or rows * longest,
                 device="cuda" if on_gpu else "cpu",
@@ -315,7 +317,10 @@ class KvantCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the newest -tokens_to_remove tokens. A positive number is a length, as it was in
         earlier releases of transformers."""
-        stores, n = self._settle(), -int(tokens_to_remove)  # of generate it is a tensor
+        n = -int(tokens_to_remove)  # of generate it is a tensor
+        if n == 0:
+            return
+        stores = self._settle()
         if n < 0:
             n = max(self.get_seq_length() + n, 0)
         for store in stores:

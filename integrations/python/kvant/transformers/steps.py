@@ -83,7 +83,7 @@ class Steps:
         k, v = (x.to(dtype)[:, :, 0] for x in rows)
         call = torch.ops.kvant.cache_step
         out = call(
-            store._state, q.to(dtype)[:, :, 0], k, v, store._number, layer, sinks, window=window, scale=scale, softcap=softcap
+            store._state, q.to(dtype)[:, :, 0], k, v, store._number, store.places[layer], sinks, window=window, scale=scale, softcap=softcap
         )
         return out.to(q.dtype)[:, None]
 

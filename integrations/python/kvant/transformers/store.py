@@ -57,8 +57,9 @@ class Store:
     """starts: per row the position of its first stored token. lengths: per layer, by its number in
     the model, its tokens, padding counted."""
 
-    def __init__(self, window: int, keeps_past: bool) -> None:
+    def __init__(self, window: int, keeps_past: bool, layers: Sequence[int]) -> None:
         self.window = window
+        self.places = {layer: place for place, layer in enumerate(layers)}  # in the kvant.Cache
         self.sequences: Sequences | None = None
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
@@ -86,7 +87,7 @@ class Store:
         sequences and which device there are."""
         self.settle()
         if self.sequences is None:
-            cache, self._number, self._state = make(k, v)
+            cache, self._number, self._state = make(k, v, list(self.places))
             self.sequences = Sequences(cache, [])
         if not self.starts:
             self.sequences.numbers = [self.sequences.cache.new_sequence() for _ in range(k.shape[0])]
@@ -122,16 +123,16 @@ class Store:
         counts = self._place(layer, n, hidden)
         assert self.sequences is not None
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        append = torch.ops.kvant.cache_append
+        append, place = torch.ops.kvant.cache_append, self.places[layer]
         try:
             if min(counts) == n:
-                append(self._state, k, v, self._number, layer, self.sequences.numbers)
+                append(self._state, k, v, self._number, place, self.sequences.numbers)
             else:
                 for row, count in enumerate(counts):
                     if count:
                         part = slice(row, row + 1), slice(n - count, n)
                         append(
-                            self._state, k[part], v[part], self._number, layer, self.sequences.numbers[row : row + 1]
+                            self._state, k[part], v[part], self._number, place, self.sequences.numbers[row : row + 1]
                         )
         except Error as error:
             if error.status != 60:
@@ -185,7 +186,8 @@ class Store:
         return out
 
     def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
-        return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
+        place = self.places[layer]
+        return torch.ops.kvant.cache_attend(self._state, q, self._number, place, numbers, v_head_dim, **options)
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
@@ -209,7 +211,7 @@ class Store:
         for row, number in enumerate(self.sequences.numbers):
             count = length - self.starts[row]
             if count > 0:
-                for to, rows in zip(made, operators.read(self.cache, layer, number, count, like[0])):
+                for to, rows in zip(made, operators.read(self.cache, self.places[layer], number, count, like[0])):
                     to[row, self.starts[row] :] = rows.to(to.dtype)
         k, v = (x.transpose(1, 2) for x in made)
         return k, v
@@ -249,7 +251,7 @@ class Store:
 
     def copy(self) -> Store:
         self.settle()
-        made = Store(self.window, self.keeps_past)
+        made = Store(self.window, self.keeps_past, list(self.places))
         made.starts, made.lengths = list(self.starts), dict(self.lengths)
         if self.sequences is not None:
             made.sequences = self.sequences.fork()

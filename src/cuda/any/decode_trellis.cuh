@@ -1,0 +1,183 @@
+/* decode_trellis.cuh - tiles of trellis codes (format.md, "Trellis codes").
+ *
+ * Codes come into their places in the tile first. Then four lanes take a token, each a line of the circle: the
+ * steps of one q of keys, of one l of values. A line's windows begin with the bits of the line before. */
+#pragma once
+
+#include "decode_planes.cuh"
+
+namespace kvant
+{
+
+/* Two windows at once, in the halves of a register; M + 1 bits of each. Codes: 4 bits in each half. Returns twice the
+ * levels' numbers, the places of fp16 levels. */
+template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
+{
+    /* bit k of z, shifted to bit k + 1: taps are bits of the window */
+    const auto tap = [&](int k, int bit) { return bit > k ? windows >> (bit - k - 1) : windows << (k + 1 - bit); };
+    const uint32_t z0 = M == 8 ? tap(0, 3) ^ tap(0, 4) : M == 10 ? tap(0, 4) ^ tap(0, 5) ^ tap(0, 6) : tap(0, 3) ^ tap(0, 7) ^ tap(0, 9),
+                   z1 = tap(1, 0) ^ (M == 8 ? tap(1, 5) ^ tap(1, 8) : M == 10 ? tap(1, 6) ^ tap(1, 10) : tap(1, 7) ^ tap(1, 12)),
+                   z2 = tap(2, 1) ^ (M == 8 ? tap(2, 7) : M == 10 ? tap(2, 5) ^ tap(2, 8) : tap(2, 9) ^ tap(2, 10));
+    const uint32_t z = bit_select<0x00060006u>(bit_select<0x00020002u>(z0, z1), z2);
+    return bit_select<0x000e000eu>(z, codes << 3 & 0x00700070u);
+}
+
+/* What lanes do with the tokens of a tile. */
+struct TrellisLines {
+    const DecodedTile &tile;
+    const uint16_t *levels; /* whole numbers, fp16, in shared memory */
+    int token, line;
+    float scale; /* of a level, over the token's unit */
+
+    KVANT_INLINE uint32_t *words() const
+    {
+        return reinterpret_cast<uint32_t *>(tile.numbers + token * tile.stride);
+    }
+
+    KVANT_INLINE float number(uint32_t place) const
+    {
+        const uint16_t level = *reinterpret_cast<const uint16_t *>(reinterpret_cast<const uint8_t *>(levels) + place);
+        return __half2float(__ushort_as_half(level)) * scale;
+    }
+
+    template <int M> KVANT_INLINE uint32_t numbers(uint32_t windows, uint32_t codes) const
+    {
+        const uint32_t places = places_of_levels<M>(windows, codes);
+        return pack_half2(number(places & 0xffffu), number(places >> 16));
+    }
+
+    /* The lane of the same token that has another line. */
+    KVANT_INLINE uint32_t of_line(uint32_t x, int other) const
+    {
+        return __shfl_sync(FULL, x, (tile.lane & ~3) | (other & 3));
+    }
+};
+
+/* Bits, and n more. No window has more than 13. */
+KVANT_INLINE uint32_t append_bits(uint32_t bits, int n, uint32_t more)
+{
+    return n < 16 ? bits << n | more : more;
+}
+
+/* The trellis bits of two codes, and of those before them. */
+KVANT_INLINE uint32_t next_windows(uint32_t windows, uint32_t codes)
+{
+    return bit_select<0xfffefffeu>(windows << 1, codes);
+}
+
+/* WIDE: column tiles of a word of the first plane. Runs of steps: of a half of the columns' tiles, of a tile of the
+ * word, of an even or odd channel; the last two are halves of a register. */
+template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines &lane)
+{
+    const int tiles = lane.tile.d / 16;
+    uint32_t *words = lane.words() + lane.line, windows[WIDE][2] = {}, runs[WIDE][2] = {};
+    auto each = [&](int from, auto &&use) {
+#pragma unroll 2
+        for (int ct = from; ct < tiles; ct += WIDE)
+            unrolled_for (int i = 0; i < WIDE; i++)
+                if (i == 0 || ct + i < tiles)
+                    unrolled_for (int half = 0; half < 2; half++)
+                        use(words[8 * (ct + i) + 4 * half], i, half);
+    };
+    auto in_order = [&](auto &&use) { /* use(tile of the word, half, shift, steps) of the line's runs */
+        unrolled_for (int odd = 0; odd < 2; odd++)
+            unrolled_for (int i = 0; i < WIDE; i++)
+                unrolled_for (int half = 0; half < 2; half++)
+                    use(i, half, 16 * odd, (tiles + WIDE - 1 - i) / WIDE);
+    };
+    each(max(tiles / WIDE - 16, 0) * WIDE, [&](uint32_t codes, int i, int half) { runs[i][half] = next_windows(runs[i][half], codes); });
+    uint32_t tail = 0, before = 0;
+    in_order([&](int i, int half, int shift, int steps) { tail = append_bits(tail, steps, runs[i][half] >> shift & 0xffffu); });
+    for (int k = 4; k > 0; k--)
+        before = append_bits(before, 4 * tiles, lane.of_line(tail, lane.line - k));
+    in_order([&](int i, int half, int shift, int steps) {
+        windows[i][half] |= (before & 0xffffu) << shift;
+        before = append_bits(before, steps, runs[i][half] >> shift & 0xffffu);
+    });
+    each(0, [&](uint32_t &codes, int i, int half) {
+        windows[i][half] = next_windows(windows[i][half], codes);
+        codes = lane.numbers<M>(windows[i][half], codes);
+    });
+}
+
+/* Trellis bits of the codes of 8 channels, the first one's the highest. */
+KVANT_INLINE uint32_t byte_of(const uint4 &codes)
+{
+    const uint32_t ones = 0x00010001u;
+    const uint32_t bits = (((codes.x & ones) << 2 | (codes.y & ones)) << 2 | (codes.z & ones)) << 2 | (codes.w & ones);
+    return (bits << 1 | bits >> 16) & 0xffu;
+}
+
+/* Runs of 8 steps: row tiles 4 g + line, their first halves, then their second ones. */
+template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
+{
+    const int tiles = lane.tile.d / 16, runs = max((tiles - lane.line + 3) / 4, 0);
+    uint4 *codes = reinterpret_cast<uint4 *>(lane.words()) + 2 * lane.line;
+    uint32_t bits = 0;
+    if (runs > 0)
+        bits = byte_of(codes[runs > 1 ? 8 * (runs - 2) + 1 : 0]) << 8 | byte_of(codes[8 * (runs - 1) + 1]);
+    bits = lane.of_line(bits, lane.line ? lane.line - 1 : min(tiles, 4) - 1);
+    for (int half = 0; half < 2; half++)
+        for (int g = 0; g < runs; g++) {
+            uint4 &eight = codes[8 * g + half];
+            const uint4 own = eight;
+            bits = bits << 8 | byte_of(own);
+            auto numbers = [&](uint32_t pair, int j) {
+                return lane.numbers<M>(prmt(bits >> (7 - 2 * j), bits >> (6 - 2 * j), 0x5410), pair);
+            };
+            eight = make_uint4(numbers(own.x, 0), numbers(own.y, 1), numbers(own.z, 2), numbers(own.w, 3));
+        }
+}
+
+/* WIDE 0: values. */
+template <int M, int WIDE>
+__device__ __noinline__ void decode_lines(int metadata, float step, const uint16_t *levels, const DecodedTile tile)
+{
+    const uint16_t *scales = reinterpret_cast<const uint16_t *>(tile.page + metadata) + tile.first;
+#pragma unroll 1
+    for (int first = 8 * tile.rank; first < TILE_TOKENS; first += 8 * tile.team_warps) {
+        const int token = first + (tile.lane >> 2);
+        const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT);
+        const TrellisLines lane{ tile, levels, token, tile.lane & 3, stored * inverse_of(unit) * step };
+        if ((tile.lane & 3) == 0)
+            tile.units[token] = unit;
+        if constexpr (WIDE == 0)
+            decode_value_line<M>(lane);
+        else
+            decode_key_line<M, WIDE>(lane);
+    }
+}
+
+template <int BITS, bool KEYS> __device__ __noinline__ void place_codes(const DecodedTile tile)
+{
+    each_operand<BITS, KEYS, true>(tile, [](int) {}, [](uint32_t pair, int, int) { return pair; });
+}
+
+template <bool KEYS, int M>
+KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
+{
+    if (!KEYS)
+        decode_lines<M, 0>((int)c.metadata_offset, c.step, levels, tile);
+    else if (c.bits == 4)
+        decode_lines<M, 1>((int)c.metadata_offset, c.step, levels, tile);
+    else
+        decode_lines<M, 2>((int)c.metadata_offset, c.step, levels, tile);
+}
+
+template <bool KEYS>
+KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
+{
+    switch (c.bits) {
+    case 2: place_codes<2, KEYS>(tile); break;
+    case 3: place_codes<3, KEYS>(tile); break;
+    default: place_codes<4, KEYS>(tile); break;
+    }
+    tile.wait();
+    switch (c.memory) {
+    case 8: return decode_trellis_lines<KEYS, 8>(c, levels, tile);
+    case 10: return decode_trellis_lines<KEYS, 10>(c, levels, tile);
+    default: return decode_trellis_lines<KEYS, 12>(c, levels, tile);
+    }
+}
+
+} // namespace kvant
