@@ -23,7 +23,9 @@ typedef struct head {
     uint64_t n, bytes, checksum, seed; /* KVANT_FILE_HEAD bytes up to here */
     uint64_t next_id, head_checksum;
     uint32_t n_lists, n_packs; /* with lists */
-    uint64_t zeros[5];
+    float radius;              /* with lists */
+    uint32_t zero;
+    uint64_t zeros[4];
 } head;
 _Static_assert(offsetof(head, next_id) == KVANT_FILE_HEAD && sizeof(head) == 128, "format.md");
 
@@ -80,6 +82,7 @@ static head head_of(const kvant_index *index, layout *l)
               (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
     h.n_lists = index->n_lists;
     h.n_packs = (uint32_t)index->n_packs;
+    h.radius = index->n_lists ? index->radius : 0;
     lay_out(&h, l); /* the index is in memory: its sizes fit */
     h.bytes = l->end;
     return h;
@@ -171,10 +174,10 @@ static kvant_status check_lists(const head *h, size_t n, layout *l, const kvant_
 {
     if (h->head_checksum != head_checksum(*h))
         return damaged(error, "its head is damaged");
-    if (h->flags & HAS_LISTS &&
-        (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
-         h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
-         h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS))))
+    if (h->flags & HAS_LISTS && (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
+                                 h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
+                                 h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS ||
+                                 (h->n > 0 && !(h->flags & HAS_IDS)) || !(h->radius > 0)))
         return damaged(error, "its head is damaged");
     if (!lay_out(h, l) || l->end != n)
         return damaged(error, "it is cut short, or too long");
@@ -205,6 +208,7 @@ static kvant_status make_from_head(const head *h, kvant_index **index, const kva
     (*index)->n = (size_t)h->n;
     (*index)->next_id = h->next_id;
     (*index)->n_packs = h->n_packs;
+    (*index)->radius = h->radius;
     return KVANT_OK;
 }
 

@@ -41,6 +41,7 @@ struct kvant_index {
     uint32_t n_lists;        /* 0: flat, and what follows is empty */
     const float *centroids;  /* n_lists x dim, of vectors without the centre */
     float *half_squares;     /* of centroids */
+    float radius;            /* root of the mean squared length of training rows, without the centre */
     kvant_list *lists;
     uint32_t *owners; /* by pack: its list */
     size_t n_packs;
