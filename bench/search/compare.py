@@ -78,13 +78,13 @@ class Numpy:
 
 
 class Kvant:
-    """A spec; "/train" behind it takes the centre from 20,000 rows, as dims= does with its directions."""
+    """A spec; "/train" behind it takes the centre from 20,000 rows; specs with dims= train anyway."""
 
     def __init__(self, name, d):
         import kvant
 
         spec, _, train = name.partition("/")
-        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec
+        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "=" in spec
         self.index = kvant.Index(d, spec=spec)
 
     def train(self, rows, threads=1):

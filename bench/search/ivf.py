@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Queries per second at recall@10 of 0.95 and 0.99, on one thread, in batches of 100: inverted lists, and scans of all.
+"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100: inverted lists, scans of all.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
 
-All inverted lists have the same centroids (k-means of FAISS). Lists to look at (nprobe) and candidates that get exact
+FAISS's inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get exact
 products from the original rows (rerank) are the fastest that reach the recall with the `tune` queries, and are judged with
 the `query` queries.
 """
@@ -23,30 +23,33 @@ TARGETS = (0.95, 0.99)
 NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
 
 
-class Flat(compare.Kvant):
-    """kvant's scan of everything: only rerank is chosen."""
+class Kvant(compare.Kvant):
+    """Its centroids are its own k-means of the same rows; without lists=, only rerank is chosen."""
 
-    rows, rerank = None, 0
+    rows, rerank, nprobe = None, 0, 0
 
-    def add(self, rows, threads=1):
-        super().add(rows, threads)
+    def train(self, rows, threads=1):
+        if self.learns:
+            self.index.train(rows)
+
+    def keep(self, rows):
         self.rows = rows
 
-    def configure(self, _nprobe, rerank):
-        self.rerank = rerank
+    def configure(self, nprobe, rerank):
+        self.nprobe, self.rerank = nprobe, rerank
 
     def search(self, queries, k, threads=1):
         exact = {"rerank": self.rerank, "originals": self.rows} if self.rerank else {}
-        return self.index.search(queries, k, n_threads=threads, **exact)[1]
+        return self.index.search(queries, k, threads, n_probe=self.nprobe, **exact)[1]
 
 
 def run(index, queries, rounds):
-    """ids, and queries per second by the fastest of some rounds."""
+    """ids, and queries per second of CPU time by the fastest of some rounds."""
     seconds = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         found = np.concatenate([index.search(queries[at:at + BATCH], K) for at in range(0, len(queries), BATCH)])
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return found, len(queries) / min(seconds)
 
 
@@ -75,13 +78,15 @@ def main():
     d, tune, rows, chosen = base.shape[1], tune[:300], [], []
     tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
     names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
+    names += [f"kvant:turboquant-{code}lists={arguments.lists}" for code in ("4:", "2:", f"3:dims={d * 5 // 8},")]
     names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:turboquant-2"]  # no lists
     for name in arguments.names or names:
         system, _, rest = name.partition(":")
-        index = Faiss(rest, d, middle) if system == "faiss" else Flat(rest, d)
+        index = Faiss(rest, d, middle if "IVF" in rest else None) if system == "faiss" else Kvant(rest, d)
         index.train(base)
         index.add(base)
-        best = choose(index, NPROBE if "IVF" in name else (0,), base, tune, tune_truth)
+        index.keep(base)
+        best = choose(index, NPROBE if "IVF" in name or "lists=" in name else (0,), base, tune, tune_truth)
         chosen += [(index, target, setting) for target, setting in best.items()]
     for index, target, setting in chosen:
         row = {"data": arguments.data, "n": len(base), "dim": d, "system": index.system, "index": index.name}

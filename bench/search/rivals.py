@@ -24,7 +24,7 @@ class Faiss:
             inner.quantizer.add(centroids)
         for key, value in (option.split("=") for option in options if "=" in option):
             setattr(inner, key, int(value))
-        self.rows, self.rerank = None, 0
+        self.refine, self.rerank = None, 0
 
     def inner(self):
         index = faiss.downcast_index(self.index)
@@ -49,15 +49,17 @@ class Faiss:
     def add(self, rows, threads=1):
         faiss.omp_set_num_threads(threads)
         self.index.add(rows)
-        self.rows = rows
+
+    def keep(self, rows):
+        """Rows that were added, for rerank: FAISS copies them."""
+        self.refine = faiss.IndexRefineFlat(self.index, faiss.swig_ptr(rows))
 
     def search(self, queries, k, threads=1):
         faiss.omp_set_num_threads(threads)
         if not self.rerank:
             return self.index.search(queries, k)[1]
-        refine = faiss.IndexRefineFlat(self.index, faiss.swig_ptr(self.rows))
-        refine.k_factor = self.rerank / k
-        return refine.search(queries, k)[1]
+        self.refine.k_factor = self.rerank / k
+        return self.refine.search(queries, k)[1]
 
 
 def centroids(rows, n, seed=7):

@@ -23,7 +23,9 @@ typedef struct head {
     uint64_t n, bytes, checksum, seed; /* KVANT_FILE_HEAD bytes up to here */
     uint64_t next_id, head_checksum;
     uint32_t n_lists, n_packs; /* with lists */
-    uint64_t zeros[5];
+    float radius;              /* with lists */
+    uint32_t zero;
+    uint64_t zeros[4];
 } head;
 _Static_assert(offsetof(head, next_id) == KVANT_FILE_HEAD && sizeof(head) == 128, "format.md");
 
@@ -76,10 +78,11 @@ static head head_of(const kvant_index *index, layout *l)
                .n = index->n,
                .seed = index->seed,
                .next_id = index->next_id };
-    h.flags =
-        (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) | (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
+    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
+              (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
     h.n_lists = index->n_lists;
     h.n_packs = (uint32_t)index->n_packs;
+    h.radius = index->n_lists ? index->radius : 0;
     lay_out(&h, l); /* the index is in memory: its sizes fit */
     h.bytes = l->end;
     return h;
@@ -120,7 +123,8 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     uint32_t *lists = list_section(index);
     if (!lists)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
-    const void *const sections[N_SECTIONS] = { &h,          index->center,  index->projection, index->centroids, lists, index->ids,  index->factors, index->offsets,
+    const void *const sections[N_SECTIONS] = { &h,          index->center, index->projection, index->centroids,
+                                               lists,       index->ids,    index->factors,    index->offsets,
                                                index->codes };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
@@ -170,9 +174,10 @@ static kvant_status check_lists(const head *h, size_t n, layout *l, const kvant_
 {
     if (h->head_checksum != head_checksum(*h))
         return damaged(error, "its head is damaged");
-    if (h->flags & HAS_LISTS &&
-        (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS || h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
-         h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS))))
+    if (h->flags & HAS_LISTS && (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
+                                 h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
+                                 h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS ||
+                                 (h->n > 0 && !(h->flags & HAS_IDS)) || !(h->radius > 0)))
         return damaged(error, "its head is damaged");
     if (!lay_out(h, l) || l->end != n)
         return damaged(error, "it is cut short, or too long");
@@ -203,6 +208,7 @@ static kvant_status make_from_head(const head *h, kvant_index **index, const kva
     (*index)->n = (size_t)h->n;
     (*index)->next_id = h->next_id;
     (*index)->n_packs = h->n_packs;
+    (*index)->radius = h->radius;
     return KVANT_OK;
 }
 
@@ -393,7 +399,8 @@ static size_t memory_of(const kvant_index *index, const layout *l)
     if (index->mapped)
         return bytes;
     const size_t packs = index->capacity / KVANT_PACK_VECTORS;
-    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] + packs * kvant_pack_bytes(&index->book.format);
+    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] +
+             packs * kvant_pack_bytes(&index->book.format);
     return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
                                       (index->ids ? sizeof(uint64_t) : 0));
 }

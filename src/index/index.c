@@ -281,7 +281,8 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
     KVANT_RETURN_IF(!index || (n && !rows) || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_writable(index));
     if (index->needs_training)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs kvant_index_train before the first vector", index->spec);
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs kvant_index_train before the first vector",
+                          index->spec);
     if (n > KVANT_INDEX_MAX_VECTORS - index->n || n > KVANT_INDEX_NO_ID - index->next_id)
         return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors", KVANT_INDEX_MAX_VECTORS);
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));

@@ -31,18 +31,19 @@ struct kvant_index {
     kvant_rotation rotation; /* of code_dim numbers */
     const float *center;     /* dim; NULL: none */
     const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
-    bool project;              /* dims= was asked for */
-    bool needs_training;       /* dims= or lists= was asked for, and there was no training yet */
+    bool project;            /* dims= was asked for */
+    bool needs_training;     /* dims= or lists= was asked for, and there was no training yet */
     size_t n, capacity;      /* slots, a multiple of 32 */
     const uint64_t *ids;     /* by slot; NULL: slot s has id s */
     const float *factors;    /* by slot, as everything below */
     const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
     const uint8_t *codes;    /* packs */
-    uint32_t n_lists;       /* 0: flat, and what follows is empty */
-    const float *centroids; /* n_lists x dim, of vectors without the centre */
-    float *half_squares;    /* of centroids */
+    uint32_t n_lists;        /* 0: flat, and what follows is empty */
+    const float *centroids;  /* n_lists x dim, of vectors without the centre */
+    float *half_squares;     /* of centroids */
+    float radius;            /* root of the mean squared length of training rows, without the centre */
     kvant_list *lists;
-    uint32_t *owners;       /* by pack: its list */
+    uint32_t *owners; /* by pack: its list */
     size_t n_packs;
     uint64_t next_id;
     kvant_id_table table;  /* with ids only */
@@ -104,7 +105,7 @@ typedef struct kvant_index_row {
     int exponent;
     float offset;  /* of a vector */
     float weight;  /* of offsets, for a query: 1 for L2 */
-    float squared;  /* |u|^2 */
+    float squared; /* |u|^2 */
 } kvant_index_row;
 
 #define KVANT_NO_LIST UINT32_MAX

@@ -82,14 +82,20 @@ static uint32_t nearest_list(const kvant_index *index, const kvant_kernels *kern
     return best;
 }
 
+/* For inner products the query is taken as long as vectors are. Lists with short centroids hold
+ * vectors far from them: how much that counts was chosen on embeddings and on rows without clusters,
+ * which want 1 and 0: at 16 of 128 lists 0.936 and 0.939 of the neighbours, of 0.938 and 0.959. */
+#define SHORT_CENTROIDS 0.7f
+
 void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v, uint32_t n_probe,
                         kvant_found *found, uint32_t *chosen)
 {
+    const bool distance = index->metric == KVANT_METRIC_L2;
+    const float weight = distance ? 1 : SHORT_CENTROIDS * sqrtf(kernels->dot(v, v, index->dim)) / index->radius;
     kvant_top top = { found, 0, n_probe };
     for (uint32_t i = 0; i < index->n_lists; i++) {
-        float near = kernels->dot(v, kvant_index_centroid(index, i), index->dim);
-        if (index->metric == KVANT_METRIC_L2)
-            near -= index->half_squares[i];
+        const float near =
+            kernels->dot(v, kvant_index_centroid(index, i), index->dim) - weight * index->half_squares[i];
         if (near >= kvant_top_threshold(&top))
             kvant_top_add(&top, (kvant_found){ near, i, i });
     }
@@ -192,7 +198,9 @@ kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t strid
                              uint32_t n_threads)
 {
     const uint32_t threads = n_threads > 1 ? n_threads > 256 ? 256 : n_threads : 1;
-    addition a = { .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride, .n = n };
+    addition a = {
+        .index = index, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .stride = stride, .n = n
+    };
     a.list_of = kvant_alloc(n + 1, sizeof *a.list_of);
     a.slots = kvant_alloc(n + 1, sizeof *a.slots);
     a.order = kvant_alloc(n + 1, sizeof *a.order);

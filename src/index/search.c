@@ -32,10 +32,10 @@ typedef struct search {
     kvant_found *found; /* [query][range][k] */
     uint32_t *n_found;  /* [query][range] */
     float *scratch;     /* per thread */
-    float *centred;        /* with lists: queries without the centre */
-    uint32_t *probed;      /* [tile][list]: a bit per query that looks there */
-    int8_t *gathered;      /* per thread: queries of a list */
-    int32_t *dots;         /* per thread, TILE x 32 */
+    float *centred;     /* with lists: queries without the centre */
+    uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
+    int8_t *gathered;   /* per thread: queries of a list */
+    int32_t *dots;      /* per thread, TILE x 32 */
     float *keys;        /* the same */
 } search;
 
@@ -87,7 +87,8 @@ static void prepare_query(void *context, size_t i, uint32_t worker)
     float *scratch = s->scratch + worker * kvant_index_scratch(index);
     const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
                                                       s->centred ? s->centred + i * index->dim : NULL);
-    const bool offsets = kvant_index_has_offsets(index) || index->n_lists, distance = index->metric == KVANT_METRIC_L2;
+    const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
+               distance = index->metric == KVANT_METRIC_L2;
     uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
     const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
     store_query(s, i, codes);
@@ -200,8 +201,8 @@ static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, i
         v->sums[v->n] = s->sums[at];
         v->scales[v->n] = s->scales[at];
         v->weights[v->n] = s->weights[at];
-        v->constants[v->n++] = s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list),
-                                               s->index->dim);
+        v->constants[v->n++] =
+            s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
     }
     const int8_t *from = s->x + tile * tile_bytes(s);
     for (uint32_t quad = 0; quad < n_quads; quad++)
@@ -209,8 +210,8 @@ static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, i
             memcpy(x + ((size_t)quad * v->n + j) * 4, from + ((size_t)quad * n + v->query[j]) * 4, 4);
 }
 
-static void scan_list_pack(const search *s, size_t pack, uint32_t wanted, const int8_t *x, visitors *v, kvant_top *tops,
-                           int32_t *dots, float *keys)
+static void scan_list_pack(const search *s, size_t pack, uint32_t wanted, const int8_t *x, visitors *v,
+                           kvant_top *tops, int32_t *dots, float *keys)
 {
     const kvant_index *index = s->index;
     const kvant_pack_format *format = &index->book.format;

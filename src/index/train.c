@@ -1,6 +1,7 @@
 /* train.c - what an index learns from rows: their mean and, with dims=, their principal directions.
  *
  * Both are sums in binary64 in the order of the rows: the same bits on every machine. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,6 +90,10 @@ static kvant_status find_lists(kvant_index *index, const training *t)
     kvant_status status = rows && centroids ? KVANT_OK : KVANT_ERR_MEMORY;
     for (size_t i = 0; status == KVANT_OK && i < t->n; i++)
         kvant_index_centre(index, kernels, t->rows + i * t->stride, false, rows + i * t->dim, &row);
+    double squares = 0;
+    for (size_t i = 0; status == KVANT_OK && i < t->n; i++)
+        squares += kernels->dot(rows + i * t->dim, rows + i * t->dim, t->dim);
+    index->radius = squares > 0 ? (float)sqrt(squares / (double)t->n) : 1;
     if (status == KVANT_OK)
         status = kvant_cluster(rows, t->n, t->dim, index->n_lists, index->seed, centroids);
     kvant_free(rows);

@@ -207,7 +207,8 @@ static void decode(const kvant_index *index, size_t slot, float *row, float *scr
     const float *centroid =
         index->n_lists ? index->centroids + (size_t)index->owners[slot / KVANT_PACK_VECTORS] * index->dim : NULL;
     for (uint32_t i = 0; i < n; i++)
-        scratch[i] = index->factors[slot] * index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
+        scratch[i] =
+            index->factors[slot] * index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
     kvant_rotation_undo(&index->rotation, kernels, scratch, scratch + padded(n));
     for (uint32_t i = 0; i < index->dim; i++) {
         const float u =

@@ -116,6 +116,27 @@ class Search(TestCase):
         np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), scores)
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), ids)
 
+    def test_lists(self):
+        """All lists together are the whole index; few find the near ones of clustered vectors."""
+        centres = 3 * normal(20, 16, DIM)
+        rows = centres[np.arange(2000) % 16] + normal(21, 2000, DIM)
+        queries = centres[np.arange(40) % 16] + normal(22, 40, DIM)
+        truth = best(-np.square(queries[:, None] - rows).sum(2), 10)
+        index = kvant.Index(DIM, "l2", "turboquant-8:lists=16")
+        self.refused(kvant.Error, "train", index.add, rows)
+        index.train(rows)
+        index.add(rows)
+        self.assertEqual(index.info.n_lists, 16)
+        found = {n: index.search(queries, 10, n_probe=n)[1] for n in (1, 4, 16)}
+        hits = {n: np.mean([len(set(a) & set(b)) for a, b in zip(ids, truth)]) for n, ids in found.items()}
+        self.assertGreater(hits[16], 9)  # of 10, at 8 bits
+        self.assertGreater(hits[4], 0.9 * hits[16])
+        self.assertGreaterEqual(hits[16], hits[4])
+        self.assertGreaterEqual(hits[4], hits[1])
+        np.testing.assert_array_equal(index.search(queries, 10, n_probe=1000)[1], found[16])
+        self.assertEqual(index.remove_ids(np.arange(0, 2000, 2)), 1000)
+        self.assertTrue((index.search(queries, 10, n_probe=16)[1] % 2 == 1).all())
+
     def test_many_threads_search_at_once(self):
         index, _ = filled(n=2000)
         queries, found = normal(10, 20, DIM), [None] * 8

@@ -136,11 +136,11 @@ _kvant()
         --runtime) values="dirs" ;;
         esac ;;
     "search")
-        words="-c --codec -m --metric -k --neighbors --rerank --train --batch -n --queries -t --threads --verify --json --help"
+        words="-c --codec -m --metric -k --neighbors --probe --rerank --train --batch -n --queries -t --threads --verify --json --help"
         case $prev in
         -c | --codec) values="specs" ;;
         -m | --metric) values="quality balanced small" ;;
-        -k | --neighbors | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
+        -k | --neighbors | --probe | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
         esac ;;
     "codecs")
         words="-a --all -d --head-dim --config --json --help"

@@ -45,11 +45,11 @@ class Index(Owned):
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4", or "turboquant-3:dims=256" to
-    keep 256 principal dimensions, which needs train. metric: "ip" (inner product) and "cosine",
-    where larger scores are nearer, or "l2", squared distances. center: float32 [dim], subtracted
-    before rounding. Results depend on neither threads nor batches; equal scores come in the order of
-    ids.
+    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4". "turboquant-3:dims=256" keeps
+    256 principal dimensions, "turboquant-4:lists=128" makes inverted lists; both need train. metric:
+    "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared distances.
+    center: float32 [dim], subtracted before rounding. Results depend on neither threads nor batches;
+    equal scores come in the order of ids.
 
     Threads may search at once. Calls that change the index need it for themselves. Arguments of a
     wrong dtype are refused with TypeError, of a wrong shape with ValueError; Error has what the
@@ -106,8 +106,8 @@ class Index(Owned):
         check("index", library().kvant_index_verify(self._handle), SAID)
 
     def train(self, rows: Any) -> None:
-        """Learns the centre, and the directions of dims=, from rows [n, dim]: a sample of what will
-        be added. Before the first add."""
+        """Learns the centre, the directions of dims= and the centroids of lists= from rows [n, dim]:
+        a sample of what will be added. Before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         check("train", library().kvant_index_train(self._handle, rows.ctypes.data, stride, rows.shape[0]), SAID)
 
@@ -155,17 +155,17 @@ class Index(Owned):
         allowed: Any = None,
         allow: Callable[[int], Any] | None = None,
         rerank: int = 0,
-        n_probe: int = 0,
         originals: Any = None,
+        n_probe: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of each query [n, dim]: scores, float32 [n, k], and ids, int64 [n, k], the
         nearest first. Where there are fewer, ids are -1.
 
         allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
         function of an id, called for every vector that passes allowed: slow, for few. Both may be
-        given. n_probe: lists to search where the spec has lists=, 0: 8.
-        rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
-        row i is the vector with id i (np.memmap will do); others keep their scores."""
+        given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
+        row i is the vector with id i (np.memmap will do); others keep their scores. n_probe: lists
+        that are searched where the spec has lists=, at most 1024; 0: 8."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
         scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
@@ -176,7 +176,7 @@ class Index(Owned):
             allowed = self._ids(allowed, "allowed")
             query.n_allowed = allowed.size
             query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
-        query.n_probe = checks.count(n_probe, "n_probe", 0)
+        query.n_probe = checks.count(n_probe, "n_probe", least=0)
         if rerank or originals is not None:
             rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
             query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]
