@@ -206,7 +206,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             P::template finish<1>();
             P::hold(s);
             /* values of the next page take the place of this one's: weigh() waits for them */
-            const bool same_place = !UNITS_FIRST && next.at == turn.at;
+            const bool same_place = !UNITS_FIRST && (p.by_pages || p.stages == 1);
             if (same_place) {
                 P::template finish<0>();
                 P::hold(sums.o);
