@@ -1,5 +1,5 @@
 /* general_encode.h - rows to pages in the general form (general.h). A team encodes the row in space.y as a
- * token of a page, or says that it does not fit; general_seal_* encode 64 rows at once. */
+ * token of a page, or says that it does not fit; the last functions encode 64 rows, or a group of tokens. */
 #pragma once
 
 #include "general_codes.h"
