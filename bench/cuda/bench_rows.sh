@@ -55,7 +55,7 @@ for what in "$@"; do
         metrics="$metrics,lts__t_sectors.avg.pct_of_peak_sustained_elapsed,sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
         for codec in ${CODECS:-int-4 octopus-4 trellis-4}; do
             echo "ncu $codec"
-            KVANT_RUNS=1 timeout 100 ncu -k regex:"${KERNEL:-tile_kernel|few_kernel|attend_kernel|unpack_kernel}" -c "${COUNT:-2}" --metrics "$metrics,$stalls" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
+            KVANT_RUNS=1 timeout 100 ncu -k regex:"${KERNEL:-attention_kernel|codes_kernel|tile_kernel|attend_kernel|unpack_kernel}" -c "${COUNT:-2}" --metrics "$metrics,$stalls" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
                 grep -E '__|rror|_kernel<' | grep -vE 'max_rate|\.pct .*[0-9]$.*per_issue' | awk '$NF != "0.00" && $NF != "0" { print "   ", $1, $NF }' |
                 grep -v '_per_issue_active\.[mp]' | sed 's/smsp__average_warps_issue_stalled_//; s/_per_issue_active.ratio//' | head -n 64
         done ;;

@@ -13,7 +13,7 @@
  * A kvant_calibrator gathers a calibration; `kvant calibrate` drives one with llama.cpp.
  *
  * Threads: a kvant_calibration never changes, so any number of threads may read it. A
- * kvant_calibrator belongs to one thread at a time.
+ * kvant_calibrator belongs to one thread at a time, but queries and attention of different kv heads may be added at once.
  */
 #ifndef KVANT_CALIBRATION_H
 #define KVANT_CALIBRATION_H
@@ -100,7 +100,7 @@ typedef struct kvant_calibrator_config {
     const uint32_t *clusters; /* n_codebooks increasing numbers, 2 to KVANT_CALIBRATION_MAX_CLUSTERS */
     uint32_t n_codebooks;     /* 0: no k-means, no rows are kept for it */
     uint32_t sample_rows;     /* rows kept per (layer, role); 0: 8 per cluster of the largest set */
-    uint32_t n_threads;       /* for k-means; 0: 1 */
+    uint32_t n_threads;       /* for rows and k-means; 0: 1 */
 } kvant_calibrator_config;
 
 /* KVANT_ERR_ARGUMENT with one line in err when the configuration is not valid, KVANT_ERR_MEMORY. */

@@ -167,6 +167,21 @@ static void add_sample(slot *s, uint32_t sample_rows, const float *x, size_t row
     }
 }
 
+typedef struct spread_job {
+    slot *slot;
+    const float *rows;
+    size_t stride, n;
+} spread_job;
+
+static void add_spread(void *context, size_t head, uint32_t worker)
+{
+    (void)worker;
+    const spread_job *j = context;
+    const size_t d = j->slot->head_dim;
+    for (size_t i = 0; i < j->n; i++)
+        kvant_moment_add(j->slot->spread + head * d * d, j->rows + i * j->stride + head * d, 1, (uint32_t)d);
+}
+
 kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads,
                                        uint32_t head_dim, const float *rows, size_t stride, size_t n)
 {
@@ -184,10 +199,11 @@ kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvan
                     KVANT_ERR_ARGUMENT);
     if (!s->head_dim)
         KVANT_FORWARD(kvant_calibrator_start_slot(c, index, n_kv_heads, head_dim));
+    spread_job job = { s, rows, stride, n };
+    if (s->spread)
+        kvant_parallel_for(n_kv_heads, c->n_threads, add_spread, &job);
     for (size_t i = 0; i < n; i++) {
         add_range(s, rows + i * stride, row);
-        for (size_t h = 0; s->spread && h < n_kv_heads; h++)
-            kvant_moment_add(s->spread + h * head_dim * head_dim, rows + i * stride + h * head_dim, 1, head_dim);
         if (s->sample)
             add_sample(s, c->sample_rows, rows + i * stride, row);
         s->n_rows++;

@@ -41,6 +41,31 @@ static void test_query_tokens(void **unused)
         }
 }
 
+/* Kernels of codes.cuh: 20 to 64 rows per kv head, whole and partial pages, open blocks, what changes scores. */
+static void test_codes(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "octopus-4:rotate=hadamard",
+                                         "hqmq-s96r4", "trellis-4:rotate=hadamard" };
+    static const int32_t few_lengths[] = { 64, 3, 190, 0, 700 };
+    static const uint32_t tokens[] = { 5, 8, 9, 16 };
+    static const attention_problem problems[] = { { .causal = true },
+                                                  { .causal = false },
+                                                  { .mask = true, .softcap = 20 },
+                                                  { .window = 100, .causal = true, .sinks = true },
+                                                  { .max_bias = 8, .causal = true } };
+    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = 0; i < 8; i++) {
+            attention_problem p = problems[(s + i) % 5];
+            attention_case c = case_of(specs[s], specs[s], i < 4 ? 128 : 64, 2, 8, i % 2 ? 3 : 0);
+            c.lengths = few_lengths;
+            c.batch = sizeof few_lengths / sizeof *few_lengths;
+            c.key_size = i == 2 ? 4 : 0.5f; /* references are raised often */
+            p.query_tokens = tokens[i % 4];
+            run_problem(&c, &p);
+        }
+}
+
 /* One thing at a time, with one query token and with several. */
 static void test_one_by_one(void **unused)
 {
@@ -425,7 +450,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_codes), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };

@@ -183,7 +183,8 @@ static void keys_without_values_stay_as_they_are(void **state)
     free(stock);
 }
 
-int main(void)
+/* An argument names the tests to run. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_dims_that_are_no_power_of_two), cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap),
@@ -191,5 +192,6 @@ int main(void)
         cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
     };
 
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, start, harness_stop);
 }

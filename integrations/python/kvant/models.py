@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, Callable, Iterator, NamedTuple, Sequence, Union
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 
+from . import checks
 from .calibration import Calibration, Calibrator
 from .library import PAGE_TOKENS
 from .transformers import KvantCache, attention, dense, mask
@@ -72,6 +74,7 @@ class _Gathering:
 
     def __init__(self, **options: Any) -> None:
         self.options, self.calibrator = options, None  # type: ignore[var-annotated]
+        self.pool = ThreadPoolExecutor(checks.threads(options["n_threads"]))  # kv heads are gathered at once
 
     def of(self, module: Any) -> Any:
         if self.calibrator is None:
@@ -86,16 +89,12 @@ def _host(rows: Tensor) -> Any:
     return rows.to("cpu", torch.float32).contiguous().numpy()
 
 
-def _add_attention(layer: int, q: Tensor, k: Tensor, added: Tensor, scale: float) -> None:
-    """Of one query in 16, token by token, the heads of a kv head together."""
-    gather, n, group = _calibrator.get().calibrator, k.shape[2], q.shape[1] // k.shape[1]
-    some = torch.arange(_SAMPLED - 1, q.shape[2], _SAMPLED)
-    if not len(some):
-        return
-    hidden = _host(added.expand(1, 1, q.shape[2], n)[0, 0, some.to(added.device)].repeat_interleave(group, 0))
-    for head in range(k.shape[1]):
-        queries = q[0, head * group : (head + 1) * group, some.to(q.device)].transpose(0, 1).reshape(-1, q.shape[3])
-        gather.add_attention(layer, head, _host(k[0, head]), _host(queries), hidden, scale, PAGE_TOKENS)
+def _add_attention(gather: Any, layer: int, head: int, q: Any, k: Any, hidden: Any, scale: float) -> None:
+    """Of one query in 16, token by token, the heads of a kv head together: q [heads, n, head_dim]."""
+    some = q[:, _SAMPLED - 1 :: _SAMPLED]
+    if some.shape[1]:
+        queries = some.transpose(1, 0, 2).reshape(-1, q.shape[2])
+        gather.add_attention(layer, head, k, queries, hidden.repeat(len(q), 0), scale, PAGE_TOKENS)
 
 
 def _observe(
@@ -112,13 +111,20 @@ def _observe(
     gather, layer = _calibrator.get().of(module), module.layer_idx
     for role, rows in (("k", key), ("v", value)):
         gather.add_rows(layer, role, _host(rows[0].transpose(0, 1)))
-    group = query.shape[1] // key.shape[1]
-    for head in range(query.shape[1]):
-        gather.add_queries(layer, head // group, _host(query[0, head]))
-    if not softcap:  # scores that are not <q, k> times a factor are left out
-        window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
-        added = dense.bias(attention_mask, window, True, query.shape[2], key.shape[2], query.device)
-        _add_attention(layer, query, key, added, query.shape[3] ** -0.5 if scaling is None else scaling)
+    group, q, k = query.shape[1] // key.shape[1], _host(query[0]), _host(key[0])
+    window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
+    added = dense.bias(attention_mask, window, True, query.shape[2], key.shape[2], query.device)
+    hidden = _host(added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED])
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+
+    def add(head: int) -> None:
+        of_head = q[head * group : (head + 1) * group]
+        for queries in of_head:
+            gather.add_queries(layer, head, queries)
+        if not softcap:  # scores that are not <q, k> times a factor are left out
+            _add_attention(gather, layer, head, of_head, k[head], hidden, scale)
+
+    list(_calibrator.get().pool.map(add, range(key.shape[1])))
     named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
     return attention(module, query, key, value, attention_mask, **named, **options)
 
@@ -163,6 +169,7 @@ def calibrate(
                     progress(0.5 * done / total)
     finally:
         _calibrator.reset(token)
+        gather.pool.shutdown()
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
         raise ValueError("model: it has no attention that kvant sees")

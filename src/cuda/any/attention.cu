@@ -144,15 +144,6 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
         first_channel = min(64 * own * rank, d), end_channel = min(first_channel + 64 * own, d);
     }
 
-    /* What the team's warps wrote is there, and what they read may be written. */
-    KVANT_INLINE void wait_for_team() const
-    {
-        if (team_warps == 1)
-            __syncwarp();
-        else
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
-    }
-
     /* Loops, here and at the end, instead of rows in registers: a block begins with a cold instruction cache. */
     template <class F> KVANT_INLINE void each_channel(F &&use) const
     {
@@ -261,7 +252,7 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
             decode_open(to);
         else
             decode_tile<KEYS, WITH>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
-        wait_for_team();
+        wait_for_team(team, team_warps);
     }
 
     /* s: tokens 16 k + lane / 4 and + 8, and the lane's query rows. */
@@ -301,7 +292,7 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
     KVANT_INLINE void add_scores(float (&s)[EIGHTS][N][4]) const
     {
         if (team_warps == 1)
-            return wait_for_team();
+            return wait_for_team(team, team_warps);
         float *shares = reinterpret_cast<float *>(memory + places.scores) + team * team_warps * S::ROWS * TOKENS + lane;
         auto each = [&](int of, auto &&use) {
             unrolled_for (int t = 0; t < EIGHTS; t++)
@@ -310,7 +301,7 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
                         use(shares[of * S::ROWS * TOKENS + ((t * N + k) * 4 + i) * 32], s[t][k][i]);
         };
         each(rank, [](float &there, float own) { there = own; });
-        wait_for_team();
+        wait_for_team(team, team_warps);
         each(0, [](float there, float &own) { own = there; });
 #pragma unroll 1
         for (int i = 1; i < team_warps; i++)
@@ -408,7 +399,7 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
                 const int at = begin + first, valid = min(tokens - first, TOKENS);
                 float s[EIGHTS][N][4];
                 uint32_t w[EIGHTS][N][2];
-                wait_for_team(); /* values before these have been read */
+                wait_for_team(team, team_warps); /* values before these have been read */
                 decode<true>(entry, first, valid);
                 multiply_keys(s);
                 add_scores(s);

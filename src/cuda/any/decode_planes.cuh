@@ -20,6 +20,15 @@ KVANT_INLINE float inverse_of(float power)
     return __int_as_float((254 << 23) - __float_as_int(power));
 }
 
+/* What the team's warps wrote is there, and what they read may be written. */
+KVANT_INLINE void wait_for_team(int team, int warps)
+{
+    if (warps == 1)
+        __syncwarp();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * warps) : "memory");
+}
+
 /* Token first + t of the page belongs into row t: the number of channel c, over units[t], into
  * numbers[t * stride + c]. A unit is a power of two, at least LEAST_UNIT. Rows from `valid` on become any
  * finite numbers. The team synchronises before and after a decoder. Decoders are functions of their own: inlined,
@@ -33,13 +42,9 @@ struct DecodedTile {
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
     int lane, kv_head, team;
 
-    /* What the team's warps wrote is there, and what they read may be written. */
     KVANT_INLINE void wait() const
     {
-        if (team_warps == 1)
-            __syncwarp();
-        else
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * team_warps) : "memory");
+        wait_for_team(team, team_warps);
     }
 };
 
@@ -216,8 +221,8 @@ struct UniformCodes {
     float offset;
 };
 
-/* Scales and zero points of uniform codes, as pairs of halves for the registers of an operand. ONCE: a token has
- * one of them. */
+/* Scales and zero points of uniform codes, as pairs of halves for the registers of an operand. ONCE: a token's are the
+ * same in the whole operand. */
 template <bool KEYS, bool ONCE> struct UniformScales {
     static constexpr int N = TILE_TOKENS / 16;
     const DecodedTile &tile;
@@ -256,10 +261,10 @@ template <bool KEYS, bool ONCE> struct UniformScales {
         return tile.lane < tile.valid;
     }
 
-    KVANT_INLINE void begin_tokens()
+    KVANT_INLINE void begin_tokens(int channels)
     {
         float top = 0;
-        for (int first = 0, at = own_token(); first < (ONCE ? 1 : tile.d); first += group, at += PAGE_TOKENS)
+        for (int first = 0, at = own_token(); first < channels; first += group, at += PAGE_TOKENS)
             top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
         const float unit = to[0].set(has_token() ? top : 0);
         if (tile.rank == 0)
@@ -324,7 +329,12 @@ template <bool KEYS, bool ONCE> struct UniformScales {
     KVANT_INLINE void load_channels(int i)
     {
         static_assert(!ONCE, "other scales for every operand");
-        unrolled_for (int k = 0; k < N; k++)
+        unrolled_for (int k = 0; k < N; k++) {
+            if (k > 0 && first_of(k) == first_of(0) && 16 * k < tile.valid) { /* the same scales */
+                unrolled_for (int q = 0; q < 4; q++)
+                    scale[k][q] = scale[0][q], zero[k][q] = zero[0][q];
+                continue;
+            }
             unrolled_for (int h = 0; h < 2; h++) { /* halves of the operand's channels */
                 const int at = first_of(k) + 16 * i + 8 * h + (KEYS ? 2 * (tile.lane & 3) : tile.lane >> 2);
                 float2 s = make_float2(0, 0), z = s;
@@ -338,10 +348,11 @@ template <bool KEYS, bool ONCE> struct UniformScales {
                     zero[k][q] = pack_half2(z.x * to[k].zero, z.y * to[k].zero);
                 }
             }
+        }
     }
 };
 
-/* Groups of tokens, or several of a token's channels. */
+/* Groups of tokens, or any groups of a token's channels. */
 template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_groups(const UniformCodes code, const DecodedTile tile)
 {
@@ -350,7 +361,7 @@ __device__ __noinline__ void decode_groups(const UniformCodes code, const Decode
     if (per_channel)
         scales.begin_channels();
     else
-        scales.begin_tokens();
+        scales.begin_tokens(tile.d);
     int group = tile.first_channel / code.group - 1, end = (group + 1) * code.group; /* of the channel before */
     uint32_t own = 0;
     bool mixed = false; /* the operand before this one had channels of two groups */
@@ -373,15 +384,24 @@ __device__ __noinline__ void decode_groups(const UniformCodes code, const Decode
     });
 }
 
-/* One scale per token. */
-template <int BITS, bool KEYS>
+/* One scale per token, or (GROUPED) one for every `group` of its channels, a multiple of 16. */
+template <int BITS, bool KEYS, bool GROUPED>
 __device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
 {
     UniformScales<KEYS, true> scales(tile, code);
-    scales.begin_tokens();
-    const uint32_t own[1] = { scales.own_scale(0) };
-    scales.share(own);
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+    scales.begin_tokens(GROUPED ? tile.d : 1);
+    int group = GROUPED ? tile.first_channel / code.group : 0, end = group * code.group; /* of the channel before */
+    auto load = [&] {
+        const uint32_t own[1] = { scales.own_scale(group) };
+        scales.share(own);
+    };
+    if (!GROUPED)
+        load();
+    auto begin = [&](int i) {
+        if (GROUPED && 16 * i >= end)
+            load(), group++, end += code.group;
+    };
+    each_operand<BITS, KEYS, true>(tile, begin, [&](uint32_t pair, int k, int q) {
         return multiply_add(pair, scales.scale[k][scales.at(q)], scales.zero[k][scales.at(q)]);
     });
 }
@@ -428,9 +448,10 @@ KVANT_INLINE void decode_planes(const kvant_cuda_codec &codec, const float *leve
             return decode_codebook<BITS, KEYS>((int)c.metadata_offset, levels, tile);
         if constexpr (!PLAIN && BITS > 1)
             if (has_groups(codec))
-                return decode_groups<BITS, KEYS>(uniform, tile);
+                return uniform.per_channel || uniform.group % 16 != 0 ? decode_groups<BITS, KEYS>(uniform, tile)
+                                                                      : decode_uniform<BITS, KEYS, true>(uniform, tile);
         if constexpr (BITS > 1) /* uniform codes of one bit do not exist */
-            decode_uniform<BITS, KEYS>(uniform, tile);
+            decode_uniform<BITS, KEYS, false>(uniform, tile);
     }
 }
 

@@ -13,15 +13,15 @@ namespace kvant
 {
 
 /* Row by row: read(t). Warps of the team take turns. */
-template <int P, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read)
+template <class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read)
 {
 #pragma unroll 1
     for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
-        Row<P> row{};
+        Row<MOST_DIM> row{};
         if (t < tile.valid)
             row = read(tile.first + t);
         float largest = 0;
-        unrolled_for (int j = 0; j < Row<P>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
         const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT), inverse = inverse_of(unit);
         each_of(row, tile.d, tile.lane, [&](float x, int channel) {
@@ -34,14 +34,14 @@ template <int P, class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F
 
 __device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
-    fill_rows<MOST_DIM>(tile, [&](int token) {
+    fill_rows(tile, [&](int token) {
         return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
     });
 }
 
 __device__ __noinline__ void decode_open(const DecodedTile tile)
 {
-    fill_rows<MOST_DIM>(tile, [&](int token) {
+    fill_rows(tile, [&](int token) {
         return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, KVANT_CUDA_F16, tile.d, tile.lane);
     });
 }

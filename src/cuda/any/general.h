@@ -122,6 +122,7 @@ KVANT_INLINE void general_put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 #define GENERAL_HALF_MAX 65504.0f
 #define GENERAL_LARGEST 3.402823466e38f
 #define GENERAL_TOKENS 64
+#define GENERAL_AT_ONCE 4 /* loads of a lane before a store, which might change what they read */
 
 typedef struct general_team {
     int lane, lanes, kv_head;
@@ -233,6 +234,19 @@ KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *
         general_hadamard(team, to, n, place->scale);
 }
 
+/* Sum over j of weights[j] rows[j][i], in this order, rows of n numbers. Sixteen are loaded at a time: they come from far. */
+KVANT_INLINE float general_combine(const float *rows, const float *weights, int n, int i)
+{
+    float sum = 0, x[16];
+    for (int first = 0; first < n; first += 16) {
+        unrolled_for (int j = 0; j < 16; j++)
+            x[j] = first + j < n ? rows[(size_t)(first + j) * n + i] : 0;
+        unrolled_for (int j = 0; j < 16; j++)
+            sum = first + j < n ? general_add(sum, general_mul(weights[first + j], x[j])) : sum;
+    }
+    return sum;
+}
+
 /* to = R^T from; from is lost. */
 KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_place *place, const float *tables,
                                       float *from, float *to)
@@ -242,12 +256,8 @@ KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_pl
     if (!place->dense)
         general_hadamard(team, from, n, place->scale);
     general_meet();
-    for (int i = team.lane; i < n; i += team.lanes) {
-        float sum = place->dense ? 0 : general_mul(from[i], numbers[i]);
-        for (int j = 0; place->dense && j < n; j++)
-            sum = general_add(sum, general_mul(from[j], numbers[(size_t)j * n + i]));
-        to[i] = sum;
-    }
+    for (int i = team.lane; i < n; i += team.lanes)
+        to[i] = place->dense ? general_combine(numbers, from, n, i) : general_mul(from[i], numbers[i]);
     general_meet();
 }
 

@@ -114,15 +114,29 @@ KVANT_INLINE const float *general_centroid(general_team team, const kvant_genera
                : general_table(team, g, g->view.uniform.centroids) + (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
 }
 
+KVANT_INLINE float general_uniform_number(const kvant_general *g, const void *page, int token, int channel)
+{
+    const general_line line = general_line_of(g, general_halves(page, g->metadata) + general_scale_place(g, token, channel));
+    const uint32_t code = general_get_code(g, general_words(page, 0), (int)g->view.uniform.bits, token, channel);
+    return general_add(general_mul(line.scale, (float)code), line.zero);
+}
+
 KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, const void *page, int token, float *to)
 {
     const bool centred = g->view.uniform.clusters != 0;
     const float *centroid = centred ? general_centroid(team, g, page, token) : NULL;
-    for (int j = team.lane; j < (int)g->head_dim; j += team.lanes) {
-        const general_line line = general_line_of(g, general_halves(page, g->metadata) + general_scale_place(g, token, j));
-        const uint32_t code = general_get_code(g, general_words(page, 0), (int)g->view.uniform.bits, token, j);
-        const float x = general_add(general_mul(line.scale, (float)code), line.zero);
-        to[j] = !centred ? x : centroid ? general_add(x, centroid[j]) : 0;
+    for (int first = team.lane; first < (int)g->head_dim; first += GENERAL_AT_ONCE * team.lanes) {
+        float x[GENERAL_AT_ONCE] = { 0 };
+        unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
+            const int j = first + i * team.lanes;
+            if (j < (int)g->head_dim)
+                x[i] = general_uniform_number(g, page, token, j);
+        }
+        unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
+            const int j = first + i * team.lanes;
+            if (j < (int)g->head_dim)
+                to[j] = !centred ? x[i] : centroid ? general_add(x[i], centroid[j]) : 0;
+        }
     }
 }
 
@@ -185,9 +199,18 @@ KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, c
                   : g->view.kind == KVANT_GENERAL_SKETCH ? 0
                                                             : (int)g->head_dim,
               bits = g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits : (int)g->view.books[0].bits;
-    for (int i = team.lane; i < n; i += team.lanes)
-        codes[i] = chunks ? general_get_chunk(g, words, n, general_chunk_bits(g), token, i)
-                          : general_get_code(g, words, bits, token, i);
+    for (int first = team.lane; first < n; first += GENERAL_AT_ONCE * team.lanes) {
+        uint32_t x[GENERAL_AT_ONCE] = { 0 };
+        unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
+            const int at = first + i * team.lanes;
+            if (at < n)
+                x[i] = chunks ? general_get_chunk(g, words, n, general_chunk_bits(g), token, at)
+                              : general_get_code(g, words, bits, token, at);
+        }
+        unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++)
+            if (first + i * team.lanes < n)
+                codes[first + i * team.lanes] = x[i];
+    }
 }
 
 /* y += what the sketch says of the rest. */

@@ -66,8 +66,6 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
         12 * slot <= room)
         return 12;
-    if (!EIGHT && D <= 128 && !CHUNKS && KC::BIASED && VC::BIASED && !LARGE && 10 * slot <= room)
-        return 10;
     const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
     for (int warps = 8; warps > 1; warps /= 2)
         if (warps * slot <= least)
@@ -240,7 +238,7 @@ KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
-        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4, S::V_PAIRS < 0 ? 1 : pair_copies<C, LARGE>()>(p.k_bytes, p.one, lane);
+        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4>(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else

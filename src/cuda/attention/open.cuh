@@ -92,9 +92,10 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
 }
 
 /* The sums of tile t with 16 tokens of one open page added, from `first` on. before: tokens before the
- * page; valid: tokens that it has. Not inlined: it is seldom called, and long. */
+ * page; valid: tokens that it has. Inlined only where there is one call: sums go through memory
+ * otherwise. */
 template <class C, int D, bool GENERAL, class Q>
-__device__ __noinline__ Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen, int t,
+KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen, int t,
                                                              int block, int first, int kv_head, int before, int valid,
                                                              int lane, Accumulator<C, D> sums)
 {

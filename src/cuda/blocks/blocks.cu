@@ -52,11 +52,12 @@ struct Problem {
     int group, rows, tiles, splits, tiles_a_split;
     uint32_t *counters; /* per (sequence, kv head); zeros */
     float *parts;       /* per (sequence, kv head, split): rows x D sums, then maxima, then totals */
+    size_t part_floats; /* a multiple of 4 */
 };
 
-KVANT_INLINE float *part_of(const Problem &p, int pair, int split, int d)
+KVANT_INLINE float *part_of(const Problem &p, int pair, int split)
 {
-    return p.parts + ((size_t)pair * p.splits + split) * (size_t)(p.rows * (d + 2));
+    return p.parts + ((size_t)pair * p.splits + split) * p.part_floats;
 }
 
 /* ---- copying ---- */
@@ -373,30 +374,11 @@ template <class F, int D> KVANT_INLINE void copy_tile(const Problem &p, uint8_t 
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Of a channel of a row. */
-struct Sum {
-    float top, sum, total;
-};
-
-KVANT_INLINE Sum add_parts(const float *sums, const float *tops, const float *totals, int n, size_t stride)
-{
-    Sum s{ -INFINITY, 0, 0 };
-    for (int i = 0; i < n; i++)
-        s.top = fmaxf(s.top, __ldcg(tops + i * stride));
-    const float base = s.top == -INFINITY ? 0 : s.top;
-    for (int i = 0; i < n; i++) {
-        const float factor = exp2f(__ldcg(tops + i * stride) - base);
-        s.sum = fmaf(factor, __ldcg(sums + i * stride), s.sum);
-        s.total = fmaf(factor, __ldcg(totals + i * stride), s.total);
-    }
-    return s;
-}
-
 /* What the warps of a thread block have, made one part. */
 template <int D> KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int split)
 {
     const float *tops = shared + WARPS * MOST_ROWS * D, *totals = tops + WARPS * MOST_ROWS;
-    float *part = part_of(p, pair, split, D);
+    float *part = part_of(p, pair, split);
     for (int i = threadIdx.x; i < p.rows * D; i += WARPS * 32) {
         const int row = i / D;
         float top = -INFINITY, sum = 0, total = 0;
@@ -418,19 +400,47 @@ template <int D> KVANT_INLINE void add_warps(const Problem &p, const float *shar
     }
 }
 
-/* The parts of a (sequence, kv head), and sinks, by the thread block that ends last. */
-template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, int kv_head, int pair)
+/* Of a row's parts: what each counts, in shared memory, so that they add up to the output. By a warp. */
+KVANT_INLINE void weigh_parts(const Problem &p, const float *tops, int head, int lane, float *weights)
 {
-    const float *parts = part_of(p, pair, 0, D);
-    const size_t stride = (size_t)p.rows * (D + 2);
-    for (int i = threadIdx.x; i < p.rows * D; i += WARPS * 32) {
-        const int row = i / D, head = kv_head * p.group + row % p.group;
-        const Sum s = add_parts(parts + i, parts + p.rows * D + row, parts + p.rows * (D + 1) + row, p.splits, stride);
-        const float sink = p.a.sinks ? p.a.sinks[head] * LOG2E : -INFINITY, top = fmaxf(s.top, sink),
-                    base = top == -INFINITY ? 0 : top, factor = exp2f(s.top - base),
-                    total = s.total * factor + exp2f(sink - base + UNIT);
-        p.a.out[sequence * p.a.out_batch_stride + row / p.group * p.a.out_token_stride + head * p.a.out_head_stride + i % D] =
-            total > 0 ? s.sum * factor / total : 0;
+    const float *totals = tops + p.rows, sink = p.a.sinks ? p.a.sinks[head] * LOG2E : -INFINITY;
+    float top = sink, total = 0;
+    for (int i = lane; i < p.splits; i += 32)
+        top = fmaxf(top, __ldcg(tops + i * p.part_floats));
+    for (int k = 16; k > 0; k /= 2)
+        top = fmaxf(top, __shfl_xor_sync(FULL, top, k));
+    const float base = top == -INFINITY ? 0 : top;
+    for (int i = lane; i < p.splits; i += 32) {
+        weights[i] = exp2f(__ldcg(tops + i * p.part_floats) - base);
+        total = fmaf(weights[i], __ldcg(totals + i * p.part_floats), total);
+    }
+    for (int k = 16; k > 0; k /= 2)
+        total += __shfl_xor_sync(FULL, total, k);
+    total += exp2f(sink - base + UNIT);
+    for (int i = lane; i < p.splits; i += 32)
+        weights[i] *= total > 0 ? 1 / total : 0;
+}
+
+/* The parts of a (sequence, kv head), and sinks, by the thread block that ends last. */
+template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, int kv_head, int pair, float *weights)
+{
+    const float *parts = part_of(p, pair, 0);
+    for (int row = threadIdx.x / 32; row < p.rows; row += WARPS)
+        weigh_parts(p, parts + p.rows * D + row, kv_head * p.group + row % p.group, threadIdx.x % 32, weights + row * p.splits);
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.rows * D / 4; i += WARPS * 32) {
+        const int row = i / (D / 4), head = kv_head * p.group + row % p.group;
+        float4 sum = {};
+#pragma unroll 8
+        for (int j = 0; j < p.splits; j++) {
+            const float4 x = __ldcg(reinterpret_cast<const float4 *>(parts + j * p.part_floats) + i);
+            const float weight = weights[row * p.splits + j];
+            sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
+            sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
+        }
+        float *out = p.a.out + sequence * p.a.out_batch_stride + row / p.group * p.a.out_token_stride + head * p.a.out_head_stride +
+                     i % (D / 4) * 4;
+        out[0] = sum.x, out[1] = sum.y, out[2] = sum.z, out[3] = sum.w;
     }
 }
 
@@ -467,12 +477,12 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D
     add_warps<D>(p, shared, pair, blockIdx.x);
     __shared__ uint32_t before;
     if (ends_last(p.counters + pair, p.splits, before))
-        write_rows<D>(p, sequence, kv_head, pair);
+        write_rows<D>(p, sequence, kv_head, pair, shared);
 }
 
 /* ---- launches ---- */
 
-/* As many thread blocks as run at once, if there are tiles for them. */
+/* As many thread blocks as run at once, if there are tiles for them, and room for what each part of a row counts. */
 cudaError_t split(Problem &p, const void *kernel, int shared)
 {
     int device = 0, multiprocessors = 0, blocks = 0;
@@ -482,7 +492,8 @@ cudaError_t split(Problem &p, const void *kernel, int shared)
     if (error == cudaSuccess)
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, WARPS * 32, shared);
     const int pairs = (int)(p.a.batch * p.a.n_kv_heads),
-              most = std::max(1, std::min(std::min(multiprocessors * blocks, MOST_PARTS) / pairs, (p.tiles + WARPS - 1) / WARPS)),
+              most = std::max(1, std::min({ multiprocessors * blocks / pairs, MOST_PARTS / pairs, (p.tiles + WARPS - 1) / WARPS,
+                                             shared / (int)sizeof(float) / p.rows })),
               each = std::max(1, (p.tiles + most - 1) / most);
     p.tiles_a_split = (each + WARPS - 1) / WARPS * WARPS;
     p.splits = std::max(1, (p.tiles + p.tiles_a_split - 1) / p.tiles_a_split);
@@ -539,7 +550,7 @@ bool takes(const kvant_cuda_block_args &a)
 
 size_t part_floats(const kvant_cuda_block_args &a)
 {
-    return (size_t)(a.n_heads / a.n_kv_heads * a.query_tokens) * (a.head_dim + 2);
+    return ((size_t)(a.n_heads / a.n_kv_heads * a.query_tokens) * (a.head_dim + 2) + 3) / 4 * 4;
 }
 
 } // namespace
@@ -562,6 +573,7 @@ kvant_status kvant_cuda_table_block_attention(const kvant_cuda_block_args *args,
     p.group = (int)(args->n_heads / args->n_kv_heads);
     p.rows = p.group * (int)args->query_tokens;
     p.tiles = ((int)args->n_tokens + TILE - 1) / TILE;
+    p.part_floats = part_floats(*args);
     p.counters = static_cast<uint32_t *>(args->workspace);
     p.parts = reinterpret_cast<float *>(static_cast<char *>(args->workspace) + PAIR_COUNTERS);
     cudaStream_t on = static_cast<cudaStream_t>(stream);

@@ -164,7 +164,7 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
     template <int COPIES> struct Four {
-        static constexpr int SHIFT = COPIES == 16 ? 7 : 6, CLOSER = COPIES >= 8 ? 0 : COPIES == 4 ? 1 : COPIES == 2 ? 2 : 3;
+        static constexpr int SHIFT = COPIES == 16 ? 7 : 6, CLOSER = COPIES >= 8 ? 0 : COPIES == 2 ? 2 : 3;
         uint32_t low, high, norms[2];
 
         template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
@@ -275,7 +275,8 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* The same of one row tile. */
     template <int D, int COPIES, class T>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt, uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
+                                      uint32_t (&a)[2][4])
     {
         using P = ChunkPlaces<Octopus, D>;
         using Left = Turn<COPIES>;
@@ -393,7 +394,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
     template <int COPIES, class T>
-    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table, uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table,
+                                       uint32_t (&a)[2][4])
     {
         unrolled_for (int h = 0; h < 2; h++) {
             const uint32_t radius = radii(w[h], two >> 8 * h, one >> 8 * h);
@@ -428,12 +430,14 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* The same of one row tile. */
     template <int D, int COPIES, class T>
-    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt, uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
+                                      uint32_t (&a)[2][4])
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int row = lane >> 2, pair = 4 * step + (lane & 3);
-        const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt), P::template key_word<16>(words, pair, row, 1, rt) };
+        const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt),
+                                P::template key_word<16>(words, pair, row, 1, rt) };
         const uint32_t two = RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
                        one = RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
         key_tiles<COPIES>(w, two, one, table, a);

@@ -77,24 +77,34 @@ template <int D> struct RawRow {
     }
 };
 
-/* Most codecs have none of these. */
-template <int D> __device__ __forceinline__ void center_and_weigh(Row<D> &row, const FewRole &role, int at)
-{
-    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++, at += 32) {
-        if (role.center)
-            row.x[j] = __fsub_rn(row.x[j], role.center[at]);
-        if (role.scale)
-            row.x[j] = __fdiv_rn(row.x[j], role.scale[at]);
-        if (role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
-            row.x[j] = __fmul_rn(row.x[j], role.weights[at]);
+/* What a row is shifted by, divided by and multiplied with; asked for before the row, because no kernel before
+ * this one writes them. Most codecs have none of these. */
+template <int D> struct Affine {
+    float center[Row<D>::PER_LANE], scale[Row<D>::PER_LANE], weights[Row<D>::PER_LANE];
+
+    KVANT_INLINE void load(const FewRole &role, bool any, int at)
+    {
+        const bool diagonal = any && role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            center[j] = any && role.center ? role.center[at + 32 * j] : 0;
+            scale[j] = any && role.scale ? role.scale[at + 32 * j] : 1;
+            weights[j] = diagonal ? role.weights[at + 32 * j] : 1;
+        }
     }
-}
+
+    KVANT_INLINE void apply(Row<D> &row) const
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = __fmul_rn(__fdiv_rn(__fsub_rn(row.x[j], center[j]), scale[j]), weights[j]);
+    }
+};
 
 /* y = R W ((x - c) / s). A number that is not finite stays so through the centre, the scale and W. */
-template <int D> KVANT_INLINE void few_row(Row<D> &row, const FewRole &role, int kv_head, int lane, bool &finite)
+template <int D>
+KVANT_INLINE void few_row(Row<D> &row, const FewRole &role, const Affine<D> &affine, int lane, bool &finite)
 {
     if (role.affine)
-        center_and_weigh<D>(row, role, kv_head * D + lane);
+        affine.apply(row);
     finite = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(row.x[j]);
@@ -307,10 +317,8 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
         copy_book(book, args.books[blockIdx.z], given, lane);
         __syncwarp();
     }
-    if (first_warp && lane < (D + 31) / 32)
-        for (const float *numbers : { given.center, given.scale })
-            if (numbers)
-                prefetch_line(numbers + kv_head * D, 128 * lane);
+    Affine<D> affine;
+    affine.load(role, !through_matrix && first_warp && role.affine, kv_head * D + lane);
     if (through_matrix)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
             prefetch_line(given.weights + (size_t)kv_head * D * D, 128 * i);
@@ -326,15 +334,15 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
         TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
     if (!rehearses)
         wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one */
-    if (slot < 0)
-        return;
     if (!through_matrix && !rehearses)
         raw.load(given.rows, row_at, args.type, lane);
+    if (slot < 0)
+        return;
     Row<D> y = raw.numbers(args.type);
     if (through_matrix)
         y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
     else
-        few_row<D>(y, role, kv_head, lane, finite);
+        few_row<D>(y, role, affine, lane, finite);
     finite = __all_sync(FULL, finite);
     if (!first_warp && !rehearses)
         return;

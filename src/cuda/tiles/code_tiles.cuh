@@ -94,7 +94,8 @@ using CodeTable = std::conditional_t<
     HAS_CHUNKS<C>, TileChunks,
     std::conditional_t<HAS_TRELLIS<C>, TrellisTable<code_copies<C, D>()>, SignedBytes>>;
 
-template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
+template <class C, int D>
+KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
         constexpr uint32_t COPIES = code_copies<C, D>();
@@ -107,7 +108,7 @@ template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t 
             }
         return t;
     } else if constexpr (HAS_TRELLIS<C>)
-        return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
+        return CodeTable<C, D>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
 }
@@ -148,7 +149,8 @@ KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp
 {
     unrolled_for (int i = 0; i < 4; i += C::TILES) {
         uint32_t w[3], x[C::TILES][4];
-        tile_words<C, ROWS, COLUMNS>(reinterpret_cast<const uint32_t *>(page), block, (first + i) / C::TILES, warp, lane, w);
+        tile_words<C, ROWS, COLUMNS>(reinterpret_cast<const uint32_t *>(page), block, (first + i) / C::TILES, warp,
+                                     lane, w);
         C::unpack(w, table, x);
         unrolled_for (int t = 0; t < C::TILES; t++)
             unrolled_for (int k = 0; k < 4; k++)
@@ -307,7 +309,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         return 64 * block + 16 * warp + 8 * far + (lane >> 2);
     }
 
-    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_) : table(table_), lane(lane_)
+    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_)
+        : table(table_), lane(lane_)
     {
         const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
         TrellisWords<C> other;
@@ -398,7 +401,9 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     {
         const int row = lane >> 2, i = 2 * BLOCKS * warp + 2 * block + far;
         if constexpr (D == 128)
-            return 2 * block + far < 3 ? 3 * (8 * warp + row) + 2 * block + far : warp < 3 ? 3 * (32 + row) + warp : 120 + row;
+            return 2 * block + far < 3 ? 3 * (8 * warp + row) + 2 * block + far
+                   : warp < 3          ? 3 * (32 + row) + warp
+                                       : 120 + row;
         return i < 6 ? 3 * (8 * (i / 3) + row) + i % 3 : 8 * i + row;
     }
 
@@ -414,8 +419,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
         unrolled_for (int which = 0; which < 2; which++)
             unrolled_for (int h = 0; h < 2; h++) {
                 uint32_t w[3];
-                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page), (which ? last : first) / 3,
-                                                      lane & 3, h, part, w);
+                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page),
+                                                      (which ? last : first) / 3, lane & 3, h, part, w);
                 const Four codes(w, table);
                 unrolled_for (int i = 0; i < 2; i++) {
                     const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);

@@ -8,47 +8,19 @@
  * they agree on the reference of exponents. */
 #pragma once
 
-#include "code_tiles.cuh"
+#include "code_rows.cuh"
 #include "multiply.cuh"
 
 namespace kvant
 {
 
-template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
-    static constexpr int N = N_, GROUPS = GROUPS_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
-    using V = ValueOperands<VC, D>;
-    static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
-    /* Weights have rows of 64 columns, exchanged; few columns stand in rows of 8. */
-    static constexpr bool NARROW = N <= 16;
-    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * (NARROW ? 2 * N : ROW_BYTES),
-                         WEIGHT_ROW = NARROW ? 16 : ROW_BYTES; /* of a token */
-    static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
-    static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
-                         V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
-    static constexpr bool ONE_TABLE = std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
-    static constexpr int K_TABLE = code_table_bytes<KC, D>(), V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
-    static constexpr int MOST_BYTES = 215 * 1024; /* for all but CodesRows */
-    /* places: results take that of weights, tables and slots */
-    static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024, TABLES_AT = WEIGHTS_AT + GROUPS * WEIGHT_BYTES,
-                         SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE,
-                         STAGES = SLOTS_AT + 3 * GROUPS * SLOT <= MOST_BYTES ? 3 : 2, SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
-                         RESULTS_END = WEIGHTS_AT + GROUPS * GROUP_ROWS * D * 4,
-                         ROWS_AT = ((SLOTS_END > RESULTS_END ? SLOTS_END : RESULTS_END) + 15) / 16 * 16;
-};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* What a page's scores and weights are multiplied by: of the lane's tokens, rows lane / 4 and + 8 of the
  * warp's 16. */
 struct LaneTokens {
     float k_scale[2], k_zero[2], v_scale[2], v_zero[2];
 };
-
-template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
-    float4 columns[GROUPS][N / 2];      /* of two neighbouring columns: references of exponents, bases of scores */
-    float tops[GROUPS][GROUP_WARPS][N]; /* exchanged by the warps */
-    float ends[GROUPS][GROUP_WARPS][2][N];
-};
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     using S = CodesShape<KC, VC, D, N, GROUPS>;
@@ -67,7 +39,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     bool plain; /* nothing changes a score that all rows see */
     int group, warp, lane;
 
-    static constexpr int K_BUFFERS = N > 32 && GROUPS > 2 ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
+    static constexpr int K_BUFFERS = K::PARTS == 1 || (N > 32 && HAS_ZEROS<VC>) ? 1 : 2, /* of operands */
+                         V_BUFFERS = V::PARTS == 1 || V::OPERANDS > 4 ? 1 : 2;
     int phase; /* of the weights' barrier */
     int page;  /* at hand */
     Turn turn; /* of its slot */
@@ -82,7 +55,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE bool any_of_group(bool x) const
     {
         uint32_t any;
-        asm volatile("{.reg .pred x, any;\nsetp.ne.u32 x, %1, 0;\nbar.red.or.pred any, %2, %3, x;\nselp.u32 %0, 1, 0, any;}"
+        asm volatile("{.reg .pred x, any;\nsetp.ne.u32 x, %1, 0;\nbar.red.or.pred any, %2, %3, x;\n"
+                     "selp.u32 %0, 1, 0, any;}"
                      : "=r"(any)
                      : "r"((uint32_t)x), "r"(1 + group), "n"(GROUP_THREADS)
                      : "memory");
@@ -192,7 +166,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             hold_operand(a[i]);
     }
 
-    template <class T, class Table> KVANT_INLINE T code_operands(const uint8_t *page, int own_warp, const Table &own_table) const
+    template <class T, class Table>
+    KVANT_INLINE T code_operands(const uint8_t *page, int own_warp, const Table &own_table) const
     {
         if constexpr (std::is_constructible<T, const uint8_t *, int, int, const Table &>::value)
             return T(page, own_warp, lane, own_table);
@@ -208,7 +183,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     /* Adds V^T weights^T, once all warps have written weights. */
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
-        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
+        const uint64_t w = matrix_at(shared_address(weights()));
         const V own(code_operands<V>(page, warp, v_table));
         uint32_t values[V_BUFFERS][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
@@ -219,7 +194,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 wait_for(codes_there[S::STAGES], phase++);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
-                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i], w + V::column_tile(part, i) * S::WEIGHT_ROW, 1);
+                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i],
+                            w + V::column_tile(part, i) * ROW_BYTES, 1);
             GroupProducts::commit();
         }
         unrolled_for (int i = 0; i < V_BUFFERS; i++)
@@ -288,7 +264,9 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         float raised[COLUMNS];
         unrolled_for (int c = 0; c < COLUMNS; c++) {
             const float4 own = columns_at(c / 2);
-            const float before = c % 2 ? own.y : own.x, shrink = exp2_fast(before - (raised[c] = fmaxf(before, top_of(8 * (c / 2) + 2 * (lane & 3) + c % 2) + more)));
+            const float before = c % 2 ? own.y : own.x;
+            raised[c] = fmaxf(before, top_of(8 * (c / 2) + 2 * (lane & 3) + c % 2) + more);
+            const float shrink = exp2_fast(before - raised[c]);
             sum[c] *= shrink;
             if constexpr (HAS_ZEROS<VC>)
                 zero[c] *= shrink;
@@ -298,7 +276,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         wait_for_group();
         if (warp == 0 && lane < 4)
             unrolled_for (int j = 0; j < N / 8; j++)
-                *reinterpret_cast<float2 *>(&rows.columns[group][4 * j + lane]) = make_float2(raised[2 * j], raised[2 * j + 1]);
+                *reinterpret_cast<float2 *>(&rows.columns[group][4 * j + lane]) =
+                    make_float2(raised[2 * j], raised[2 * j + 1]);
         wait_for_group();
     }
 
@@ -328,14 +307,11 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
         const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token);
-        const uint32_t at = shared_address(weights()) + k * S::WEIGHT_ROW;
-        if constexpr (N == 8)
-            store_two_matrices(w[0], at);
-        else
-            unrolled_for (int j = 0; j < N / 8; j += 2) {
-                const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
-                store_matrices(m, S::NARROW ? at + (lane >> 4) * (PAGE_TOKENS * 16) : at + (((lane >> 4 ^ k) & 7) * 16 ^ j * 16));
-            }
+        const uint32_t at = shared_address(weights()) + k * ROW_BYTES, piece = ((lane >> 4 ^ k) & 7) * 16;
+        unrolled_for (int j = 0; j < N / 8; j += 2) {
+            const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
+            store_matrices(m, at + (piece ^ j * 16));
+        }
         GroupProducts::publish();
     }
 
@@ -422,7 +398,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     multiply_values(codes + S::K_BYTES);
                 else {
                     wait_for(codes_there[S::STAGES], phase++);
-                    add_open_values(reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])), work.length - first);
+                    add_open_values(reinterpret_cast<const uint16_t *>(page_of(p.v_open, -1 - entries[0])),
+                                    work.length - first);
                     wait_for_group(); /* nobody reads tops */
                 }
             }
@@ -462,7 +439,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     KVANT_INLINE void add_open_values(const uint16_t *page, int valid)
     {
-        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
+        const uint64_t w = matrix_at(shared_address(weights()));
         const float one = 1 / Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int b = 0; b < V::BLOCKS; b++) {
             float x[N / 8][4];
@@ -480,7 +457,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                     a[i] = pair;
                 }
                 GroupProducts::begin();
-                multiply<1>(x, a, w + k * S::WEIGHT_ROW, k > 0);
+                multiply<1>(x, a, w + k * ROW_BYTES, k > 0);
                 GroupProducts::commit();
                 GroupProducts::finish<0>();
                 GroupProducts::hold(x);
@@ -571,58 +548,6 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     }
 };
 
-/* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided by a power of
- * two where fp16's range is too small for one of them. */
-template <class KC, class VC, int D, int N, int GROUPS, class Rows>
-KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp,
-                                    int n_warps, int lane)
-{
-    using S = CodesShape<KC, VC, D, N, GROUPS>;
-    bool plain = true;
-    if constexpr (HAS_CHUNKS<KC>) { /* columns that no channel has */
-        for (int i = 16 * threadIdx.x; i < S::QUERY_BYTES; i += 16 * blockDim.x)
-            *reinterpret_cast<uint4 *>(memory + i) = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-    }
-#pragma unroll 1
-    for (int n = warp; n < N; n += n_warps) {
-        const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
-        const QueryRow at = query_row(p, work.pair.b, column.token);
-        Row<D> row{};
-        if (n < work.pair.n_columns)
-            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
-        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
-        rotate(row, p.k_rotation, lane);
-        float largest = 0, sum = 0;
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            largest = fmaxf(largest, fabsf(row.x[j]));
-        largest = largest_of(largest);
-        const float unit = largest == 0 || (largest >= 0x1p-9f && largest < 0x1p14f) ? 1 : power_above(largest),
-                    inverse = copysignf(__frcp_rn(unit), p.scale_log2);
-        plain &= unit == 1;
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            const __half x = __float2half_rn(row.x[j] * inverse);
-            const int channel = place_of_channel<KC>(lane + 32 * j);
-            *reinterpret_cast<__half *>(memory + place_of(N, n, channel)) = x;
-            sum += __half2float(x);
-        }
-        sum = warp_sum(sum) * fabsf(p.scale_log2);
-        if (lane < GROUPS) { /* references, bases */
-            float *columns = reinterpret_cast<float *>(&rows.columns[lane][n / 2]) + n % 2;
-            columns[0] = NEVER, columns[2] = sum;
-        }
-        if (lane == 0) {
-            rows.factor[n] = unit;
-            rows.position[n] = work.first_position + column.token;
-            rows.slope[n] = slope_of(p, column.head);
-            rows.mask_row[n] = at.row * p.mask_token_stride;
-        }
-    }
-    GroupProducts::publish();
-    return plain;
-}
-
 template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend_codes(const TileArgs &p)
 {
     using S = CodesShape<KC, VC, D, N, GROUPS>;
@@ -640,8 +565,8 @@ template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend
                      at < S::STAGES ? COPY_ARRIVALS : KVANT_WARP_ARRIVALS * GROUP_WARPS);
     }
     publish_barriers();
-    const bool plain = __syncthreads_and(load_code_queries<KC, VC, D, N, GROUPS>(p, work, memory, rows, warp, n_warps, lane)) &&
-                       !(p.softcap_log2 > 0) && !p.mask && !(p.max_bias > 0);
+    const bool as_they_are = load_code_queries<KC, VC, D, N, GROUPS>(p, work, memory, rows, warp, n_warps, lane),
+               plain = __syncthreads_and(as_they_are) && !(p.softcap_log2 > 0) && !p.mask && !(p.max_bias > 0);
     fill_code_table<KC, D>(memory + S::TABLES_AT, p.keys);
     if constexpr (!S::ONE_TABLE)
         fill_code_table<VC, D>(memory + S::TABLES_AT + S::K_TABLE, p.values);
@@ -691,14 +616,10 @@ template <class KC, class VC, int D, int N, int GROUPS> CodesKernel codes_kernel
                         S::ROWS_AT + (int)sizeof(CodesRows<GROUPS, N>) };
 }
 
-/* Warpgroups: as many as registers allow. */
-template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows, int variant)
+/* Warpgroups: as many as there are registers for. */
+template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
 {
-    if (rows <= 16)
-        return codes_kernel_of<KC, VC, D, 16, 4>();
-    if (rows <= 32)
-        return variant == 3 ? codes_kernel_of<KC, VC, D, 32, 3>() : codes_kernel_of<KC, VC, D, 32, 4>();
-    return variant == 2 ? codes_kernel_of<KC, VC, D, 64, 2>() : codes_kernel_of<KC, VC, D, 64, 3>();
+    return rows <= 32 ? codes_kernel_of<KC, VC, D, 32, 4>() : codes_kernel_of<KC, VC, D, 64, 3>();
 }
 
 } // namespace kvant

@@ -102,12 +102,6 @@ KVANT_INLINE uint64_t matrix_at(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* The same of 64 rows of 8 numbers, 1024 bytes for each 8 columns; by columns (below). */
-KVANT_INLINE uint64_t narrow_matrix_at(uint32_t address)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32;
-}
-
 /* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. BY_COLUMNS: b
  * has 64 columns in a row of 128 bytes; otherwise it has a row of 64 numbers for each of its columns. */
 template <int N> using Columns = float (&)[N][4];
@@ -164,23 +158,6 @@ template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<4> d, const uin
                  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,%22;}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
-}
-
-template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<1> d, const uint32_t (&a)[4], uint64_t b, int add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %9, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1,%10;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
-}
-
-template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<2> d, const uint32_t (&a)[4], uint64_t b, int add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %13, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1,%14;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
 }
 

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
 #include <iterator>
 
 namespace kvant
@@ -246,15 +245,15 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
 
 template <class K, class V> static CodesKernel codes_of_head_dim(uint32_t head_dim, int rows)
 {
-    static const char *const given = getenv("KVANT_CODES_VARIANT");
-    const int variant = given ? atoi(given) : 0;
-    return head_dim == 64 ? pair_codes<K, V, 64>(rows, variant) : head_dim == 128 ? pair_codes<K, V, 128>(rows, variant) : CodesKernel{};
+    return head_dim == 64    ? pair_codes<K, V, 64>(rows)
+           : head_dim == 128 ? pair_codes<K, V, 128>(rows)
+                             : CodesKernel{};
 }
 
 static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, int64_t rows)
 {
 #define KVANT_FIND_CODES(K, V)                                                                                     \
-    if (rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() &&              \
+    if (rows > MOST_COLUMNS && rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() &&              \
         v.memory == memory_of<V>())                                                                                \
         return codes_of_head_dim<K, V>(k.head_dim, (int)rows);
     KVANT_CUDA_CODE_PAIRS(KVANT_FIND_CODES)
@@ -262,7 +261,8 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
     return CodesKernel{};
 }
 
-/* The kernel for so many rows; none when it does not fit, or the loaded code has no body. */
+/* The kernel for the problem's rows, if there are more than decode kernels have columns; none when it
+ * does not fit, or the loaded code has no body. */
 static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int shared_bytes)
 {
     const int64_t rows = (int64_t)args.query_tokens * (args.n_heads / args.n_kv_heads);
@@ -275,9 +275,7 @@ static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int share
 
 bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes)
 {
-    static const char *const from = getenv("KVANT_CODES_FROM");
-    return (int)(args.query_tokens * (args.n_heads / args.n_kv_heads)) >= (from ? atoi(from) : 17) &&
-           codes_kernel(args, shared_bytes).kernel;
+    return codes_kernel(args, shared_bytes).kernel != nullptr;
 }
 
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
@@ -298,7 +296,7 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
             return status;
     }
     const CodesKernel codes = codes_kernel(args, shared_bytes);
-    if (codes.kernel && prefers_codes(args, shared_bytes)) {
+    if (codes.kernel) {
         p.row_groups = 1, p.by_pages = true;
         const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
         if (blocks)

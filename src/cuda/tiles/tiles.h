@@ -69,14 +69,14 @@ struct CodesKernel {
     int threads, shared_bytes;
 };
 
-template <class K, class V, int D> CodesKernel pair_codes(int rows, int variant);
+template <class K, class V, int D> CodesKernel pair_codes(int rows);
 template <int D> TileKernel tile_kernel_of();
 template <int D> UnpackedKernels unpacked_kernels_of();
 
 /* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors);
 
-/* Whether launch_codes is the faster way. */
+/* Whether there is a kernel of codes.cuh for the problem: it is faster than decode kernels then. */
 bool prefers_codes(const kvant_cuda_attention_args &args, int shared_bytes);
 
 /* KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. args' part of AttentionArgs is filled

@@ -204,6 +204,19 @@ EXPORT int cuGraphNodeGetType(void *node, int *type)
     return node == NULL;
 }
 
+/* What a piece of work runs is its function. */
+EXPORT int cuGraphKernelNodeGetParams_v2(work *w, void *params)
+{
+    memcpy(params, &w->run, sizeof w->run);
+    return w->run == NULL;
+}
+
+EXPORT int cuFuncGetName(const char **name, const void *function)
+{
+    *name = "";
+    return function == NULL;
+}
+
 EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n)
 {
     *n = g->n_edges;

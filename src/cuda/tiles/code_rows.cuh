@@ -1,0 +1,94 @@
+/* code_rows.cuh - shared memory of a kernel of codes.cuh, and the query rows in it. */
+#pragma once
+
+#include "code_tiles.cuh"
+#include "tile_rows.cuh"
+
+namespace kvant
+{
+
+template <class KC, class VC, int D, int N_, int GROUPS_> struct CodesShape {
+    static constexpr int N = N_, GROUPS = GROUPS_;
+    static constexpr int COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is its column 2 j + e */
+    using V = ValueOperands<VC, D>;
+    static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
+    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
+    static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
+    static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
+                         V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
+    static constexpr bool ONE_TABLE = std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
+    static constexpr int K_TABLE = code_table_bytes<KC, D>(), V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
+    static constexpr int MOST_BYTES = 215 * 1024; /* for all but CodesRows */
+    /* places: results take that of weights, tables and slots */
+    static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024,
+                         TABLES_AT = WEIGHTS_AT + GROUPS * WEIGHT_BYTES,
+                         SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE,
+                         STAGES = SLOTS_AT + 3 * GROUPS * SLOT <= MOST_BYTES ? 3 : 2,
+                         SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
+                         RESULTS_END = WEIGHTS_AT + GROUPS * GROUP_ROWS * D * 4,
+                         ROWS_AT = ((SLOTS_END > RESULTS_END ? SLOTS_END : RESULTS_END) + 15) / 16 * 16;
+};
+
+template <int GROUPS, int N> struct CodesRows : TileRows<GROUPS> {
+    float4 columns[GROUPS][N / 2];      /* of two neighbouring columns: references of exponents, bases of scores */
+    float tops[GROUPS][GROUP_WARPS][N]; /* exchanged by the warps */
+    float ends[GROUPS][GROUP_WARPS][2][N];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Query rows, transformed, as the second operand of keys: as they are, or (returns false) divided by a power of
+ * two where fp16's range is too small for one of them. */
+template <class KC, class VC, int D, int N, int GROUPS, class Rows>
+KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp,
+                                    int n_warps, int lane)
+{
+    using S = CodesShape<KC, VC, D, N, GROUPS>;
+    bool plain = true;
+    if constexpr (HAS_CHUNKS<KC>) { /* columns that no channel has */
+        for (int i = 16 * threadIdx.x; i < S::QUERY_BYTES; i += 16 * blockDim.x)
+            *reinterpret_cast<uint4 *>(memory + i) = make_uint4(0, 0, 0, 0);
+        __syncthreads();
+    }
+#pragma unroll 1
+    for (int n = warp; n < N; n += n_warps) {
+        const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
+        const QueryRow at = query_row(p, work.pair.b, column.token);
+        Row<D> row{};
+        if (n < work.pair.n_columns)
+            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
+        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
+        rotate(row, p.k_rotation, lane);
+        float largest = 0, sum = 0;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            largest = fmaxf(largest, fabsf(row.x[j]));
+        largest = largest_of(largest);
+        const float unit = largest == 0 || (largest >= 0x1p-9f && largest < 0x1p14f) ? 1 : power_above(largest),
+                    inverse = copysignf(__frcp_rn(unit), p.scale_log2);
+        plain &= unit == 1;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            const __half x = __float2half_rn(row.x[j] * inverse);
+            const int channel = place_of_channel<KC>(lane + 32 * j);
+            *reinterpret_cast<__half *>(memory + place_of(N, n, channel)) = x;
+            sum += __half2float(x);
+        }
+        sum = warp_sum(sum) * fabsf(p.scale_log2);
+        if (lane < GROUPS) { /* references, bases */
+            float *columns = reinterpret_cast<float *>(&rows.columns[lane][n / 2]) + n % 2;
+            columns[0] = NEVER, columns[2] = sum;
+        }
+        if (lane == 0) {
+            rows.factor[n] = unit;
+            rows.position[n] = work.first_position + column.token;
+            rows.slope[n] = slope_of(p, column.head);
+            rows.mask_row[n] = at.row * p.mask_token_stride;
+        }
+    }
+    GroupProducts::publish();
+    return plain;
+}
+
+#endif
+
+} // namespace kvant
