@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Recall, bytes and speed of vector indexes on the sets of bench/search/data.py: FAISS, kvant and the papers' codes in NumPy.
+"""Recall, bytes and speed of vector indexes on the sets of bench/search/data.py: FAISS, kvant and
+the papers' codes in NumPy.
 
     P=$(scripts/fetch.py faiss)
     bench/record.py bench/results/search.csv -- $P bench/search/compare.py --data minilm --speed --json
     $P bench/search/compare.py --data minilm 'faiss:RR,RaBitQ4/qb=8' kvant:turboquant-4 numpy:prod-2
 
-An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and mse|scaled|prod|rabitq-BITS, with
-"c" behind BITS for centred rows, "cc" for centred queries, too. SYSTEM alone stands for all of its rows in the tables, which
-is what a call without names measures. Recall is over 1000 queries, by inner product, and equal products count (data.py).
-With --speed, FAISS and kvant answer in turns, batch by batch of 100 queries for 10 neighbours: ns per vector and query, the
-median over batches of the best of --rounds.
+An index is SYSTEM:NAME: faiss and a factory string, kvant and a codec's spec, numpy and
+mse|scaled|prod|rabitq-BITS, with "c" behind BITS for centred rows, "cc" for centred queries, too.
+SYSTEM alone stands for all of its rows in the tables, which is what a call without names
+measures. Recall is over 1000 queries, by inner product, and equal products count (data.py). With
+--speed, FAISS and kvant answer in turns, batch by batch of 100 queries for 10 neighbours: ns per
+vector and query, the median over batches of the best of --rounds.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100: inverted lists, scans of all.
+"""Queries per second of CPU time at recall@10 of 0.95 and 0.99, one thread, batches of 100, with and
+without lists.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
 
-FAISS's inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get exact
-products from the original rows (rerank) are the fastest that reach the recall with the `tune` queries, and are judged with
-the `query` queries.
+FAISS's inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get
+exact products from the original rows (rerank) are the fastest that reach the recall with the
+`tune` queries, and are judged with the `query` queries.
 """
 
 import argparse

@@ -1,15 +1,17 @@
-"""Codes of the papers in plain NumPy, written from the papers: what kvant's own are checked with and compared to.
+"""Codes of the papers in plain NumPy, written from the papers: what kvant's own are checked with and
+compared to.
 
-Each class takes rows [n, d] and answers products(queries) [queries, n], an estimate of the inner products.
+Each class takes rows [n, d] and answers products(queries) [queries, n], an estimate of the inner
+products.
 
     TurboQuant(rows, bits, "mse")     Algorithm 1: random rotation, Lloyd-Max codes of the coordinates of a unit vector
     TurboQuant(rows, bits, "prod")    Algorithm 2: the same with a bit less, and QJL of what is left
     TurboQuant(rows, bits, "scaled")  Algorithm 1 and a factor per vector, which makes the estimate unbiased (EDEN)
     RaBitQ(rows, bits)                Gao et al. 2024: the grid point of largest cosine, found exactly, and its factor
 
-center="rows" subtracts the mean c of all rows from them: <q, x> = <q, x - c> + <q, c>. center="both" subtracts it from
-queries, too, and keeps <c, x> per vector: <q, x> = <q - c, x - c> + <q, c> + <c, x> - <c, c>. An error grows with the
-length of what is multiplied, so both matter.
+center="rows" subtracts the mean c of all rows from them: <q, x> = <q, x - c> + <q, c>.
+center="both" subtracts it from queries, too, and keeps <c, x> per vector: <q, x> = <q - c, x - c>
++ <q, c> + <c, x> - <c, c>. An error grows with the length of what is multiplied, so both matter.
 """
 
 import functools

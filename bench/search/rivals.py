@@ -1,4 +1,5 @@
-"""What FAISS offers at the sizes of kvant's codes, behind the four calls that bench/search/compare.py makes.
+"""What FAISS offers at the sizes of kvant's codes, behind the four calls that
+bench/search/compare.py makes.
 
     index = Faiss("RR,RaBitQ4/qb=8", d)     a factory string; "RR," rotates, "/qb=8" is what RaBitQ's queries are rounded to
     index = Faiss("PCAR256,EDEN3/l2", d)    by distance: rows and queries of length 1 have the same neighbours by products,
@@ -7,7 +8,6 @@
 """
 
 import faiss
-import numpy as np
 
 VERSION = faiss.__version__
 
