@@ -238,7 +238,7 @@ KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
-        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4>(p.k_bytes, p.one);
+        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4, S::V_PAIRS < 0 ? 1 : pair_copies<C, LARGE>()>(p.k_bytes, p.one, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else

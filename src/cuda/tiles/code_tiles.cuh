@@ -70,7 +70,7 @@ template <class C, int D> __host__ __device__ constexpr int code_copies()
     if constexpr (HAS_CHUNKS<C>)
         return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
     else
-        return pair_copies<C, true>();
+        return HAS_TRELLIS<C> && C::BITS == 4 ? 4 : pair_copies<C, true>(); /* 2.6 lanes meet in a bank of four copies */
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()

@@ -3,8 +3,8 @@
  *
  * The level numbers of the two codes, 4 to 6 bits each, are the address. A product of bytes (dp4a)
  * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
- * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. Codes of 4 bits have four
- * copies of 16 KB, in which 2.6 lanes meet in a bank (3.5 with one copy). */
+ * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. Codes of 4 bits have one
+ * copy of 16 KB, in which 3.5 lanes meet in a bank: decode kernels gain nothing from more. */
 #ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
 #define KVANT_CUDA_TRELLIS_PAIRS_CUH
 
@@ -18,7 +18,7 @@ namespace kvant
 template <class C, bool LARGE> __host__ __device__ constexpr int pair_copies()
 {
     if constexpr (HAS_TRELLIS<C>)
-        return C::BITS == 4 ? (LARGE ? 4 : 1) : C::BITS == 2 && LARGE ? 32 : 8;
+        return C::BITS == 4 ? 1 : C::BITS == 2 && LARGE ? 32 : 8;
     else
         return 0;
 }
