@@ -159,6 +159,15 @@ static void move(const edges *e, size_t i, edges *to, const cu_edge_data *data)
     to->data[to->n++] = *data;
 }
 
+/* Edges of the new kind or, where the driver takes none, of the old one. */
+static bool add(cu_graph graph, edges *e)
+{
+    if (e->n == 0 || kvp_cu.edges_add(graph, e->from, e->to, e->data, e->n) == 0)
+        return true;
+    memset(e->data, 0, e->n * sizeof(*e->data));
+    return kvp_cu_ok(kvp_cu.edges_add(graph, e->from, e->to, e->data, e->n), "its graph");
+}
+
 bool kvp_gpu_straighten(cu_graph graph)
 {
     edges e = { 0 }, old = { 0 }, early = { 0 };
@@ -173,7 +182,7 @@ bool kvp_gpu_straighten(cu_graph graph)
                 move(&e, i, &old, &e.data[i]);
         }
         ok = (old.n == 0 || kvp_cu_ok(kvp_cu.edges_remove(graph, old.from, old.to, old.data, old.n), "its graph")) &&
-             (early.n == 0 || kvp_cu_ok(kvp_cu.edges_add(graph, early.from, early.to, early.data, early.n), "its graph"));
+             add(graph, &early);
         kvp_note("a graph of %zu nodes: %zu edges removed, %zu nodes begin early now", e.n_nodes, old.n - early.n, early.n);
     }
     release(&e);

@@ -205,11 +205,20 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             P::template add<D>(sums.o, w, values_of(turn), lane);
             P::template finish<1>();
             P::hold(s);
+            /* values of the next page take the place of this one's: weigh() waits for them */
+            const bool same_place = !UNITS_FIRST && (p.by_pages || p.stages == 1);
+            if (same_place) {
+                P::template finish<0>();
+                P::hold(sums.o);
+                P::hold(w);
+                leave(true, turn);
+            }
             const bool raised = weigh(next, at + step, s, sums, shrink);
             P::template finish<0>();
             P::hold(sums.o);
             P::hold(w);
-            leave(true, turn);
+            if (!same_place)
+                leave(true, turn);
             round_weights(s, w);
             if (raised)
                 sums.scale(shrink);
