@@ -41,8 +41,9 @@ void twins_read(twins *t, int32_t s)
     }
 }
 
-/* Attention of the newest token of a head over rows, in binary64. */
-static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window, double out[DIM])
+/* Attention of the newest token of a head over rows, in binary64; and the same with the values' sizes, to which
+ * errors of weights are relative. */
+static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t window, double out[DIM], double sizes[DIM])
 {
     const uint32_t kv = head / (HEADS / KV_HEADS) * DIM, first = window && window < r->n ? r->n - window : 0;
     static double weights[MOST];
@@ -56,9 +57,11 @@ static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t w
     for (uint32_t i = first; i < r->n; i++)
         sum += weights[i] = exp(weights[i] - top);
     for (uint32_t j = 0; j < DIM; j++) {
-        out[j] = 0;
-        for (uint32_t i = first; i < r->n; i++)
+        out[j] = sizes[j] = 0;
+        for (uint32_t i = first; i < r->n; i++) {
             out[j] += weights[i] / sum * (double)r->v[i][kv + j];
+            sizes[j] += weights[i] / sum * fabs((double)r->v[i][kv + j]);
+        }
     }
 }
 
@@ -66,11 +69,11 @@ static void attend_rows(const rows *r, uint32_t head, const float *q, uint32_t w
 static void compare(twins *t, const rows *r, const float *q, const float *out, uint32_t window)
 {
     for (uint32_t head = 0; head < HEADS; head++) {
-        double want[DIM], error = 0, size = 0;
-        attend_rows(r, head, q + head * DIM, window, want);
+        double want[DIM], sizes[DIM], error = 0, size = 0;
+        attend_rows(r, head, q + head * DIM, window, want, sizes);
         for (uint32_t j = 0; j < DIM; j++) {
             error = fmax(error, fabs(want[j] - (double)out[head * DIM + j]));
-            size = fmax(size, fabs(want[j]));
+            size = fmax(size, sizes[j]);
         }
         if (!(error <= (t->spec->calibrated ? 0.05 : 0.01) * size))
             fail_msg("%s / %s: a step's output of head %u at %u tokens is off by %g of %g", t->spec->k, t->spec->v, head, r->n,
