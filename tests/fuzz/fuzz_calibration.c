@@ -77,42 +77,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 #ifdef KVANT_FUZZ_SMOKE
 #include <stdio.h>
 
+#include "mutate.h"
+
 #define ROUNDS 20000u
-
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-/* Mostly the head and the table, where lengths are; sometimes anywhere. */
-static void mutate(uint8_t *bytes, size_t *n, uint64_t *state)
-{
-    static const uint8_t edges[] = { 0, 1, 2, 0x7f, 0x80, 0xff };
-    for (uint64_t left = next(state) % 4 + 1; left; left--) {
-        size_t head = *n < 320 ? *n : 320, at = next(state) % (next(state) % 8 ? head : *n);
-        if (next(state) % 2)
-            bytes[at] ^= (uint8_t)(1u << next(state) % 8);
-        else
-            bytes[at] = edges[next(state) % sizeof edges];
-    }
-    if (next(state) % 8 == 0)
-        *n = next(state) % *n + 1;
-}
 
 int main(void)
 {
     kvant_calibration *valid = calibrate_fixed(8);
-    uint64_t state = 88172645463325252u;
+    uint64_t state = FUZZ_SEED;
     uint8_t *bytes = valid ? malloc(valid->info.bytes) : NULL;
     if (!bytes)
         return 1;
     for (uint32_t i = 0; i < ROUNDS; i++) {
         size_t n = valid->info.bytes;
         memcpy(bytes, valid->bytes, n);
-        mutate(bytes, &n, &state);
+        fuzz_mutate(bytes, &n, 320, 8, &state); /* mostly the head and the table, where lengths are */
         LLVMFuzzerTestOneInput(bytes, n);
     }
     printf("%u mutated files: none read beyond its end\n", ROUNDS);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "../../src/base/fnv.h"
+#include "mutate.h"
 
 enum { HEADS = 2, DIM = 16, WIDTH = HEADS * DIM, BLOCKS = 6, TOKENS = 150, HEADER = 40 };
 
@@ -39,17 +40,14 @@ static void require(int condition)
 
 static float number(uint64_t *state)
 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return (float)(int32_t)(*state >> 33) / 1e9f;
+    return (float)(int32_t)(fuzz_next(state) >> 33) / 1e9f;
 }
 
 static kvant_status try_rows(kvant_tensor *tensor, int64_t first, uint32_t n, float shift)
 {
     static float rows[TOKENS * WIDTH];
     int64_t slots[TOKENS];
-    uint64_t state = 88172645463325252u;
+    uint64_t state = FUZZ_SEED;
     for (uint32_t i = 0; i < n * WIDTH; i++)
         rows[i] = number(&state) + shift;
     for (uint32_t i = 0; i < n; i++)
@@ -177,29 +175,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 }
 
 #ifdef KVANT_FUZZ_SMOKE
-
 #define ROUNDS 100u /* per scheme and block */
-
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 /* Numbers that mean something as fp16 or binary32, flipped bits, lost ends; mostly in one place,
  * half of them in the header. */
 static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
 {
     static const uint8_t odd[] = { 0x00, 0x7c, 0xfc, 0x7e, 0xff, 0x7f, 0x80, 0x01 };
-    for (uint64_t left = next(state) % 4 + 1; left; left--) {
-        size_t at = next(state) % 2 ? 1 + next(state) % HEADER : next(state) % n;
-        switch (next(state) % 4) {
-        case 0: data[at] = (uint8_t)(data[at] ^ 1 << next(state) % 8); break;
-        case 1: data[at] = odd[next(state) % sizeof odd]; break;
-        case 2: memset(data + at, odd[next(state) % sizeof odd], n - at < 32 ? n - at : 32); break;
-        default: n -= next(state) % 8 ? 0 : next(state) % (n - HEADER - 1) / 2;
+    for (uint64_t left = fuzz_next(state) % 4 + 1; left; left--) {
+        size_t at = fuzz_next(state) % 2 ? 1 + fuzz_next(state) % HEADER : fuzz_next(state) % n;
+        switch (fuzz_next(state) % 4) {
+        case 0: data[at] = (uint8_t)(data[at] ^ 1 << fuzz_next(state) % 8); break;
+        case 1: data[at] = odd[fuzz_next(state) % sizeof odd]; break;
+        case 2: memset(data + at, odd[fuzz_next(state) % sizeof odd], n - at < 32 ? n - at : 32); break;
+        default: n -= fuzz_next(state) % 8 ? 0 : fuzz_next(state) % (n - HEADER - 1) / 2;
         }
         if (n < 2 * HEADER)
             break;
@@ -209,7 +198,7 @@ static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
 
 int main(void)
 {
-    uint64_t state = 88172645463325252u, imported = 0;
+    uint64_t state = FUZZ_SEED, imported = 0;
     for (size_t s = 0; s < 2 * N_SPECS; s++) {
         room r = make_room(specs[s / 2]);
         size_t most = kvant_tensor_export_size(r.tensors[0]), used;

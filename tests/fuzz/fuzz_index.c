@@ -76,15 +76,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 #include <stdio.h>
 #include <unistd.h>
 
-#define ROUNDS 20000u
+#include "mutate.h"
 
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
+#define ROUNDS 20000u
 
 /* A saved index: dim 24, ids of its own where kind has bit 0, a centre and dims= where it has bit 1. */
 static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
@@ -98,9 +92,9 @@ static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
     const int fd = mkstemp(path);
     size_t n = 0;
     for (int i = 0; i < 40 * 24; i++)
-        rows[i] = (float)(int32_t)next(&state) * 0x1p-31f;
+        rows[i] = (float)(int32_t)fuzz_next(&state) * 0x1p-31f;
     for (int i = 0; i < 40; i++)
-        ids[i] = next(&state) >> 1;
+        ids[i] = fuzz_next(&state) >> 1;
     if (fd >= 0 && kvant_index_create(&params, &index, NULL, 0) == KVANT_OK) {
         if ((!(kind & 2) || kvant_index_train(index, rows, 24, 40) == KVANT_OK) &&
             kvant_index_add(index, rows, 24, 40, kind & 1 ? ids : NULL, 1) == KVANT_OK &&
@@ -117,26 +111,11 @@ static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
     return n;
 }
 
-/* Mostly the head; sometimes anywhere; sometimes cut. */
-static void mutate(uint8_t *bytes, size_t *n, uint64_t *state)
-{
-    static const uint8_t edges[] = { 0, 1, 2, 0x7f, 0x80, 0xff };
-    for (uint64_t left = next(state) % 4 + 1; left; left--) {
-        const size_t at = next(state) % (next(state) % 4 ? HEAD : *n);
-        if (next(state) % 2)
-            bytes[at] ^= (uint8_t)(1u << next(state) % 8);
-        else
-            bytes[at] = edges[next(state) % sizeof edges];
-    }
-    if (next(state) % 8 == 0)
-        *n = next(state) % *n + 1;
-}
-
 int main(void)
 {
     static uint8_t valid[8][16384], bytes[16384];
     size_t sizes[8];
-    uint64_t state = 88172645463325252u;
+    uint64_t state = FUZZ_SEED;
     for (uint32_t kind = 0; kind < 8; kind++)
         if ((sizes[kind] = valid_file(kind, valid[kind], sizeof bytes)) <= HEAD)
             return 1;
@@ -144,7 +123,7 @@ int main(void)
         size_t n = sizes[i % 8];
         memcpy(bytes, valid[i % 8], n);
         if (i >= 8) /* the valid ones first */
-            mutate(bytes, &n, &state);
+            fuzz_mutate(bytes, &n, HEAD, 4, &state);
         LLVMFuzzerTestOneInput(bytes, n);
     }
     printf("%u mutated files: none read beyond its end\n", ROUNDS);

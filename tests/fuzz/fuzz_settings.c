@@ -62,6 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 }
 
 #ifdef KVANT_FUZZ_SMOKE
+#include "mutate.h"
 
 #define ROUNDS 50000u
 
@@ -75,23 +76,15 @@ static const char valid[] = "kvant-settings 1\n"
                             "k 11/1 3x64 turboquant-3:center=file\n"
                             "v 0-11 3x64 turboquant-3:center=file\n";
 
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 /* Bytes that mean something to the parser, flipped bits, pieces that are lost or come twice. */
 static size_t mutate(char *text, size_t n, uint64_t *state)
 {
     static const char words[] = "0193-,/x \n:=kvac\r\x7f\xff";
-    for (uint64_t left = next(state) % 4 + 1; left; left--) {
-        size_t at = next(state) % n, length = next(state) % (n - at) % 40;
-        switch (next(state) % 4) {
-        case 0: text[at] = (char)(text[at] ^ 1 << next(state) % 8); break;
-        case 1: text[at] = words[next(state) % (sizeof words - 1)]; break;
+    for (uint64_t left = fuzz_next(state) % 4 + 1; left; left--) {
+        size_t at = fuzz_next(state) % n, length = fuzz_next(state) % (n - at) % 40;
+        switch (fuzz_next(state) % 4) {
+        case 0: text[at] = (char)(text[at] ^ 1 << fuzz_next(state) % 8); break;
+        case 1: text[at] = words[fuzz_next(state) % (sizeof words - 1)]; break;
         case 2:
             memmove(text + at, text + at + length, n - at - length);
             n -= length;
@@ -105,7 +98,7 @@ static size_t mutate(char *text, size_t n, uint64_t *state)
 int main(void)
 {
     static char text[sizeof valid + 4 * 40];
-    uint64_t state = 88172645463325252u;
+    uint64_t state = FUZZ_SEED;
     for (uint32_t i = 0; i < ROUNDS; i++) {
         memcpy(text, valid, sizeof valid - 1);
         LLVMFuzzerTestOneInput((const uint8_t *)text, mutate(text, sizeof valid - 1, &state));

@@ -69,6 +69,14 @@ bool harness_has_standin(void)
     return harness_on_gpu() && strcmp(getenv("KVANT_TEST_STANDIN"), "none") != 0;
 }
 
+void harness_need_gpu(void)
+{
+    if (harness_on_gpu())
+        return;
+    print_message("skipped: needs KVANT_TEST_STANDIN\n");
+    exit(77);
+}
+
 int harness_gpus(void)
 {
     const char *n = getenv("KVANT_TEST_GPUS");
@@ -124,6 +132,11 @@ ggml_backend_reg_t harness_plugin(void)
 const struct llama_vocab *harness_vocab(void)
 {
     return llama_model_get_vocab(models[0]);
+}
+
+size_t harness_n_vocab(void)
+{
+    return (size_t)llama_vocab_n_tokens(harness_vocab());
 }
 
 ggml_backend_dev_t harness_add_accel(void)
@@ -285,7 +298,7 @@ double harness_mean_kld(const float *p, const float *q, int rows)
 
 float *harness_prompt_logits(const harness_options *options, int n)
 {
-    size_t bytes = (size_t)n * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    size_t bytes = (size_t)n * harness_n_vocab() * sizeof(float);
     struct llama_context *context = harness_context(options);
     llama_token *tokens = malloc((size_t)n * sizeof *tokens);
     float *logits = malloc(bytes);
@@ -302,7 +315,7 @@ float *harness_prompt_logits(const harness_options *options, int n)
 
 static double token_error(const float *x, const float *exact, int token)
 {
-    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
+    size_t n = harness_n_vocab();
     double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
 
     return rms * rms;

@@ -41,11 +41,14 @@ ggml_backend_dev_t harness_add_accel(void);
  * "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
 bool harness_has_standin(void);
+/* Ends the program as skipped where harness_on_gpu is false. */
+void harness_need_gpu(void);
 /* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
 int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);
+size_t harness_n_vocab(void);
 
 struct llama_context *harness_context(const harness_options *options);
 /* A context in which llama.cpp only plans memory (--fit). */

@@ -309,7 +309,7 @@ static void logits_are_no_further_from_f32_than_stocks(void **state)
 {
     static const char *const names[] = { "f16", "q8_0", "q4_0" };
     float *exact = harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
-    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    size_t bytes = (size_t)N_PROMPT * harness_n_vocab() * sizeof(float);
 
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -333,7 +333,7 @@ static void unwanted_instances_change_nothing(void **state)
 
     (void)state;
     assert_memory_equal(before, after,
-                        (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float));
+                        (size_t)N_PROMPT * harness_n_vocab() * sizeof(float));
     free(after);
 }
 

@@ -23,7 +23,7 @@ static float *answers(const char *spec, const llama_token *request, int n)
     const harness_options options = { .spec = spec, .n_ctx = 512 };
     struct llama_context *context = harness_context(&options);
     llama_memory_t memory = llama_get_memory(context);
-    size_t vocab = (size_t)llama_vocab_n_tokens(harness_vocab());
+    size_t vocab = harness_n_vocab();
     float *logits = malloc(N_ANSWERS * N_STEPS * vocab * sizeof(float));
 
     assert_non_null(logits);

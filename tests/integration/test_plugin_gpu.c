@@ -23,19 +23,11 @@ static int start(void **state)
 {
     int status;
 
-    if (!harness_on_gpu()) {
-        print_message("skipped: needs KVANT_TEST_STANDIN\n");
-        exit(77);
-    }
+    harness_need_gpu();
     status = harness_start(state);
     if (status == 0)
         harness_tokens(tokens, N_PROMPT + N_STEPS);
     return status;
-}
-
-static size_t vocab_size(void)
-{
-    return (size_t)llama_vocab_n_tokens(harness_vocab());
 }
 
 /* How many graphs the driver launched so far, and how often a graph took another's place. */
@@ -72,7 +64,7 @@ static unsigned long counter(const char *name)
 /* Logits of N_STEPS tokens, one at a time, after the prompt. */
 static void steps(struct llama_context *context, float *logits)
 {
-    const size_t n = vocab_size();
+    const size_t n = harness_n_vocab();
 
     harness_decode(context, tokens, N_PROMPT, 0, 0, false);
     for (int i = 0; i < N_STEPS; i++) {
@@ -83,7 +75,7 @@ static void steps(struct llama_context *context, float *logits)
 
 static float *new_logits(void)
 {
-    float *logits = malloc(N_STEPS * vocab_size() * sizeof(*logits));
+    float *logits = malloc(N_STEPS * harness_n_vocab() * sizeof(*logits));
 
     assert_non_null(logits);
     return logits;
@@ -126,7 +118,7 @@ static void check_replay(const char *spec)
         assert_int_equal(edges_left(), 0);
     assert_true(!harness_has_standin() || counter("standin_recorded") > captured);
     for (int i = 0; i < 3; i++)
-        assert_memory_equal(logits[i], logits[i + 1], N_STEPS * vocab_size() * sizeof(**logits));
+        assert_memory_equal(logits[i], logits[i + 1], N_STEPS * harness_n_vocab() * sizeof(**logits));
     for (int i = 0; i < 4; i++)
         free(logits[i]);
 }
@@ -155,7 +147,7 @@ static void draft(struct llama_context *target, struct llama_context *drafter, i
 static void drafted_steps(const harness_options *options, float *logits)
 {
     struct llama_context *target = harness_context(options), *drafter = harness_context(options);
-    const size_t n = vocab_size();
+    const size_t n = harness_n_vocab();
     int pos = N_PROMPT;
 
     harness_decode(target, tokens, N_PROMPT, 0, 0, false);
@@ -323,7 +315,7 @@ static void check_refusal(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };
     struct llama_context *context = harness_context(&options);
-    const size_t bytes = vocab_size() * sizeof(float);
+    const size_t bytes = harness_n_vocab() * sizeof(float);
     float *clean = malloc(bytes);
 
     harness_decode(context, tokens, N_PROMPT, 0, 0, false);

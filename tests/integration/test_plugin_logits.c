@@ -43,7 +43,7 @@ static int stop(void **state)
 static void f16_is_stock_within_f16_rounding(void **state)
 {
     float *exact = prompt_logits(NULL, true), *ours = prompt_logits("f16", false);
-    size_t n = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab());
+    size_t n = (size_t)N_PROMPT * harness_n_vocab();
     harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
     (void)state;

@@ -28,15 +28,10 @@ static int start(void **state)
     return result;
 }
 
-static size_t vocab_size(void)
-{
-    return (size_t)llama_vocab_n_tokens(harness_vocab());
-}
-
 /* Logits of N_NEXT tokens after what the sequence holds; the caller frees. */
 static float *continue_from(struct llama_context *context, llama_pos pos, llama_seq_id seq)
 {
-    size_t bytes = N_NEXT * vocab_size() * sizeof(float);
+    size_t bytes = N_NEXT * harness_n_vocab() * sizeof(float);
     float *logits = malloc(bytes);
 
     assert_non_null(logits);
@@ -55,7 +50,7 @@ static struct llama_context *prompted(const harness_options *options)
 
 static double rms_difference(const float *a, const float *b)
 {
-    return harness_rms_difference(a, b, N_NEXT * vocab_size());
+    return harness_rms_difference(a, b, N_NEXT * harness_n_vocab());
 }
 
 /* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
@@ -74,7 +69,7 @@ static void f16_state_is_exact(void **state)
     context = harness_context(&options);
     assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
     restored = continue_from(context, N_PROMPT, 0);
-    assert_memory_equal(original, restored, N_NEXT * vocab_size() * sizeof(float));
+    assert_memory_equal(original, restored, N_NEXT * harness_n_vocab() * sizeof(float));
     llama_free(context);
     free(saved);
     free(original);
@@ -130,7 +125,7 @@ static void check_stream_copy(const char *spec)
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     a = continue_from(context, N_PROMPT, 0);
     b = continue_from(context, N_PROMPT, 1);
-    assert_memory_equal(a, b, N_NEXT * vocab_size() * sizeof(float));
+    assert_memory_equal(a, b, N_NEXT * harness_n_vocab() * sizeof(float));
     llama_free(context);
     free(a);
     free(b);
@@ -150,7 +145,7 @@ static void streams_in_one_batch_agree(void **state)
     const harness_options options = { .spec = "int-8", .n_ctx = 1024, .n_seq = 2 };
     struct llama_context *context = prompted(&options);
     struct llama_batch batch = llama_batch_init(2 * N_NEXT, 0, 1);
-    size_t n = vocab_size();
+    size_t n = harness_n_vocab();
 
     (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
@@ -223,7 +218,7 @@ static void check_removal(const char *spec)
     harness_decode(context, tokens + N_PROMPT + N_NEXT, N_JUNK, N_PROMPT, 0, false);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, N_PROMPT, -1));
     after = continue_from(context, N_PROMPT, 0);
-    assert_memory_equal(clean, after, N_NEXT * vocab_size() * sizeof(float));
+    assert_memory_equal(clean, after, N_NEXT * harness_n_vocab() * sizeof(float));
     llama_free(context);
     free(clean);
     free(after);
@@ -246,7 +241,7 @@ static void check_clear(const char *spec)
     llama_memory_clear(llama_get_memory(context), true);
     harness_decode(context, tokens, N_PROMPT, 0, 0, false);
     second = continue_from(context, N_PROMPT, 0);
-    assert_memory_equal(first, second, N_NEXT * vocab_size() * sizeof(float));
+    assert_memory_equal(first, second, N_NEXT * harness_n_vocab() * sizeof(float));
     llama_free(context);
     free(first);
     free(second);
