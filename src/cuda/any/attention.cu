@@ -249,7 +249,7 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention {
         const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes,
                               stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
         if (entry < 0)
-            decode_open(to);
+            decode_open(to, KVANT_CUDA_F16);
         else
             decode_tile<KEYS, WITH>(KEYS ? p.keys : p.values, *reinterpret_cast<const AnyBook *>(memory + places.books[!KEYS]), to);
         wait_for_team(team, team_warps);

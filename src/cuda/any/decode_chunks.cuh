@@ -11,11 +11,11 @@
 namespace kvant
 {
 
-/* Whether the codec has such codes and nothing beside them. */
+/* Whether the codec has such codes. */
 __host__ __device__ inline bool has_chunk_tiles(const kvant_cuda_codec &codec)
 {
     const kvant_general_view &view = codec.general.view;
-    return kvant_cuda_is_general(&codec.params) && !view.sketched &&
+    return kvant_cuda_is_general(&codec.params) &&
            (view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS);
 }
 
