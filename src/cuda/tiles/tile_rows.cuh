@@ -115,6 +115,28 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     return w;
 }
 
+/* Row n of the tile, transformed; zeros where there is none. */
+template <int D> KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int n, const Column &column, const QueryRow &at, int lane)
+{
+    Row<D> row{};
+    if (n < work.pair.n_columns)
+        row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
+    unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+        row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
+    rotate(row, p.k_rotation, lane);
+    return row;
+}
+
+/* What is known of the row besides. factor: of its products. */
+template <class Rows>
+KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n, const Column &column, const QueryRow &at, float factor)
+{
+    rows.factor[n] = factor;
+    rows.position[n] = work.first_position + column.token;
+    rows.slope[n] = slope_of(p, column.head);
+    rows.mask_row[n] = at.row * p.mask_token_stride;
+}
+
 /* Query rows, transformed, divided by a power of two above their largest number, as fp16, with the
  * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
  * score. */
@@ -127,12 +149,7 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t
         uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
         const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
         const QueryRow at = query_row(p, work.pair.b, column.token);
-        Row<D> row{};
-        if (n < work.pair.n_columns)
-            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
-        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
-        rotate(row, p.k_rotation, lane);
+        const Row<D> row = load_query_row<D>(p, work, n, column, at, lane);
         float largest = 0;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
@@ -140,12 +157,8 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
                 __float2half_rn(row.x[j] * inverse);
-        if (lane == 0) {
-            rows.factor[n] = unit * fabsf(p.scale_log2);
-            rows.position[n] = work.first_position + column.token;
-            rows.slope[n] = slope_of(p, column.head);
-            rows.mask_row[n] = at.row * p.mask_token_stride;
-        }
+        if (lane == 0)
+            note_query_row(p, work, rows, n, column, at, unit * fabsf(p.scale_log2));
     }
     P::publish();
 }
