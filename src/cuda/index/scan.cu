@@ -4,6 +4,7 @@
  * and passes over packs of codes, which are unpacked in registers (unpack.cuh). Codes are bytes, so
  * sums are exact. Keys are computed as kvant_pack_keys_c computes them, without fused
  * multiply-adds: the same bits. */
+#include "groups.cuh"
 #include "index.h"
 #include "unpack.cuh"
 
@@ -151,35 +152,111 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
 /* Sums of a warp's pack: [half][8 columns]. */
 template <int N> using Sums = int[2][N / 8][4];
 
-/* sums += pack times queries; next: the piece behind the pack's last, when there is one. */
-template <int BITS, int N>
-KVANT_INLINE void multiply_piece(const PackLevels &levels, const uint2 (&piece)[BITS], const uint8_t *numbers,
-                                 uint32_t lane, Sums<N> &sums)
+/* A piece as operands: [step][half]. */
+using Operands = uint32_t[PIECE_STEPS][2][4];
+
+template <int BITS> KVANT_INLINE void unpack(const PackLevels &levels, const uint2 (&piece)[BITS], Operands &a)
 {
-    uint32_t a[PIECE_STEPS][2][4];
     operand_of<BITS, 0, 0>(levels, piece, a[0][0]);
     operand_of<BITS, 0, 1>(levels, piece, a[0][1]);
     operand_of<BITS, 1, 0>(levels, piece, a[1][0]);
     operand_of<BITS, 1, 1>(levels, piece, a[1][1]);
-    unrolled_for (int step = 0; step < PIECE_STEPS; step++)
-        unrolled_for (int j = 0; j < N / 8; j += 2) {
-            uint32_t b[4];
-            const uint8_t *at = numbers + step * N * STEP_DIMS + j * 256;
-            if constexpr (N > 8) {
-                load_matrices<false>(b, reinterpret_cast<const __half *>(at + lane * 16));
-            } else {
-                b[0] = *reinterpret_cast<const uint32_t *>(at + lane * 4);
-                b[1] = *reinterpret_cast<const uint32_t *>(at + 128 + lane * 4);
-            }
-            unrolled_for (int half = 0; half < 2; half++) {
-                mma_bytes<true, true>(sums[half][j], a[step][half], b[0], b[1]);
-                if constexpr (N > 8)
-                    mma_bytes<true, true>(sums[half][j + 1], a[step][half], b[2], b[3]);
-            }
-        }
 }
 
-template <int N> constexpr int THREADS = N >= 128 ? 256 : 512;
+/* Pieces of a warp's pack, each asked for while the one before it is unpacked. */
+template <int BITS> struct Reader {
+    const uint8_t *codes;
+    uint32_t g, t, left; /* pieces that were not asked for */
+    uint2 next[BITS];
+
+    KVANT_INLINE Reader(const uint8_t *at, uint32_t lane, uint32_t n_pieces)
+        : codes(at), g(lane / 4), t(lane % 4), left(n_pieces)
+    {
+        ask();
+    }
+    KVANT_INLINE void ask()
+    {
+        if (left == 0)
+            return;
+        load_piece<BITS>(next, codes, g, t);
+        codes += PIECE_QUADS * 16 * BITS;
+        left--;
+    }
+    KVANT_INLINE void take(const PackLevels &levels, Operands &a)
+    {
+        uint2 piece[BITS];
+        unrolled_for (int j = 0; j < BITS; j++)
+            piece[j] = next[j];
+        ask();
+        unpack<BITS>(levels, piece, a);
+    }
+};
+
+/* sums += pack times queries, each warp for itself. */
+template <int BITS, int N>
+KVANT_INLINE void multiply(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
+                           uint32_t lane, Sums<N> &sums)
+{
+    for (uint32_t p = 0; p < n_pieces; p++, numbers += PIECE_DIMS * N) {
+        Operands a;
+        reader.take(levels, a);
+        unrolled_for (int step = 0; step < PIECE_STEPS; step++)
+            unrolled_for (int j = 0; j < N / 8; j += 2) {
+                uint32_t b[4];
+                const uint8_t *at = numbers + step * N * STEP_DIMS + j * 256;
+                if constexpr (N > 8) {
+                    load_matrices<false>(b, reinterpret_cast<const __half *>(at + lane * 16));
+                } else {
+                    b[0] = *reinterpret_cast<const uint32_t *>(at + lane * 4);
+                    b[1] = *reinterpret_cast<const uint32_t *>(at + 128 + lane * 4);
+                }
+                unrolled_for (int half = 0; half < 2; half++) {
+                    mma_bytes<true, true>(sums[half][j], a[step][half], b[0], b[1]);
+                    if constexpr (N > 8)
+                        mma_bytes<true, true>(sums[half][j + 1], a[step][half], b[2], b[3]);
+                }
+            }
+    }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int N> KVANT_INLINE void begin_piece(Sums<N> &sums, const Operands &a, const uint8_t *numbers)
+{
+    begin_products();
+    unrolled_for (int step = 0; step < PIECE_STEPS; step++)
+        unrolled_for (int half = 0; half < 2; half++)
+            begin_product(sums[half], a[step][half], columns_at(numbers + step * N * STEP_DIMS));
+    commit_products();
+}
+
+/* The same by wgmma: a piece is unpacked while the one before it is multiplied. */
+template <int BITS, int N>
+KVANT_INLINE void multiply_together(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers,
+                                    uint32_t n_pieces, Sums<N> &sums)
+{
+    Operands even, odd;
+    reader.take(levels, even);
+    for (uint32_t p = 0;; p += 2) {
+        begin_piece<N>(sums, even, numbers);
+        if (p + 1 < n_pieces)
+            reader.take(levels, odd);
+        finish_products(sums, even);
+        if (p + 1 >= n_pieces)
+            break;
+        begin_piece<N>(sums, odd, numbers + PIECE_DIMS * N);
+        if (p + 2 < n_pieces)
+            reader.take(levels, even);
+        finish_products(sums, odd);
+        if (p + 2 >= n_pieces)
+            break;
+        numbers += 2 * PIECE_DIMS * N;
+    }
+}
+
+#endif
+
+template <int N> constexpr int THREADS = N >= 128 ? 256 : N >= 64 ? 384 : 512;
 template <int N> constexpr int BLOCKS = N >= 32 ? 1 : 2; /* of a multiprocessor, at least */
 
 template <int BITS, int N, bool OFFSETS>
@@ -194,15 +271,14 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
     const PackLevels levels{ { args.levels[0], args.levels[1], args.levels[2], args.levels[3] }, args.bias };
     load_queries<BITS, N>(args, first, numbers);
     load_columns<N>(args, first, queries);
+    publish_columns();
     __syncthreads();
 
     for (uint32_t i = args.first + part; i < args.end; i += parts) {
         const uint32_t pack = group_at(args, i) * GROUP_PACKS + warp, slot = pack * PACK_VECTORS;
-        const uint8_t *codes = args.codes + pack * args.pack_bytes;
-        uint2 piece[BITS], next[BITS];
+        Reader<BITS> reader(args.codes + pack * args.pack_bytes, lane, args.n_pieces);
         Sums<N> sums;
         Vectors vectors;
-        load_piece<BITS>(next, codes, g, t);
         load_vectors<OFFSETS>(args, slot, g, vectors);
         unrolled_for (int j = 0; j < N / 8; j++) {
             const int2 starts = *reinterpret_cast<const int2 *>(queries.starts + 8 * j + 2 * t);
@@ -211,13 +287,12 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
                 sums[half][j][1] = sums[half][j][3] = starts.y;
             }
         }
-        for (uint32_t p = 0; p < args.n_pieces; p++) {
-            unrolled_for (int j = 0; j < BITS; j++)
-                piece[j] = next[j];
-            if (p + 1 < args.n_pieces)
-                load_piece<BITS>(next, codes + (p + 1) * (PIECE_QUADS * 16 * BITS), g, t);
-            multiply_piece<BITS, N>(levels, piece, numbers + p * (PIECE_DIMS * N), lane, sums);
-        }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        if constexpr (N >= 64)
+            multiply_together<BITS, N>(levels, reader, numbers, args.n_pieces, sums);
+        else
+#endif
+            multiply<BITS, N>(levels, reader, numbers, args.n_pieces, lane, sums);
         const uint32_t place = (i - args.first) * GROUP_VECTORS + warp * PACK_VECTORS + 2 * g;
         unrolled_for (int j = 0; j < N / 8; j++)
             take<OFFSETS, N>(args, queries, first, 8 * j + 2 * t, slot + 2 * g, place, vectors, sums[0][j],
