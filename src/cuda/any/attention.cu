@@ -109,12 +109,13 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                 unrolled_for (int i = 0; i < 4; i++)
                     s[t][k][i] = odd[t][k][i] = 0;
         const __half *keys = tile() + (lane & 15) * stride + 8 * (lane >> 4);
-        const __half *columns = queries + (lane & 7) * stride + 8 * (lane >> 3);
+        const __half *columns = queries + (lane & 7) * stride;
 #pragma unroll 2
         for (int channel = first_channel; channel < end_channel; channel += 32) {
             uint32_t a[4], b[EIGHTS][4];
+            const int part = 8 * (lane >> 3 & (channel + 16 < end_channel ? 3 : 1)); /* channels beyond the end are others' memory */
             unrolled_for (int t = 0; t < EIGHTS; t++)
-                load_matrices<false>(b[t], columns + 8 * t * stride + channel);
+                load_matrices<false>(b[t], columns + 8 * t * stride + channel + part);
             unrolled_for (int k = 0; k < N; k++) {
                 load_matrices<false>(a, keys + 16 * k * stride + channel);
                 unrolled_for (int t = 0; t < EIGHTS; t++)
@@ -213,13 +214,14 @@ template <int EIGHTS, Decoders WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     KVANT_INLINE void multiply_values(const uint32_t (&w)[EIGHTS][N][2])
     {
         const __half *values = tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1) + first_channel;
-        unrolled_for (int i = 0; i < S::OUT_TILES; i += 2) { /* a tile too many is read, but not used */
+        unrolled_for (int i = 0; i < S::OUT_TILES; i += 2) {
             if (first_channel + 16 * i >= end_channel)
                 break;
+            const int second = first_channel + 16 * (i + 1) < end_channel ? 16 : 0; /* 0: its sums are not used */
             uint32_t a[N][2][4];
             unrolled_for (int k = 0; k < N; k++)
                 unrolled_for (int j = 0; j < 2; j++)
-                    load_matrices<true>(a[k][j], values + 16 * k * stride + 16 * (i + j));
+                    load_matrices<true>(a[k][j], values + 16 * k * stride + 16 * i + j * second);
             unrolled_for (int k = 0; k < N; k++)
                 unrolled_for (int j = 0; j < 2; j++)
                     unrolled_for (int t = 0; t < EIGHTS; t++)
@@ -376,9 +378,17 @@ static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_
     return from_cuda(cudaGetLastError());
 }
 
+/* Tile kernels read such codes number by number. */
+static bool has_no_unpacker(const kvant_cuda_params &codec)
+{
+    return codec.codes == KVANT_CUDA_CODES_UNIFORM ? codec.bits > 4 && codec.bits < 8 : codec.kind == KVANT_CUDA_CODEBOOK_WIDE;
+}
+
 bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows)
 {
-    return rows <= AnyShape<2>::ROWS && std::max(decoders_for(*args.k_codec), decoders_for(*args.v_codec)) == Decoders::PLAIN;
+    const bool plain = std::max(decoders_for(*args.k_codec), decoders_for(*args.v_codec)) == Decoders::PLAIN,
+               wide = has_no_unpacker(args.k_codec->params) || has_no_unpacker(args.v_codec->params);
+    return plain && rows <= (wide ? KVANT_CUDA_SCRATCH_ROWS : AnyShape<2>::ROWS);
 }
 
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,

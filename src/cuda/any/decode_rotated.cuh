@@ -130,25 +130,27 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
 template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k, int first, const DecodedTile &tile)
 {
     const kvant_codebook_place &book = g.view.books[k];
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.codes[k]);
+    const uint8_t *words = tile.page + g.view.tiers.codes[k];
     const float *levels = g.tables + book.values;
-    const int n = (int)book.n, bits = (int)book.bits, own = tile.first + tile.lane;
+    const int n = (int)book.n, bits = (int)book.bits;
     if constexpr (KEYS) {
+        const ChunkWords<true> codes(words, bits, n, tile.first + tile.lane);
 #pragma unroll 4
-        for (int c = 2 * tile.rank; c < n; c += 2 * tile.team_warps) {
-            const CodePair pair = read_pair(words, bits, n, true, [&](int p) { return chunk_place(p, n, true, own, c); });
-            *reinterpret_cast<uint32_t *>(tile.numbers + tile.lane * tile.stride + first + c) =
+        for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
+            const CodePair pair = codes.chunks(c);
+            *reinterpret_cast<uint32_t *>(tile.numbers + tile.lane * tile.stride + first + 2 * c) =
                 pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
         }
     } else {
+        for (int c = tile.lane; c < n; c += 32) {
+            const ChunkWords<false> codes(words, bits, n, c);
 #pragma unroll 4
-        for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps)
-            for (int c = tile.lane; c < n; c += 32) {
-                const CodePair pair =
-                    read_pair(words, bits, n, false, [&](int p) { return chunk_place(p, n, false, tile.first + t, c); });
+            for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
+                const CodePair pair = codes.tokens(tile.first + t);
                 unrolled_for (int i = 0; i < 2; i++)
                     tile.numbers[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
             }
+        }
     }
 }
 

@@ -46,7 +46,7 @@ struct TileBarriers {
 constexpr float HIDDEN = -1;
 
 /* Rows of a tile and units of pages. The results of GROUPS warpgroups stand one after the other: of
- * different rows, or (by_pages) of the same rows. */
+ * different rows, or (SAME_ROWS below) of the same rows. */
 template <int GROUPS> struct TileRows {
     static constexpr int RESULTS = GROUPS * GROUP_ROWS;
     size_t mask_row[RESULTS];
@@ -200,10 +200,10 @@ struct PartResult : SharedResult {
 };
 
 /* Row n of the thread block's part. */
-template <int D, int GROUPS>
-KVANT_INLINE HeadSum<D> own_row(const TileShape &p, const float *results, const TileRows<GROUPS> &rows, int n, int lane)
+template <int D, bool SAME_ROWS, int GROUPS>
+KVANT_INLINE HeadSum<D> own_row(const float *results, const TileRows<GROUPS> &rows, int n, int lane)
 {
-    return add_results<D>(p.by_pages ? GROUPS : 1, [&](int i) {
+    return add_results<D>(SAME_ROWS ? GROUPS : 1, [&](int i) {
         const int at = n + i * GROUP_ROWS;
         return SharedResult{ rows.max[at], rows.sum[at], results + at * D + lane };
     });
@@ -236,20 +236,20 @@ KVANT_INLINE HeadSum<D> add_parts(const TileShape &p, const TileWork &work, int 
     });
 }
 
-template <int D, int GROUPS>
+template <int D, bool SAME_ROWS = false, int GROUPS>
 KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const float *results, TileRows<GROUPS> &rows,
                               int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
 #pragma unroll 1
         for (int n = warp; n < work.pair.n_columns; n += n_warps)
-            leave_row<D>(p, work, n, own_row<D, GROUPS>(p, results, rows, n, lane), lane);
+            leave_row<D>(p, work, n, own_row<D, SAME_ROWS>(results, rows, n, lane), lane);
         if (!ends_last(p.counters + work.item, p.splits, rows.before))
             return;
     }
 #pragma unroll 1
     for (int n = warp; n < work.pair.n_columns; n += n_warps) {
-        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, GROUPS>(p, results, rows, n, lane);
+        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, SAME_ROWS>(results, rows, n, lane);
         write_output<true, D>(p, work.pair, n, total, lane);
     }
 }
