@@ -12,6 +12,9 @@ namespace kvant
 
 constexpr int MOST_WARPS = 8;
 
+/* The kernel with these decoders, for up to 8 query rows or (many) 16. Each has a source file of its own. */
+template <unsigned DECODERS> const void *any_kernel(bool many);
+
 struct AnyAttentionArgs : AttentionArgs {
     kvant_cuda_codec keys, values;
     int tiles, splits; /* as in TileArgs */

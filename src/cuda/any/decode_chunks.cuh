@@ -11,14 +11,6 @@
 namespace kvant
 {
 
-/* Whether the codec has such codes. */
-__host__ __device__ inline bool has_chunk_tiles(const kvant_cuda_codec &codec)
-{
-    const kvant_general_view &view = codec.general.view;
-    return kvant_cuda_is_general(&codec.params) &&
-           (view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS);
-}
-
 /* The two codes of a word and its fellows in other planes. */
 struct CodePair {
     uint32_t code[2];

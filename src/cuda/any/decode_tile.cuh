@@ -35,43 +35,18 @@ template <class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read
     }
 }
 
-__device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
+__device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
     fill_rows(tile, [&](int token) {
         return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
     });
 }
 
-__device__ __noinline__ void decode_open(const DecodedTile tile, kvant_cuda_type type)
+__device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cuda_type type)
 {
     fill_rows(tile, [&](int token) {
         return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, type, tile.d, tile.lane);
     });
-}
-
-/* What a kernel can decode: a decoder that needs many registers would keep attention's sums in memory for all. */
-enum class Decoders {
-    PLAIN, /* a code per channel and a scale per token */
-    TILES, /* groups, trellises and chunks, too */
-    ALL
-};
-
-__host__ __device__ inline bool is_uniform(const kvant_cuda_codec &codec)
-{
-    return codec.params.codes != KVANT_CUDA_CODES_TRELLIS && codec.general.view.kind == KVANT_GENERAL_UNIFORM &&
-           codec.general.view.uniform.clusters == 0;
-}
-
-__host__ __device__ inline Decoders decoders_for(const kvant_cuda_codec &codec)
-{
-    switch (codec.params.codes) {
-    case KVANT_CUDA_CODES_OPEN:
-    case KVANT_CUDA_CODES_CODEBOOK: return Decoders::PLAIN;
-    case KVANT_CUDA_CODES_TRELLIS: return Decoders::TILES;
-    default: break;
-    }
-    return is_uniform(codec) ? has_groups(codec.general) ? Decoders::TILES : Decoders::PLAIN
-           : has_chunk_tiles(codec) && !codec.general.view.sketched ? Decoders::TILES : Decoders::ALL;
 }
 
 template <bool KEYS> KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
@@ -103,22 +78,22 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
         add_sketch<KEYS>(g, tile);
 }
 
-/* Of a sealed page. */
-template <bool KEYS, Decoders WITH>
+/* Of a sealed page. WITH: Decoders. */
+template <bool KEYS, unsigned WITH>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
 {
     const kvant_cuda_params &c = codec.params;
     if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_book<KEYS>((int)c.bits, (int)c.metadata_offset, book.values, tile);
-    if (WITH == Decoders::PLAIN || is_uniform(codec))
-        return decode_uniform_codes<KEYS, WITH == Decoders::PLAIN>(codec.general, tile);
-    if constexpr (WITH != Decoders::PLAIN)
+    if (is_uniform(codec))
+        return decode_uniform_codes<KEYS, (WITH & GROUPS) != 0>(codec.general, tile);
+    if constexpr ((WITH & TRELLISES) != 0)
         if (c.codes == KVANT_CUDA_CODES_TRELLIS)
             return decode_trellis<KEYS>(c, book.trellis.whole, tile);
-    if constexpr (WITH == Decoders::TILES)
-        decode_chunk_codes<KEYS>(codec.general, tile);
-    if constexpr (WITH == Decoders::ALL)
+    if constexpr ((WITH & FAMILIES) != 0)
         decode_family<KEYS>(codec, book, tile);
+    else if constexpr ((WITH & CHUNKS) != 0)
+        decode_chunk_codes<KEYS>(codec.general, tile);
 }
 
 } // namespace kvant

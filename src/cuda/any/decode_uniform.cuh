@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decode_planes.cuh"
+#include "decoders.h"
 
 namespace kvant
 {
@@ -233,20 +234,15 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     });
 }
 
-__host__ __device__ inline bool has_groups(const kvant_general &g)
-{
-    return g.view.uniform.per_channel || g.view.uniform.group < g.head_dim;
-}
-
-/* PLAIN: the codec has no groups. Uniform codes of one bit do not exist. */
-template <bool KEYS, bool PLAIN, int BITS = 2>
+/* Uniform codes of one bit do not exist. */
+template <bool KEYS, bool GROUPED, int BITS = 2>
 KVANT_INLINE void decode_uniform_codes(const kvant_general &g, const DecodedTile &tile)
 {
     if constexpr (BITS <= 8) {
         if (g.view.uniform.bits != BITS)
-            return decode_uniform_codes<KEYS, PLAIN, BITS + 1>(g, tile);
+            return decode_uniform_codes<KEYS, GROUPED, BITS + 1>(g, tile);
         const UniformCodes code(g);
-        if constexpr (!PLAIN)
+        if constexpr (GROUPED)
             if (has_groups(g))
                 return code.per_channel || code.group % 16 != 0 ? decode_groups<BITS, KEYS>(code, tile)
                                                                 : decode_uniform<BITS, KEYS, true>(code, tile);
