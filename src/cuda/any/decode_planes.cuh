@@ -154,9 +154,8 @@ template <int BITS, bool KEYS> struct TileCodes {
     }
 };
 
-/* begin(i): operands of channels 16 i come. number(pair of codes, k, q): of register q of tokens 16 k .. */
-template <int BITS, bool KEYS, bool UNROLL, class B, class F>
-KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
+/* number(pair of codes, k, q): of register q of tokens 16 k .. */
+template <int BITS, bool KEYS, class F> KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
 {
     const int end = tile.end_channel / 16;
 #pragma unroll 1
@@ -164,42 +163,35 @@ KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
         TileCodes<BITS, KEYS> codes;
         const int n = min(end - i, 4);
         codes.load(tile, i / 4, n);
-        auto step = [&](int u) {
-            begin(i + u);
-            unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
-                uint32_t a[4];
-                unrolled_for (int q = 0; q < 4; q++)
-                    a[q] = number(codes.pair(u, k, q), k, q);
-                put_operand<KEYS>(tile, k, i + u, a);
-            }
-        };
-        if constexpr (UNROLL) {
-            unrolled_for (int u = 0; u < 4; u++)
-                if (u < n)
-                    step(u);
-        } else {
-#pragma unroll 1
-            for (int u = 0; u < n; u++)
-                step(u);
-        }
+        unrolled_for (int u = 0; u < 4; u++)
+            unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++)
+                if (u < n) {
+                    uint32_t a[4];
+                    unrolled_for (int q = 0; q < 4; q++)
+                        a[q] = number(codes.pair(u, k, q), k, q);
+                    put_operand<KEYS>(tile, k, i + u, a);
+                }
     }
+}
+
+template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const DecodedTile tile)
+{
+    each_operand<BITS, KEYS>(tile, [](uint32_t pair, int, int) { return pair; });
+}
+
+/* Codes of 2 to MOST bits into the places of their channels, for decoders that read them there. */
+template <bool KEYS, int MOST, int BITS = 2> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
+{
+    if constexpr (BITS < MOST)
+        if (bits != BITS)
+            return place_codes<KEYS, MOST, BITS + 1>(bits, tile);
+    place_codes_of<BITS, KEYS>(tile);
+    tile.wait();
 }
 
 KVANT_INLINE float half_at(const uint16_t *numbers, int at)
 {
     return __half2float(__ushort_as_half(__ldg(numbers + at)));
-}
-
-template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const DecodedTile tile)
-{
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [](uint32_t pair, int, int) { return pair; });
-}
-
-/* Codes of 2 to 4 bits into the places of their channels, for decoders in which they depend on each other. */
-template <bool KEYS> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
-{
-    bits == 2 ? place_codes_of<2, KEYS>(tile) : bits == 3 ? place_codes_of<3, KEYS>(tile) : place_codes_of<4, KEYS>(tile);
-    tile.wait();
 }
 
 /* A token's unit is a power of two above its scale. */
@@ -219,7 +211,7 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
             scale[k][h].x = __shfl_sync(FULL, own, at);
             scale[k][h].y = KEYS ? scale[k][h].x : __shfl_sync(FULL, own, at + 1);
         }
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+    each_operand<BITS, KEYS>(tile, [&](uint32_t pair, int k, int q) {
         const float2 s = scale[k][KEYS ? q & 1 : q >> 1];
         return pack_half2(levels[pair & 0xffffu] * s.x, levels[pair >> 16] * s.y);
     });

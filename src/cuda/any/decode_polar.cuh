@@ -95,7 +95,7 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
 
 template <bool KEYS> KVANT_INLINE void decode_polar(const kvant_general &g, const DecodedTile &tile)
 {
-    place_codes<KEYS>((int)g.view.polar.bits, tile);
+    place_codes<KEYS, 4>((int)g.view.polar.bits, tile);
     decode_leaves(g, tile);
 }
 

@@ -162,7 +162,7 @@ KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_
 template <bool KEYS>
 KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
 {
-    place_codes<KEYS>((int)c.bits, tile);
+    place_codes<KEYS, 4>((int)c.bits, tile);
     switch (c.memory) {
     case 8: return decode_trellis_lines<KEYS, 8>(c, levels, tile);
     case 10: return decode_trellis_lines<KEYS, 10>(c, levels, tile);
