@@ -75,7 +75,7 @@ template <class C, int D> __host__ __device__ constexpr int code_copies()
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
+        return (C::ENTRIES * C::ENTRY_BYTES * code_copies<C, D>() + 127) / 128 * 128;
     else
         return level_bytes<C>(code_copies<C, D>());
 }
@@ -97,8 +97,8 @@ template <class C, int D>
 KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
-        constexpr uint32_t COPIES = code_copies<C, D>();
-        TileChunks t{ table, 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+        constexpr uint32_t COPIES = code_copies<C, D>(), BYTES = C::ENTRY_BYTES;
+        TileChunks t{ table, BYTES * (lane % COPIES), BYTES * ((C::ENTRIES - 1) * COPIES + lane % COPIES), {}, {} };
         if constexpr (C::CHANNELS == 3)
             unrolled_for (int k = 0; k < 8; k++) {
                 const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));

@@ -48,8 +48,8 @@ static UnpackedKernels unpacked_kernels(uint32_t head_dim)
 template <class C> static int chunk_bytes(bool looks_up)
 {
     if (C::CHANNELS == 3)
-        return C::ENTRIES * 8 * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
-    return looks_up ? (C::ENTRIES * 8 + 15) / 16 * 16 : 0;
+        return C::ENTRIES * C::ENTRY_BYTES * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
+    return looks_up ? (C::ENTRIES * C::ENTRY_BYTES + 15) / 16 * 16 : 0;
 }
 
 static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
