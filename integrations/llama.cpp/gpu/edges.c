@@ -127,16 +127,19 @@ static const char *to_of(const edges *e, size_t i)
     return e->names[index_of(e, e->to[i])];
 }
 
+/* Our kernels that wait themselves for what they need. */
+static bool is_ours(const char *name)
+{
+    return strstr(name, "17append_few_kernelI") != NULL || strstr(name, "16attention_kernelI") != NULL;
+}
+
 /* An edge that lets a kernel of this name begin before its predecessor ends, which says that such kernels wait
- * themselves for what they need; NULL: there is none. Our first kernel of a layer never has one, as it follows a change
- * of stream; it waits where our others do. */
+ * themselves; NULL: there is none. For ours any such edge will do. */
 static const cu_edge_data *early_edge(const edges *e, const char *name)
 {
-    const bool ours = strstr(name, "append_few_kernel") != NULL;
-
     for (size_t i = 0; i < e->n; i++) {
         const char *other = e->data[i].type == CU_EDGE_EARLY ? to_of(e, i) : NULL;
-        if (other != NULL && (strcmp(other, name) == 0 || (ours && strstr(other, "5kvant") != NULL)))
+        if (other != NULL && (is_ours(name) || strcmp(other, name) == 0))
             return &e->data[i];
     }
     return NULL;

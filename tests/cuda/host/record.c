@@ -6,6 +6,7 @@
  * As in CUDA, a stream joins a capture by waiting for an event of it, and has to return to the stream that began it: the
  * end of the capture fails (901) when work of a stream was not awaited. */
 #define _POSIX_C_SOURCE 200809L
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
