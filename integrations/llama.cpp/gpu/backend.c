@@ -300,7 +300,7 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         if (!ok)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
         ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
-        *waits = *waits && b->writes[i].cache->waits;
+        *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
     pthread_mutex_unlock(&b->gpu->lock);
     return ok;
