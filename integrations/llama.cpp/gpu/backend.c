@@ -435,6 +435,13 @@ static bool start(kvp_gpu_backend *b)
         !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
+    for (int i = 0; getenv("KVANT_STREAMS") && i < atoi(getenv("KVANT_STREAMS")); i++) {
+        cu_stream extra;
+        kvp_cu.stream_new(&extra, CU_NON_BLOCKING);
+        if (kvp_gpu_grow(gpu, &b->lengths, 4096, false))
+            kvp_cu.fill((cu_address)(uintptr_t)b->lengths.at, 0, 64, extra);
+        kvp_cu.stream_finish(extra);
+    }
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
     b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };
