@@ -22,6 +22,7 @@ from .places import Gpu, Host
 from .scheme import Scheme
 
 _FULL = 60  # KVANT_ERR_FULL
+_NONE = object()
 
 
 class CacheInfo(NamedTuple):
@@ -148,11 +149,11 @@ class Cache(Owned):
     def _layer(self, layer: int) -> int:
         return checks.count(layer, "layer", least=0, most=self.n_layers - 1)
 
-    def _open(self, sequence: int | None = None) -> int | None:
+    def _open(self, sequence: Any = _NONE) -> Any:
         """sequence after checking that it is there, and that the cache is. With the lock held."""
         if not self._handle:
             raise ValueError("the cache was closed")
-        if sequence is not None and sequence not in self._sequences:
+        if sequence is not _NONE and sequence not in self._sequences:
             raise ValueError(f"sequence: there is no sequence {sequence!r}")
         return sequence
 
@@ -288,7 +289,7 @@ class Cache(Owned):
         return out
 
     def _numbers(self, sequences: Sequence[int]) -> Any:
-        return (c.c_int32 * len(sequences))(*(self._open(sequence) or 0 for sequence in sequences))
+        return (c.c_int32 * len(sequences))(*(self._open(sequence) for sequence in sequences))
 
     def read(self, layer: int, sequence: int, first: int = 0, n: int | None = None) -> tuple[Any, Any]:
         """The keys and values of n tokens from first on, all by default, as attention sees them:
