@@ -94,6 +94,7 @@ class Cache(Owned):
         super().__init__("kvant_cache_free", scheme)
         self._lock = threading.Lock()
         self._sequences: set[int] = set()
+        self.n_stepping = 0  #: sequences of begin_steps
         stream = checks.count(stream, "stream", least=0, most=2**64 - 1)
         self._place = Host() if checks.text(device, "device") == "cpu" else Gpu(stream)
         self.n_layers = checks.count(n_layers, "n_layers")
@@ -331,6 +332,7 @@ class Cache(Owned):
             numbers = self._numbers(sequences)
             status = library().kvant_steps_begin(self._handle, numbers, len(sequences), c.byref(found))
             check("steps", status, SAID)
+            self.n_stepping = len(sequences)
         return found.n_steps, found.graph, found.floats
 
     def next_step(self) -> None:

@@ -11,8 +11,10 @@ import unittest
 import models
 import torch
 from common import TestCase
+from torch.library import opcheck
 
 import kvant
+import kvant.torch
 from kvant.transformers import KvantCache, graphs
 
 try:
@@ -137,6 +139,67 @@ class Graphs(TestCase):
 
 
 class Operators(TestCase):
+    def rows(self, n=200, seed=1):
+        return torch.randn(n, 64, generator=torch.Generator().manual_seed(seed))
+
+    def cache(self, n=70):
+        """A layer of two sequences with n tokens each, and the arguments of every operator."""
+        cache = kvant.Cache(1, 4, 2, 64, 4096, device="cuda", max_sequences=2, k="trellis-4")
+        sequences = [cache.new_sequence() for _ in range(2)]
+        number, lengths = kvant.torch.register(cache)
+        k, v = (torch.randn(2, n, 2, 64, device="cuda") for _ in "kv")
+        torch.ops.kvant.cache_append(lengths, k, v, number, 0, sequences)
+        return cache, sequences, number, lengths
+
+    def test_opcheck(self):
+        for x in (self.rows().cuda(), self.rows(64).cuda().to(torch.bfloat16)):
+            opcheck(torch.ops.kvant.encode, (x, "trellis-4", "k"))
+            pages = torch.ops.kvant.encode(x, "trellis-4", "k")
+            opcheck(torch.ops.kvant.decode, (pages, "trellis-4", "k", 64, len(x)))
+
+    def test_opcheck_of_caches(self):
+        cache, sequences, number, lengths = self.cache()
+        k, q = torch.randn(2, 3, 2, 64, device="cuda"), torch.randn(2, 3, 4, 64, device="cuda")
+        opcheck(torch.ops.kvant.cache_append, (lengths, k, k, number, 0, sequences))
+        opcheck(torch.ops.kvant.cache_attend, (lengths, q, number, 0, sequences, 64))
+        opcheck(torch.ops.kvant.cache_attend, (lengths, q.half(), number, 0, sequences, 64), {"window": 9})
+        cache.begin_steps(sequences)
+        cache.next_step()
+        opcheck(torch.ops.kvant.cache_step, (lengths, *(x[:, 0].contiguous() for x in (q, k, k)), number, 0))
+
+    def test_a_graph_replays_operators(self):
+        def there_and_back(x):
+            return torch.ops.kvant.decode(torch.ops.kvant.encode(x, "turboquant-4", "k"), "turboquant-4", "k", 64, 200)
+
+        x = self.rows().cuda()
+        there_and_back(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = there_and_back(x)
+        for seed in (2, 3):
+            x.copy_(self.rows(seed=seed))
+            graph.replay()
+            self.assertTrue(torch.equal(found, there_and_back(x)))
+        compiled = torch.compile(there_and_back, fullgraph=True, mode="reduce-overhead")
+        for seed in (4, 5, 6):
+            x = self.rows(seed=seed).cuda()
+            self.assertTrue(torch.equal(compiled(x), there_and_back(x)))
+
+    def test_a_compiled_step_appends_before_it_attends(self):
+        _, sequences, number, lengths = self.cache()
+
+        def step(k, v, q):
+            torch.ops.kvant.cache_append(lengths, k, v, number, 0, sequences)
+            return torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2
+
+        k, v, q = (torch.randn(2, 1, heads, 64, device="cuda") for heads in (2, 2, 4))
+        before = torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64)
+        got = torch.compile(step, fullgraph=True, backend="aot_eager")(k, v, q)
+        self.assertEqual(lengths.tolist(), [71])
+        self.assertTrue(torch.equal(got, torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2))
+        self.assertFalse(torch.equal(got, before * 2))
+
     def test_pages_are_those_of_the_cpu(self):
         rows = torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
         for spec in ("int-4", "turboquant-4", "trellis-4"):

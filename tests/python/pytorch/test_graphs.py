@@ -11,8 +11,10 @@ import models
 import torch
 from common import TestCase
 from test_transformers import generate
+from torch.library import opcheck
 
 import kvant
+import kvant.torch
 from kvant.transformers import KvantCache, graphs
 
 SHAPE = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
@@ -132,6 +134,20 @@ class Graphs(TestCase):
                 mask[0, 5] = i != 2
                 model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
             self.refused(RuntimeError, "attention_mask", lambda: cache.bytes)
+
+
+class Operators(TestCase):
+    def test_opcheck_of_a_step(self):
+        with stand_in():
+            cache = kvant.Cache(1, 4, 2, 64, 4096, device="cuda", max_sequences=2, k="trellis-4")
+            sequences = [cache.new_sequence() for _ in range(2)]
+            number, lengths = kvant.torch.register(cache)
+            k, q = torch.randn(2, 70, 2, 64), torch.randn(2, 4, 64)
+            torch.ops.kvant.cache_append(lengths, k, k, number, 0, sequences)
+            cache.begin_steps(sequences)
+            cache.next_step()
+            opcheck(torch.ops.kvant.cache_step, (lengths, q, k[:, 0].contiguous(), k[:, 1].contiguous(), number, 0))
+            self.refused(ValueError, "q: |2, 4, 64", torch.ops.kvant.cache_step, lengths, q[:1], k[:1, 0], k[:1, 0], number, 0)
 
 
 if __name__ == "__main__":
