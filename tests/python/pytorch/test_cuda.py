@@ -51,6 +51,18 @@ def errors(found, wanted):
     return ((found - wanted).abs().amax((0, 2)) / wanted.abs().max()).sort().values
 
 
+def amplified(kind):
+    """What noise of 2^-13 in the weights, a quarter of a step of fp16, makes of the CPU's logits."""
+    model, found = models.make(kind, **SHAPE), []
+    noise = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        found.append(logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, 149, 150)))
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights *= 1 + 2**-13 * torch.randn(weights.shape, generator=noise)
+    return errors(*found)
+
+
 class Models(TestCase):
     """Of random models, which amplify a code that is another one on the GPU, where a row lies at a border: most
     tokens are compared, not all. Rows that were read wrongly give errors of the size of logits, about 1."""
@@ -64,22 +76,32 @@ class Models(TestCase):
                 cache = KvantCache(model.config, k="int-8", v="int-8")
                 found.append(logits_of(model, cache, (100, 149, 150)))
                 self.assertLess(cache.bytes, cache.f16_bytes)
-            self.assertLess(errors(*found)[40], 0.02, kind)
+            self.assertLess(errors(*found)[40], amplified(kind)[40], kind)
 
-    def test_every_mode_gives_the_tokens_of_the_cpu(self):
+    def test_every_mode_gives_tokens_of_the_cpu(self):
+        """Each token of greedy modes is the CPU's best or as good: its logit is less below the best one than noise in
+        the weights moves logits. Other modes run."""
         for kind in self.KINDS:
             cpu, gpu = pair(kind)
             tokens, mask = models.prompt()
-            same = []
+            bound = 2 * float(amplified(kind)[60])  # of two logits
             for mode in MODES:
                 if mode in ("assisted", "sampling", "two samples"):
                     continue  # an assistant that is on the CPU, random numbers that differ
-                caches = (KvantCache(model.config, k="int-8", v="int-8") for model in (cpu, gpu))
-                wanted = generate(cpu, mode, next(caches), tokens=tokens, mask=mask)
-                found = generate(gpu, mode, next(caches), tokens=tokens.cuda(), mask=mask.cuda())
-                same.append((found.cpu() == wanted)[:, 40:].float().mean())
-            self.assertGreater(max(same), 0.9, kind)
-            self.assertGreater(sum(same) / len(same), 0.5, kind)
+                cache = KvantCache(gpu.config, k="int-8", v="int-8")
+                found = generate(gpu, mode, cache, tokens=tokens.cuda(), mask=mask.cuda()).cpu()
+                self.assertTrue(torch.equal(found[:, :40], tokens[-len(found) :]))
+                if "beam" in mode:
+                    continue
+                seen = torch.cat([mask[-len(found) :], torch.ones_like(found[:, 40:])], 1)
+                positions = (seen.cumsum(1) - 1).clamp(min=0)
+                with torch.no_grad():
+                    cache = KvantCache(cpu.config, k="int-8", v="int-8")
+                    call = dict(attention_mask=seen, position_ids=positions, past_key_values=cache)
+                    logits = cpu(found, **call).logits[:, 39:-1]
+                below = logits.amax(2) - logits.gather(2, found[:, 40:, None])[:, :, 0]
+                below = (below / logits.abs().max()).amax(0).sort().values  # per token
+                self.assertLess(below[len(below) * 3 // 4], bound, (kind, mode))
 
     def test_other_implementations_read_the_rows(self):
         for implementation in ("sdpa", "eager"):
@@ -88,7 +110,7 @@ class Models(TestCase):
                 logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, *range(140, 151)))
                 for model in (cpu, gpu)
             ]
-            self.assertLess(errors(*found)[40], 0.02, implementation)
+            self.assertLess(errors(*found)[40], amplified("llama")[40], implementation)
 
     def test_half_precision(self):
         model = models.make("llama", **SHAPE).cuda().to(torch.bfloat16)

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import sys
 import unittest
+import warnings
 from unittest import mock
 
 import models
@@ -122,6 +123,25 @@ class Graphs(TestCase):
 
         plain, replayed = self.both("llama", use, k="int-8", v="int-8")
         self.assertTrue(torch.allclose(plain, replayed, rtol=0, atol=0.1 * plain.abs().max()))
+
+    def test_a_model_that_cannot_be_captured(self):
+        tokens, mask = models.prompt(90)
+
+        def use(model, cache):
+            return generate(model, "greedy", cache, 20, tokens, mask)
+
+        def fail(function):
+            function()  # half of the work may be enqueued before an operator refuses
+            raise RuntimeError("no operator for capturing")
+
+        plain = self.both("llama", use, k="int-8", v="int-8")[0]
+        model = graphs(models.make("llama", **SHAPE))
+        with stand_in(), mock.patch.object(MODULE, "capture", fail), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, k="int-8", v="int-8"))
+        self.assertIn("no operator for capturing", " ".join(str(warning.message) for warning in said))
+        self.assertTrue(torch.equal(found, plain))
+        self.assertTrue(model.forward.graphs.unable)
 
     def test_a_mask_that_changes_is_an_error(self):
         tokens = models.prompt(90, padding=0)[0]
