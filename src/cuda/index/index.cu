@@ -22,7 +22,7 @@ namespace
 
 constexpr uint32_t MOST_QUERIES = 1024; /* at once: lists are 32 MB; a multiple of 32 */
 constexpr uint32_t LIST_PLACES = 4096, LONG_LIST_PLACES = 16384, MOST_LONG_LISTS = 64;
-constexpr uint32_t MOST_GROWTH = 64;
+constexpr uint32_t MOST_GROWTH = 64, PACK_SLOTS = 32;
 
 /* Device memory that only grows. */
 struct Room {
@@ -131,7 +131,7 @@ cudaError_t fill(Room &room, const void *from, size_t n, size_t bytes)
 void set_levels(ScanArgs &args, const kvant_cuda_index_args &from)
 {
     uint8_t bytes[16] = { 0 };
-    args.bias = from.bits == 1 ? 1 : from.bits == 4 ? from.levels[15] : 0;
+    args.bias = from.bits == 1 || from.bits == 4 ? from.bias : 0;
     for (uint32_t i = 0; from.bits < 8 && i < 1u << from.bits; i++)
         bytes[i] = (uint8_t)(from.levels[i] + (from.bits == 4 ? args.bias : 0));
     memcpy(args.levels, bytes, sizeof bytes);
@@ -149,7 +149,7 @@ uint32_t multiplier_for(uint32_t n)
 kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
 {
     ScanArgs &args = index.args;
-    const size_t n_packs = ceil_div(from.n, 32), pack_bytes = (size_t)from.n_quads * 16 * from.bits;
+    const size_t n_packs = ceil_div(from.n, PACK_SLOTS), pack_bytes = (size_t)from.n_quads * 16 * from.bits;
     args.pack_bytes = pack_bytes;
     args.n_slots = (uint32_t)from.n;
     args.n_quads = from.n_quads;
@@ -157,12 +157,10 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
     args.n_groups = ceil_div(n_packs, GROUP_PACKS);
     args.multiplier = args.n_groups > 0 ? multiplier_for(args.n_groups) : 1;
     set_levels(args, from);
-    const size_t numbers = n_packs * 32 * sizeof(float), room = (size_t)args.n_groups * GROUP_VECTORS * sizeof(float);
+    const size_t numbers = n_packs * PACK_SLOTS * sizeof(float), room = (size_t)args.n_groups * GROUP_VECTORS * sizeof(float);
     Calls calls;
     calls.then([&] { return cudaGetDevice(&index.device); });
-    calls.then([&] {
-        return fill(index.codes, from.codes, n_packs * pack_bytes, args.n_groups * GROUP_PACKS * pack_bytes + READ_BEYOND);
-    });
+    calls.then([&] { return fill(index.codes, nullptr, 0, args.n_groups * GROUP_PACKS * pack_bytes + READ_BEYOND); });
     calls.then([&] { return fill(index.factors, from.factors, numbers, room + 16); });
     if (from.offsets)
         calls.then([&] { return fill(index.offsets, from.offsets, numbers, room + 16); });
@@ -288,7 +286,8 @@ kvant_status find_some(kvant_cuda_index &index, const kvant_cuda_find_args &find
 kvant_status kvant_cuda_table_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index)
 {
     *index = nullptr;
-    const bool known = args->bits == 8 || (args->bits >= 1 && args->bits <= 4);
+    const bool known = args->bits == 8 || (args->bits >= 2 && args->bits <= 4) ||
+                       (args->bits == 1 && args->levels[0] == -1 && args->levels[1] == 1);
     if (!known)
         return KVANT_ERR_UNSUPPORTED;
     kvant_cuda_index *made = new (std::nothrow) kvant_cuda_index;
@@ -314,6 +313,14 @@ void kvant_cuda_table_index_free(kvant_cuda_index **index)
     *index = nullptr;
 }
 
+kvant_status kvant_cuda_table_index_put(kvant_cuda_index *index, size_t first, size_t n, const uint8_t *codes)
+{
+    const OnDevice on(index->device);
+    const size_t bytes = index->args.pack_bytes;
+    return n == 0 ? KVANT_OK
+                  : from_cuda(cudaMemcpy(index->codes.as<uint8_t>() + first * bytes, codes, n * bytes, cudaMemcpyHostToDevice));
+}
+
 kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cuda_find_args *args)
 {
     if (args->k < 1 || args->k > KVANT_CUDA_INDEX_MOST_K)
@@ -322,7 +329,7 @@ kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cu
     const OnDevice on(index->device);
     Calls calls;
     if (args->passes)
-        calls.then([&] { return send(*index, index->passes, args->passes, ceil_div(index->args.n_slots, 32) * sizeof(uint32_t)); });
+        calls.then([&] { return send(*index, index->passes, args->passes, ceil_div(index->args.n_slots, PACK_SLOTS) * sizeof(uint32_t)); });
     kvant_status status = calls.status();
     for (size_t first = 0; status == KVANT_OK && first < args->n; first += MOST_QUERIES)
         status = find_some(*index, *args, first, (uint32_t)std::min<size_t>(args->n - first, MOST_QUERIES));
