@@ -10,6 +10,7 @@
 #include "../table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -21,7 +22,7 @@ namespace
 {
 
 constexpr uint32_t MOST_QUERIES = 1024; /* at once: lists are 32 MB; a multiple of 32 */
-constexpr uint32_t LIST_PLACES = 4096, LONG_LIST_PLACES = 16384, MOST_LONG_LISTS = 64;
+constexpr uint32_t MOST_LONG_LISTS = 64;
 constexpr uint32_t MOST_GROWTH = 64, PACK_SLOTS = 32;
 
 /* Device memory that only grows. */
@@ -153,7 +154,7 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
     args.pack_bytes = pack_bytes;
     args.n_slots = (uint32_t)from.n;
     args.n_quads = from.n_quads;
-    args.n_pieces = ceil_div(from.n_quads, 16);
+    args.n_pieces = 2 * ceil_div(from.n_quads, 32);
     args.n_groups = ceil_div(n_packs, GROUP_PACKS);
     args.multiplier = args.n_groups > 0 ? multiplier_for(args.n_groups) : 1;
     set_levels(args, from);
@@ -191,7 +192,7 @@ cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, s
     args = index.args;
     args.n_queries = n;
     args.k = find.k;
-    args.room = n <= MOST_LONG_LISTS || find.k > LIST_PLACES / 4 ? LONG_LIST_PLACES : LIST_PLACES;
+    args.room = n <= MOST_LONG_LISTS || find.k > SHORT_LIST / 4 ? LONG_LIST : SHORT_LIST;
     const size_t words = (size_t)args.n_quads * n;
     Calls calls;
     calls.then([&] { return send(index, index.x, find.x + first * 4 * args.n_quads, words * 4); });
@@ -226,19 +227,24 @@ __global__ void begin_kernel(const __grid_constant__ ScanArgs args)
         *args.overflowed = 0;
 }
 
+/* By how much the vectors grow from round to round: as evenly as lists allow. */
+uint32_t growth_of(const ScanArgs &args, uint32_t places)
+{
+    const double most = std::min(MOST_GROWTH, std::max(2u, (args.room - args.k) / (3 * args.k) + 1)),
+                 ratio = std::max(2.0, (double)args.n_groups / places), rounds = std::ceil(std::log(ratio) / std::log(most));
+    return (uint32_t)std::ceil(std::pow(ratio, 1 / rounds));
+}
+
 /* safely: no round has more vectors than lists have places for. */
 cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely)
 {
     const uint32_t places = args.room / GROUP_VECTORS, left = (args.room - args.k) / GROUP_VECTORS,
-                   growth = std::min(MOST_GROWTH, std::max(1u, (args.room - args.k) / (3 * args.k)));
+                   growth = growth_of(args, places);
     Calls calls;
     begin_kernel<<<ceil_div(args.n_queries, 256), 256, 0, index.stream>>>(args);
     calls.error = cudaGetLastError();
-    calls.then([&] {
-        return cudaMemsetAsync(args.lists, 0xff, (size_t)args.n_queries * args.room * sizeof(Found), index.stream);
-    });
     for (args.end = 0; calls.ok() && args.end < args.n_groups;) {
-        const uint64_t most = args.end == 0 ? places : safely ? left : (uint64_t)args.end * growth;
+        const uint64_t most = args.end == 0 ? places : safely ? left : (uint64_t)args.end * (growth - 1);
         args.keep_all = args.end == 0;
         args.first = args.end;
         args.end = (uint32_t)std::min<uint64_t>(args.n_groups, args.first + most);
