@@ -42,15 +42,16 @@ struct ScanArgs {
 
     uint32_t k, room; /* places in a list: SHORT_LIST or LONG_LIST */
     Found *lists;
+    Found *best;          /* n_queries x k: what select left of the lists */
     uint32_t *counts;     /* of lists; above room: some did not fit */
     float *thresholds;    /* keys below are not among the k best */
     uint64_t *limits;     /* nor is an equal key with a larger id */
-    uint32_t *overflowed; /* set when a count was above room */
+    uint32_t *overflowed; /* whether a count was above room */
 };
 
 cudaError_t launch_scan(const ScanArgs &args, uint32_t bits, cudaStream_t stream);
 
-/* Cuts the lists to the k best, the best first; counts: what there is of these. */
+/* Cuts the lists to the k best, the best first, and writes them to best, too; counts: what there is of these. */
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream);
 
 } // namespace kvant

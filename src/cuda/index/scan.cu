@@ -85,7 +85,7 @@ template <int N> __device__ void load_columns(const ScanArgs &args, uint32_t fir
     for (uint32_t i = threadIdx.x; i < N; i += blockDim.x) {
         const bool there = first + i < args.n_queries;
         queries.starts[i] = there ? -args.bias * args.sums[first + i] : 0;
-        queries.thresholds[i] = there ? args.thresholds[first + i] : INFINITY;
+        queries.thresholds[i] = there && !args.keep_all ? args.thresholds[first + i] : INFINITY;
         queries.scales[i] = there ? args.scales[first + i] : 0;
         queries.weights[i] = there ? args.weights[first + i] : 0;
     }

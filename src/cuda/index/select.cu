@@ -113,7 +113,8 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) select_kernel(
     __syncthreads();
     sort<THREADS>(entries, size, args.ids);
     for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
-        list[i] = Found{ key_of((uint32_t)(entries[i] >> 32)), slot_of(entries[i]) };
+        args.best[(size_t)query * args.k + i] = list[i] =
+            Found{ key_of((uint32_t)(entries[i] >> 32)), slot_of(entries[i]) };
     if (threadIdx.x != 0)
         return;
     const bool full = kept == args.k;
@@ -121,8 +122,8 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) select_kernel(
     args.counts[query] = kept;
     args.thresholds[query] = full ? key_of((uint32_t)(entries[args.k - 1] >> 32)) : -INFINITY;
     args.limits[query] = !full ? UINT64_MAX : args.ids ? args.ids[worst] : worst;
-    if (count > args.room)
-        *args.overflowed = 1;
+    if (args.keep_all ? query == 0 : count > args.room)
+        *args.overflowed = !args.keep_all;
 }
 
 template <int THREADS> cudaError_t launch(const ScanArgs &args, cudaStream_t stream)
