@@ -12,7 +12,7 @@
 #include "../../src/base/fnv.h"
 #include "../../src/index/index_internal.h"
 
-enum { HEAD = 128, LENGTH_AT = 40, CHECKSUM_AT = 48, HEAD_CHECKSUM_AT = 72, MOST_VECTORS = 4096, MOST_DIM = 512 };
+enum { HEAD = 256, LENGTH_AT = 32, CHECKSUM_AT = 40, HEAD_CHECKSUM_AT = 56, MOST_VECTORS = 4096, MOST_DIM = 512 };
 
 static void repair(uint8_t *bytes, size_t n)
 {
