@@ -148,9 +148,10 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
                         uint8_t *codes, uint8_t *at)
 {
     const float squared = kernels->dot(y, y, n);
-    memset(codes, 0, n);
-    if (!(squared > 0))
+    if (!(squared > 0)) {
+        memset(codes, 0, n);
         return 0;
+    }
     const float inverse = sqrtf((float)n) / (sqrtf(squared) * (book->kind == KVANT_BOOK_TRELLIS ? 1 : book->step));
     if (book->kind == KVANT_BOOK_TRELLIS)
         encode_trellis(book, kernels, y, n, inverse, codes, at);
@@ -169,6 +170,17 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
 
 /* ---- Decoding ---- */
 
+/* Codes of 16 vectors in a quad. */
+static void decode_plane(const kvant_book *book, const uint8_t *codes, uint32_t quad, uint32_t half, uint8_t *levels)
+{
+    uint8_t plane[KVANT_PACK_CHUNK] = { 0 };
+    for (kvant_pack_part part = { 0 }; kvant_pack_next(book->format.bits, 4 * quad, 16 * half, &part);)
+        for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
+            plane[i] |= (uint8_t)((codes[part.byte + i] >> part.shift & ((1u << part.bits) - 1)) << part.done);
+    for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
+        levels[i] = (uint8_t)(128 + (int32_t)book->values[plane[i]]);
+}
+
 void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *codes, uint8_t *levels)
 {
     const kvant_pack_format *format = &book->format;
@@ -176,10 +188,7 @@ void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, con
         kernels->trellis_pack(&book->trellis->trellis, format, codes, levels);
         return;
     }
-    for (uint32_t i = 0; i < 4 * format->n_quads; i++)
-        for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++) {
-            kvant_pack_part part = { 0 };
-            kvant_pack_next(8, i, v, &part);
-            levels[part.byte] = (uint8_t)(128 + (int32_t)book->values[kvant_pack_get(format->bits, codes, i, v)]);
-        }
+    for (uint32_t quad = 0; quad < format->n_quads; quad++)
+        for (uint32_t half = 0; half < 2; half++)
+            decode_plane(book, codes, quad, half, levels + (size_t)(2 * quad + half) * KVANT_PACK_CHUNK);
 }

@@ -110,30 +110,36 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
     return status;
 }
 
-static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy)
+/* A copy of rows without a stride. */
+static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy,
+                              const kvant_error *error)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float *to = kvant_alloc(n, dim * sizeof *to);
-    KVANT_RETURN_IF(!to, KVANT_ERR_MEMORY);
+    if (!to)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a centre or centroids");
     *copy = to;
     for (size_t i = 0; i < n; i++) {
         if (kernels->magnitude(rows + i * stride, dim) > kvant_float_bits(0x1p40f))
-            return kvant_fail(NULL, KVANT_ERR_NONFINITE,
+            return kvant_fail(error, KVANT_ERR_NONFINITE,
                               "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
         memcpy(to + i * dim, rows + i * stride, dim * sizeof *to);
     }
     return KVANT_OK;
 }
 
-static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p)
+static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p, const kvant_error *error)
 {
-    if (!index->n_lists || (index->n_lists > 1 && p->centroid_stride < index->dim))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "centroids need lists= and a stride of at least dim");
-    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, index->n_lists, index->dim, &index->centroids));
+    const size_t n = p->n_centroids;
+    if (n == 0 || n != index->n_lists || (n > 1 && p->centroid_stride < index->dim))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%zu centroids need lists=%zu and a stride of at least dim", n, n);
+    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
     kvant_lists_move(KVANT_OWN(float, index->centroids), index, NULL);
     index->needs_training = index->project;
     index->given_lists = true;
-    return kvant_lists_set(index, index->centroids);
+    if (kvant_lists_set(index, index->centroids) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err, size_t errlen)
@@ -145,13 +151,11 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     if (!KVANT_TAKE(kvant_index_params, &p, params, center))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
-    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center) : KVANT_OK;
+    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
     if (status == KVANT_OK && p.centroids)
-        status = take_centroids(*index, &p);
-    if (status != KVANT_OK) {
-        kvant_fail(&error, status, "%s", kvant_strerror(status));
+        status = take_centroids(*index, &p, &error);
+    if (status != KVANT_OK)
         kvant_index_free(index);
-    }
     return status;
 }
 
@@ -361,17 +365,19 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
     return status;
 }
 
-/* Codes of one slot to another, or zeros where from is no slot. */
+/* Codes of one slot to another, or zeros where from is to. */
 static void copy_codes(kvant_index *index, size_t from, size_t to)
 {
     const uint32_t bits = index->book.format.bits;
     const size_t bytes = kvant_pack_bytes(&index->book.format);
-    uint8_t *codes = KVANT_OWN(uint8_t, index->codes), *target = codes + to / KVANT_PACK_VECTORS * bytes;
-    for (uint32_t i = 0; i < index->code_dim; i++)
-        kvant_pack_put(bits, target, i, to % KVANT_PACK_VECTORS,
-                       from == to ? 0
-                                  : kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, i,
-                                                   from % KVANT_PACK_VECTORS));
+    uint8_t *codes = KVANT_OWN(uint8_t, index->codes);
+    for (uint32_t quad = 0; 4 * quad < index->code_dim; quad++) {
+        uint8_t four[4] = { 0 };
+        for (uint32_t j = 0; from != to && j < 4; j++)
+            four[j] = (uint8_t)kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, 4 * quad + j,
+                                              from % KVANT_PACK_VECTORS);
+        kvant_pack_put_quad(bits, codes + to / KVANT_PACK_VECTORS * bytes, quad, to % KVANT_PACK_VECTORS, four);
+    }
 }
 
 static void move_number(float *numbers, size_t from, size_t to)

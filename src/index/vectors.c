@@ -166,11 +166,12 @@ void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, si
     const kvant_index_row row = kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
     const kvant_book *book = &index->book;
     const uint32_t bits = book->format.bits, n = index->code_dim;
+    memset(codes + n, 0, 4); /* the rest of the last quad */
     KVANT_OWN(float, index->factors)[slot] =
         ldexpf(kvant_book_encode(book, kernels, row.y, n, codes, codes + padded(index->dim)), row.exponent);
     uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&book->format);
-    for (uint32_t i = 0; i < n; i++)
-        kvant_pack_put(bits, pack, i, slot % KVANT_PACK_VECTORS, codes[i]);
+    for (uint32_t quad = 0; 4 * quad < n; quad++)
+        kvant_pack_put_quad(bits, pack, quad, slot % KVANT_PACK_VECTORS, codes + 4 * (size_t)quad);
     if (index->offsets)
         KVANT_OWN(float, index->offsets)[slot] = row.offset;
     if (index->has_rows)
