@@ -16,7 +16,7 @@
 enum { MAX_SPECS = 16, MAX_FILES = 3, STEP = 8192, BATCH = 100, MOST_QUERIES = 100000, TRAIN = 10000 };
 
 typedef struct settings {
-    const char *metric;
+    const char *metric, *device;
     const char *specs[MAX_SPECS];
     size_t n_specs;
     uint32_t k, threads, rerank, probe, train, batch, queries;
@@ -41,6 +41,7 @@ static const arg_option options[] = {
              "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for --rerank. Repeat it\n"
              "for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
+    ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
     ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
     ARG_TEXT(0, "centroids", "FILE", centroids, "build, eval: centroids of lists= (default: k-means)"),
@@ -223,7 +224,20 @@ static void free_answers(answers *a)
     free(a->ids);
 }
 
-static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, const vectors *base, answers *a)
+static bool on_gpu(const settings *s)
+{
+    return strcmp(s->device, "cuda") == 0;
+}
+
+/* *gpu stays NULL on the CPU. */
+static bool copy_to_gpu(const settings *s, const kvant_index *index, kvant_index_gpu **gpu)
+{
+    char err[512] = "";
+    return !on_gpu(s) || kvant_index_gpu_create(index, gpu, err, sizeof err) == KVANT_OK || complain("search: %s", err);
+}
+
+static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *queries, size_t first, size_t n,
+                const vectors *base, answers *a)
 {
     kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
                                 .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe };
@@ -233,7 +247,10 @@ static bool ask(const kvant_index *index, const settings *s, const vectors *quer
         query.original_stride = base->dim;
         query.n_originals = base->n;
     }
-    return kvant_index_search(index, &query, a->scores + first * s->k, a->ids + first * s->k) == KVANT_OK || failed("searching");
+    float *scores = a->scores + first * s->k;
+    uint64_t *ids = a->ids + first * s->k;
+    const kvant_status status = gpu != NULL ? kvant_index_gpu_search(gpu, &query, scores, ids) : kvant_index_search(index, &query, scores, ids);
+    return status == KVANT_OK || failed("searching");
 }
 
 static const report_column query_columns[] = {
@@ -265,11 +282,13 @@ static bool run_query(const settings *s, const char *const *files)
 {
     vectors queries = { .rows = NULL };
     kvant_index *index = NULL;
+    kvant_index_gpu *gpu = NULL;
     kvant_index_info info = { .size = sizeof info };
     answers a = { NULL, NULL };
     bool ok = open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
-    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && ask(index, s, &queries, 0, queries.n, NULL, &a) &&
-         print_answers(&a, queries.n, s->k, s->json);
+    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
+         ask(index, gpu, s, &queries, 0, queries.n, NULL, &a) && print_answers(&a, queries.n, s->k, s->json);
+    kvant_index_gpu_free(&gpu);
     free_answers(&a);
     vectors_free(&queries);
     kvant_index_free(&index);
@@ -363,6 +382,7 @@ static const report_column eval_columns[] = {
     { "dim", NULL, COLUMN_NUMBER, 0 },
     { "queries", NULL, COLUMN_NUMBER, 0 },
     { "batch", NULL, COLUMN_NUMBER, 0 },
+    { "device", NULL, COLUMN_TEXT, 0 },
     { "threads", NULL, COLUMN_NUMBER, 0 },
     { "k", NULL, COLUMN_NUMBER, 0 },
     { "probe", NULL, COLUMN_NUMBER, 0 },
@@ -376,14 +396,14 @@ static const report_column eval_columns[] = {
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
 /* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. originals: for rerank, or NULL. */
-static double measure(const kvant_index *index, const settings *s, const vectors *originals, const vectors *queries, answers *a)
+static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *originals, const vectors *queries, answers *a)
 {
     double sum = 0;
     for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
         double best = INFINITY;
         for (int round = 0; round < ROUNDS; round++) {
             const double start = monotonic_seconds();
-            if (!ask(index, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, a))
+            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, a))
                 return -1;
             best = fmin(best, monotonic_seconds() - start);
         }
@@ -395,21 +415,24 @@ static double measure(const kvant_index *index, const settings *s, const vectors
 static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
 {
     kvant_index *index = NULL;
+    kvant_index_gpu *gpu = NULL;
     kvant_index_info info = { .size = sizeof info };
     const double start = monotonic_seconds();
-    bool ok = make_index(s, codec, base, &index);
-    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, s, strstr(codec, "rows=") != NULL ? NULL : base, queries, a) : -1;
+    bool ok = make_index(s, codec, base, &index) && copy_to_gpu(s, index, &gpu);
+    const vectors *originals = strstr(codec, "rows=") != NULL ? NULL : base;
+    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
     ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
     if (ok) {
         const report_cell row[N_EVAL] = {
             CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
-            CELL_NUMBER(s->batch), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
+            CELL_NUMBER(s->batch), CELL_TEXT(s->device), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
             CELL_NUMBER(recall(s, info.metric, base, queries, t, a)), CELL_NUMBER(info.bytes_per_vector),
             CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
             CELL_NUMBER(built),
         };
         memcpy(cells, row, sizeof row);
     }
+    kvant_index_gpu_free(&gpu);
     kvant_index_free(&index);
     return ok;
 }
@@ -484,7 +507,7 @@ static int read_words(int argc, char **argv, settings *s, const char **words, in
 
 int command_search(int argc, char **argv)
 {
-    static settings s = { .k = 10, .batch = BATCH, .queries = 1000 };
+    static settings s = { .device = "cpu", .k = 10, .batch = BATCH, .queries = 1000 };
     const char *words[MAX_FILES];
     int n = 0;
     const int code = read_words(argc, argv, &s, words, &n);
@@ -501,6 +524,10 @@ int command_search(int argc, char **argv)
     if (n != 1 + action->n_files) {
         complain("search %s takes %d file%s, not %d", action->name, action->n_files, action->n_files > 1 ? "s" : "", n - 1);
         hint("kvant search --help tells which");
+        return EXIT_USAGE;
+    }
+    if (strcmp(s.device, "cpu") != 0 && !on_gpu(&s)) {
+        complain("search: --device is cpu or cuda, not '%s'", s.device);
         return EXIT_USAGE;
     }
     if (s.threads == 0)

@@ -90,6 +90,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_index_view": (_INT, [_STR, _OUT, *_TEXT]),
     "kvant_index_verify": (_INT, [_P]),
     "kvant_index_get_info": (_INT, [_P, _to(s.IndexInfo)]),
+    "kvant_index_gpu_create": (_INT, [_P, _OUT, *_TEXT]),
+    "kvant_index_gpu_free": (None, [_OUT]),
+    "kvant_index_gpu_search": (_INT, [_P, _to(s.IndexQuery), _P, _P]),
     # tensor.h
     "kvant_tensor_size": (_INT, [_to(s.TensorParams), c.POINTER(_SIZE)]),
     "kvant_tensor_create": (_INT, [_to(s.TensorParams), _P, _OUT]),
