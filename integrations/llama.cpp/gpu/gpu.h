@@ -19,8 +19,8 @@
  *
  * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with
  * different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
- * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first batch after the
- * cache was created or cleared. With a softcap keys have no centre. */
+ * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
+ * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -79,6 +79,9 @@ typedef struct kvp_gpu_cache {
     uint64_t now;
     bool table_changed;
     bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
+    bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
+    int64_t *first;       /* their cells */
+    size_t n_first;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
 } kvp_gpu_cache;
 
@@ -215,8 +218,17 @@ extern const kvp_remote kvp_gpu_remote;
 /* The cells behind a tensor, or NULL. */
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
 
-/* Learns centre and scale from n rows on the GPU; waits for the stream. */
-bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream);
+/* Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+#define KVP_LEARN_ROWS 64u
+bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
+
+static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
+{
+    return cells->learns && !cells->learnt;
+}
+
+/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
+bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
@@ -260,7 +272,7 @@ const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 bool kvp_gpu_touches(const abi_tensor *node);
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
-/* Whether what the node does can be captured; learning and the context shift cannot. */
+/* Whether what the node does for a few tokens can be captured; the context shift cannot. */
 bool kvp_gpu_capturable(const abi_tensor *node);
 
 /* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */

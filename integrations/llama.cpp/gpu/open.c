@@ -78,6 +78,7 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->tensors[cache->n_tensors++] = kv;
     cells->cache = cache;
     cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0;
+    cache->learns = cache->learning = cache->learns || cells->learns;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
     return !cache->keeps || make_room(cache);
@@ -102,6 +103,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     free(cache->table);
+    free(cache->first);
     free(cache->tensors);
     free(cache);
 }
@@ -260,7 +262,7 @@ static int32_t open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, cu_st
 /* Where the rows of a step go: slots of open pages, and whether all have one. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
 {
-    const bool few = step->n <= KVP_FEW_TOKENS;
+    const bool few = step->n <= KVP_FEW_TOKENS || (cache->learning && step->n < KVP_LEARN_ROWS);
     bool all = true;
 
     cache->now++;
@@ -296,12 +298,12 @@ static bool in_range(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return true;
 }
 
-bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
     const size_t bytes = step->n * sizeof(int64_t);
     const void *former = cache->slots.at;
     int64_t *slots = malloc(bytes);
-    bool ok = slots != NULL && in_range(cache, step) && kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(step->n), false) &&
+    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(step->n), false) &&
               find_slots(cache, step, slots, stream);
 
     if (cache->slots.at != former)
@@ -315,6 +317,12 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
     }
     free(slots);
     return ok;
+}
+
+bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+{
+    return in_range(cache, step) && (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+           (!cache->keeps || place(cache, step, stream));
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
@@ -337,4 +345,6 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
     if (cache->table != NULL)
         close_all(cache);
+    cache->learning = cache->learns;
+    cache->n_first = 0;
 }

@@ -121,6 +121,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
     "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
     "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_add_sums": (_INT, [_P, _U32, _INT, _to(s.CalibratorSums)]),
     "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
     "kvant_calibrator_finish": (_INT, [_P, _OUT]),
     # settings.h
