@@ -30,17 +30,29 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-/* The kind and the bits in the name of a spec. */
-static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, const kvant_error *error)
+#define MOST_CODEC 112u /* bytes: the other options of a canonical spec take up to 71 */
+
+/* The kind and the bits in the name of a spec. What has other options, or another name, is a codec of
+ * codec.h, whose spec goes to codec. */
+static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, char *codec, size_t size,
+                              const kvant_error *error)
 {
-    for (uint32_t i = 0; i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
+    *kind = KVANT_BOOK_RECORDS;
+    snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
+    for (uint32_t i = 0; i < spec->n_options; i++)
+        if (!spec->options[i].used)
+            kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':', spec->options[i].key,
+                         spec->options[i].value ? "=" : "", spec->options[i].value ? spec->options[i].value : "");
+    if (strlen(codec) == size - 1)
+        return kvant_fail(error, KVANT_ERR_SPEC, "a codec of an index is named in at most %zu letters", size - 2);
+    for (uint32_t i = 0; !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
         const kvant_book_name *name = &kvant_book_names[i];
-        *kind = (kvant_book_kind)i;
-        if (strcmp(spec->name, name->name) == 0)
+        if (strcmp(spec->name, name->name) == 0) {
+            *kind = (kvant_book_kind)i;
             return kvant_spec_bits(spec, name->least, name->most, bits, error);
+        }
     }
-    return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1 to 8, trellis-2 to 4, int-2 to 8 or rabitq-1 to 7, not '%s'",
-                      spec->text);
+    return KVANT_OK;
 }
 
 static kvant_status check_options(const kvant_index *index, kvant_book_kind kind, const index_options *o,
@@ -54,15 +66,13 @@ static kvant_status check_options(const kvant_index *index, kvant_book_kind kind
     return KVANT_OK;
 }
 
-static kvant_status create_tables(kvant_index *index, kvant_book_kind kind, uint32_t bits, const index_options *o)
+static kvant_status create_rotations(kvant_index *index)
 {
-    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o->states > 0 ? 2 * (uint32_t)o->states : 0);
-    KVANT_FORWARD(kvant_book_create(&index->book, kind, bits, memory, index->code_dim));
-    KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, o->seed));
+    KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, index->seed));
     if (!index->has_rows)
         return KVANT_OK;
     KVANT_FORWARD(kvant_book_create(&index->row_book, KVANT_BOOK_INT, 8, 0, index->dim));
-    return kvant_rotation_create(&index->row_rotation, index->dim, o->seed);
+    return kvant_rotation_create(&index->row_rotation, index->dim, index->seed);
 }
 
 static kvant_status parse(kvant_index *index, const char *text, const kvant_error *error)
@@ -72,9 +82,8 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     kvant_book_kind kind;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
-    KVANT_FORWARD(read_name(&spec, &kind, &bits, error));
     KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
-    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N lists=N rows=int8 seed=N states=N", error));
+    KVANT_FORWARD(read_name(&spec, &kind, &bits, index->spec, MOST_CODEC, error));
     KVANT_FORWARD(check_options(index, kind, &o, error));
     if (o.states == 0)
         o.states = KVANT_OPTION_ABSENT;
@@ -84,11 +93,14 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     index->n_lists = o.lists != KVANT_OPTION_ABSENT ? (uint32_t)o.lists : 0;
     index->has_rows = o.rows != KVANT_OPTION_ABSENT;
     index->seed = o.seed;
-    snprintf(index->spec, sizeof index->spec, "%s-%u", spec.name, (unsigned)bits);
+    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o.states > 0 ? 2 * (uint32_t)o.states : 0);
+    if (kind == KVANT_BOOK_RECORDS)
+        KVANT_FORWARD(kvant_book_create_records(&index->book, index->spec, index->code_dim, error));
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
-    return create_tables(index, kind, bits, &o) == KVANT_OK
-               ? KVANT_OK
-               : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    if ((kind != KVANT_BOOK_RECORDS && kvant_book_create(&index->book, kind, bits, memory, index->code_dim) != KVANT_OK) ||
+        create_rotations(index) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
@@ -260,7 +272,7 @@ kvant_status kvant_index_grow(kvant_index *index, size_t n)
                         KVANT_ERR_MEMORY);
         index->owners = KVANT_OWN(uint32_t, owners);
     }
-    const size_t pack = kvant_pack_bytes(&index->book.format);
+    const size_t pack = kvant_book_pack_bytes(&index->book);
     KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
                     KVANT_ERR_MEMORY);
     index->codes = codes;
@@ -365,19 +377,9 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
     return status;
 }
 
-/* Codes of one slot to another, or zeros where from is to. */
-static void copy_codes(kvant_index *index, size_t from, size_t to)
+static uint8_t *pack_of(kvant_index *index, size_t slot)
 {
-    const uint32_t bits = index->book.format.bits;
-    const size_t bytes = kvant_pack_bytes(&index->book.format);
-    uint8_t *codes = KVANT_OWN(uint8_t, index->codes);
-    for (uint32_t quad = 0; 4 * quad < index->code_dim; quad++) {
-        uint8_t four[4] = { 0 };
-        for (uint32_t j = 0; from != to && j < 4; j++)
-            four[j] = (uint8_t)kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, 4 * quad + j,
-                                              from % KVANT_PACK_VECTORS);
-        kvant_pack_put_quad(bits, codes + to / KVANT_PACK_VECTORS * bytes, quad, to % KVANT_PACK_VECTORS, four);
-    }
+    return KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
 }
 
 static void move_number(float *numbers, size_t from, size_t to)
@@ -409,7 +411,8 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
 {
     if (from != to) {
         kvant_index_move_slot(index, from, to);
-        copy_codes(index, from, to);
+        kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS, pack_of(index, to),
+                        to % KVANT_PACK_VECTORS);
     } else {
         KVANT_OWN(float, index->factors)[to] = 0;
         if (index->has_rows) {
@@ -419,7 +422,7 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
         if (index->offsets)
             KVANT_OWN(float, index->offsets)[to] = 0;
     }
-    copy_codes(index, from, from);
+    kvant_book_copy(&index->book, NULL, 0, pack_of(index, from), from % KVANT_PACK_VECTORS);
 }
 
 kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
