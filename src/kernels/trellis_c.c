@@ -151,8 +151,9 @@ static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format 
     for (uint32_t i = 0; i < 4 * n_quads; i++) {
         const uint32_t code = kvant_pack_get(format->bits, codes, 4 * quad + i, v);
         const uint32_t subset = subsets[kvant_pack_step(format->bits, n_quads, i)];
-        const int32_t level = trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset];
-        kvant_pack_put(8, levels, 4 * quad + i, v, (uint32_t)(level + 128));
+        kvant_pack_part at = { 0 };
+        kvant_pack_next(8, 4 * quad + i, v, &at);
+        levels[at.byte] = (uint8_t)(trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset] + 128);
     }
 }
 
