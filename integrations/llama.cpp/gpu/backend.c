@@ -262,16 +262,19 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
-/* The masks of the graph's attention. */
+/* The masks of the graph's attention, which also tells the caches their head_dim: with -sm tensor no graph was seen before. */
 static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_attended = 0;
-    for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->nodes[i]->op == kvp_api.op.flash_attn_ext && is_ours(graph->nodes[i]) &&
-            !kvp_gpu_find_attended(b, graph->nodes[i])) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->nodes[i]->op != kvp_api.op.flash_attn_ext || !is_ours(graph->nodes[i]))
+            continue;
+        kvp_attention_supported(graph->nodes[i]);
+        if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
             kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
             return false;
         }
+    }
     return true;
 }
 
@@ -305,7 +308,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    if ((!known && !(find_writes(b, graph) && find_masks(b, graph))) || !prepare(b, &waits))
+    if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
     if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
