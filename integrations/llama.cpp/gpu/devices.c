@@ -117,7 +117,7 @@ static bool is_cache(const abi_tensor *tensor)
 
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
-    const kvp_gpu *gpu = gpu_of_buft(buft);
+    kvp_gpu *gpu = gpu_of_buft(buft);
 
     if (tensor->ne[0] == 0)
         return inner_alloc_size(gpu, tensor);
@@ -125,7 +125,7 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
         asked.cache = false;
         if (strncmp(tensor->name, "cache_", 6) == 0)
             kvp_kv_note_state();
-        return inner_alloc_size(gpu, tensor);
+        return inner_alloc_size(gpu, tensor) + kvp_gpu_room(gpu, tensor);
     }
     if (!asked.cache) {
         asked.keys = asked.values = false;

@@ -147,6 +147,7 @@ typedef struct kvp_gpu_cells {
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
     bool uncentred;                         /* attention has a softcap */
+    bool has_room;                          /* behind the outputs of attention on it */
     kvp_gpu_cache *cache;
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
@@ -163,6 +164,10 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    struct kvp_gpu_scratch { /* of the attention node at hand */
+        void *at;
+        size_t bytes;
+    } scratch;
     kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
@@ -283,6 +288,9 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+
+/* Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
 void kvp_gpu_set_accel(bool on);
