@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what is made of the command's option tables and tools/reference.txt: docs/kvant.1, docs/reference/commands.md and tools/completion.
+"""Writes what is made of the command's option tables and tools/reference.txt: docs/kvant.1 and tools/completion.
 
     scripts/reference.py [--kvant PROGRAM] [--check]
 
@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import sys
-import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "integrations" / "python"))
@@ -70,55 +69,6 @@ def blocks(text):
         code = [line[4 if line.startswith("    ") and not plain else 2 :] for line in lines if line.startswith("  ")]
         if code:
             yield "code", code
-
-
-# ---- Markdown ----
-
-
-def markdown_options(options):
-    return ["\n".join(f"- `{written(o)}`: {one_line(o.help)}" for o in options)] if options else []
-
-
-def markdown_text(text):
-    out = []
-    for kind, content in blocks(text):
-        if kind == "code":
-            out.append("\n".join("    " + line for line in content))
-        elif kind == "list":
-            out.append("\n".join(f"- {terms}: {one_line(what)}" for terms, what in content))
-        else:
-            out.append(content)
-    return out
-
-
-def markdown_command(table, common):
-    usage = "\n".join(f"    {line.strip()}" if i == 0 else f"        {line.strip()}"
-                      for i, line in enumerate(f"kvant {table.name} {table.usage}".split("\n")))
-    own = [option for option in table.options if option not in common]
-    notes = re.sub(r"(?ms)^examples?:\n.*", "", table.notes)  # --help and the man page have them
-    return [f"## kvant {table.name}", one_line(table.about), usage, *markdown_options(own), common_words(table, common), *markdown_text(notes)]
-
-
-def markdown(read, text):
-    common = common_options(read)
-    lines = ["# The command line",
-             "For everybody who types `kvant`. Made of the program's option tables by `scripts/reference.py`. `man kvant` has more: examples, files, "
-             "and the fields of rows.", *markdown_text(text["Description"])]
-    for table in read:
-        lines += markdown_command(table, common)
-    lines += ["## Common options", *markdown_options([*common, tables.CPU])]
-    for heading in END[:-1]:
-        lines += [f"## {heading}", *markdown_text(text[heading])]
-    return "\n\n".join(wrapped(part) for part in lines if part) + "\n"
-
-
-def wrapped(part):
-    """Lines of up to 100 columns; tables, code and headings stay as they are."""
-    fill = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
-    if part.startswith(("|", "    ", "#")):
-        return part
-    fill.subsequent_indent = "  " if part.startswith("- ") else ""
-    return "\n".join(fill.fill(line) for line in part.split("\n"))
 
 
 # ---- man ----
@@ -182,7 +132,7 @@ def files():
     unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {table.name for table in read}
     if unknown:
         sys.exit(f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}")
-    return {"docs/kvant.1": man(read, text), "docs/reference/commands.md": markdown(read, text),
+    return {"docs/kvant.1": man(read, text),
             "tools/completion/kvant.bash": completion.bash(read), "tools/completion/_kvant": completion.zsh(read),
             "tools/completion/kvant.fish": completion.fish(read)}
 

@@ -157,6 +157,29 @@ typedef struct kvant_index_info {
 /* Fills *info, whose size field must be set. */
 KVANT_API kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info);
 
+/* ---- On a GPU ---- */
+
+/* A copy of a flat index's codes in the memory of an NVIDIA GPU, by libkvant_cuda.so (cuda.h). */
+typedef struct kvant_index_gpu kvant_index_gpu;
+
+/* Copies the codes to the calling thread's current GPU. The index must stay as it is until the copy is freed:
+ * searches need both.
+ * KVANT_ERR_UNSUPPORTED: no GPU, no libkvant_cuda.so, or lists=. KVANT_ERR_MEMORY, of the host or
+ * the GPU; KVANT_ERR_CUDA. On an error *gpu is NULL and err, when errlen > 0, holds one line. */
+KVANT_API kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu, char *err,
+                                              size_t errlen);
+
+/* Frees *gpu and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
+KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
+
+/* kvant_index_search with the same results, bit for bit. Pointers are those of the host. The CPU rounds
+ * queries and ranks again, with n_threads threads.
+ * Threads: any number may call this at once; the GPU serves one after another.
+ * Memory on the GPU: at most 40 MB beside the codes, which the copy keeps.
+ * KVANT_ERR_UNSUPPORTED: k or rerank is above 4096. KVANT_ERR_CUDA. */
+KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query,
+                                              float *scores, uint64_t *ids);
+
 KVANT_END_C
 
 #endif /* KVANT_INDEX_H */

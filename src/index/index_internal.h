@@ -1,5 +1,5 @@
 /* index_internal.h - what an index is made of. index.c creates and changes indexes, vectors.c
- * encodes, train.c learns, search.c and top.h search, filter.c filters, file.c reads and writes.
+ * encodes, train.c learns, search.c and top.h search, gpu.c on a GPU, filter.c filters, file.c reads and writes.
  *
  * Slot s is vector s % 32 of pack s / 32. Slots 0 .. n - 1 are in use: removing a vector moves the
  * last one into its slot. */
@@ -10,6 +10,7 @@
 #include <kvant/index.h>
 
 #include "../base/error.h"
+#include "../device/index.h"
 #include "book.h"
 #include "ids.h"
 #include "rotation.h"
@@ -144,3 +145,7 @@ void kvant_index_drop(kvant_index **index);
 
 /* A bit per slot that passes the filters of a query; NULL in *passes: all do. */
 kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query, uint32_t **passes);
+
+/* kvant_index_search; gpu: where the index's codes were copied to, or NULL. */
+kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index, const kvant_index_query *query,
+                                   float *scores, uint64_t *ids);

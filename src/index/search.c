@@ -10,6 +10,7 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 #include "../base/parallel.h"
+#include "../device/index.h"
 #include "lists.h"
 
 #define TILE 32u         /* queries: 12 KB of them at 384 dimensions */
@@ -20,6 +21,7 @@ typedef struct search {
     const kvant_index *index;
     const kvant_index_query *query;
     const kvant_kernels *kernels;
+    kvant_cuda_index *gpu; /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
     size_t n_tiles, n_ranges, n_packs;
     uint32_t *passes;
@@ -352,7 +354,7 @@ static void plan(search *s)
     s->n_probe = s->n_probe > KVANT_INDEX_MAX_PROBE ? KVANT_INDEX_MAX_PROBE : s->n_probe;
     if (s->index->n_lists && s->n_probe == 0)
         s->n_probe = s->index->n_lists < 8 ? s->index->n_lists : 8;
-    if (!s->index->n_lists && s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
+    if (!s->gpu && !s->index->n_lists && s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
         const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles,
                      most = s->n_packs / RANGE_PACKS;
         s->n_ranges = most < 1 ? 1 : wanted < most ? wanted : most;
@@ -421,35 +423,73 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     return kvant_index_check_rows(index, query->rows, query->stride, query->n);
 }
 
-static void find(search *s)
+/* The worst first: a heap, as tops are before finish_query. */
+static void enter(search *s, size_t i, const kvant_cuda_found *found, uint32_t n)
 {
+    kvant_found *to = s->found + i * s->k;
+    s->n_found[i] = n < s->k ? n : s->k;
+    for (uint32_t j = s->n_found[i]; j-- > 0; to++)
+        *to = (kvant_found){ found[j].key, found[j].slot, kvant_index_id(s->index, found[j].slot) };
+}
+
+static kvant_status find_on_gpu(search *s)
+{
+    const kvant_index_query *query = s->query;
+    kvant_cuda_found *found = kvant_alloc(query->n, s->k * sizeof *found);
+    uint32_t *n_found = kvant_alloc(query->n, sizeof *n_found);
+    const kvant_cuda_find_args args = { s->x, s->sums, s->scales, s->weights, query->n, s->k, s->passes, found, n_found };
+    kvant_status status = found && n_found ? kvant_cuda_index_find(s->gpu, &args) : KVANT_ERR_MEMORY;
+    if (status != KVANT_OK)
+        status = kvant_fail(NULL, status, "searching on the GPU: %s", kvant_strerror(status));
+    for (size_t i = 0; status == KVANT_OK && i < query->n; i++)
+        enter(s, i, found + i * s->k, n_found[i]);
+    kvant_free(found);
+    kvant_free(n_found);
+    return status;
+}
+
+static kvant_status find(search *s)
+{
+    if (s->k && s->gpu)
+        return find_on_gpu(s);
     if (s->k && s->index->n_lists) {
         kvant_parallel_for(s->n_tiles, s->n_threads, choose_lists, s);
         kvant_parallel_for(s->n_tiles, s->n_threads, scan_lists, s);
     } else if (s->k) {
         kvant_parallel_for(s->n_tiles * s->n_ranges, s->n_threads, scan, s);
     }
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_search(const kvant_index *index, const kvant_index_query *query, float *scores,
                                 uint64_t *ids)
+{
+    return kvant_index_search_on(NULL, index, query, scores, ids);
+}
+
+kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index, const kvant_index_query *query,
+                                   float *scores, uint64_t *ids)
 {
     kvant_index_query q;
     KVANT_RETURN_IF(!index || !scores || !ids, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_query(index, query, &q));
     if (q.n == 0)
         return KVANT_OK;
-    search s = { .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
+    search s = { .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .gpu = gpu };
     results r = { &s, scores, ids };
     plan(&s);
+    if (gpu && s.k > KVANT_CUDA_INDEX_MOST_K)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "on a GPU k and rerank are at most %u, not %u",
+                          KVANT_CUDA_INDEX_MOST_K, (unsigned)s.k);
     kvant_status status = kvant_index_filter(index, &q, &s.passes);
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         kvant_parallel_for(q.n, s.n_threads, prepare_query, &s);
-        find(&s);
-        kvant_parallel_for(q.n, s.n_threads, finish_query, &r);
+        status = find(&s);
     }
+    if (status == KVANT_OK)
+        kvant_parallel_for(q.n, s.n_threads, finish_query, &r);
     release(&s);
     return status;
 }

@@ -321,10 +321,15 @@ static const char *one_of(const char *const *names, size_t n)
 static void test_random(void **unused)
 {
     (void)unused;
-    static const char *const same[] = { "int-4:sym", "bdr-4", "int-8", "turboquant-4:scale=norm,rotate=none",
-                                        "trellis-4", "trellis-2", "octopus-4", "hqmq-s192r6", "turboquant-4" };
-    static const char *const kinds[] = { "kivi-2", "innerq-base" };
-    static const uint32_t dims[] = { 64, 128, 256 };
+    static const char *const specs[] = { "int-4:sym", "bdr-4", "int-8", "int-5", "kivi-2", "innerq-base", "turboquant-4:scale=norm,rotate=none",
+                                         "turboquant-4:rotate=hadamard", "trellis-4:rotate=hadamard", "trellis-2:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard", "hqmq-s192r6",
+#if KVANT_PAPERS
+                                         "turboquant-2.5", "turboquant-3:qjl,rotate=hadamard", "innerq-hybrid",
+                                         "polar-4:rotate=hadamard", "octopus-5:rotate=hadamard",
+#endif
+    };
+    static const uint32_t dims[] = { 64, 128, 256, 96, 80 };
     for (int i = 0; i < 80; i++) {
         int32_t own[8];
         uint32_t counts[8];
@@ -334,10 +339,10 @@ static void test_random(void **unused)
             own[b] = (int32_t)(random_bits() % 400);
             counts[b] = random_bits() % (most + 1);
         }
-        const char *spec = random_bits() % 5 ? one_of(same, 9) : one_of(kinds, 2);
+        const char *spec = one_of(specs, sizeof specs / sizeof *specs);
         const attention_case c = { spec,
-                                   spec,
-                                   dims[random_bits() % 3],
+                                   random_bits() % 3 ? spec : one_of(specs, sizeof specs / sizeof *specs),
+                                   dims[random_bits() % 5],
                                    n_kv_heads,
                                    n_kv_heads * (1 + random_bits() % 8),
                                    batch,

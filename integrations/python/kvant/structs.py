@@ -233,6 +233,26 @@ class CalibratorAttention(Struct):
     ]
 
 
+class CalibratorSums(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("n_rows", c.c_uint64),
+        ("sum", c.c_void_p),
+        ("min", c.c_void_p),
+        ("max", c.c_void_p),
+        ("rows", c.c_void_p),
+        ("stride", c.c_size_t),
+        ("spread", c.c_void_p),
+        ("moment", c.c_void_p),
+        ("n_queries", c.c_uint64),
+        ("attended", c.c_void_p),
+        ("attended_sum", c.c_void_p),
+        ("attended_weight", c.c_void_p),
+    ]
+
+
 # ---- settings.h ----
 
 

@@ -599,6 +599,11 @@ static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_
     return from_cuda(cudaGetLastError());
 }
 
+bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows)
+{
+    return rows <= AnyShape<2>::ROWS && std::max(decoders_for(*args.k_codec), decoders_for(*args.v_codec)) == Decoders::PLAIN;
+}
+
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
                                   int multiprocessors, int shared_bytes, cudaStream_t stream)
 {

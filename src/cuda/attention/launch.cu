@@ -269,7 +269,7 @@ kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &com
     return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
 }
 
-/* Tile kernels, and where they have no shape kernels of any/. */
+/* Kernels of any/ and tile kernels; the former where the latter have no shape. */
 kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device, cudaStream_t stream)
 {
     AttentionKernel none{};
@@ -277,8 +277,9 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     const AttentionArgs common = launch_args(args, none);
     const int multiprocessors = (int)grid_of(device);
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
-    const kvant_status status =
-        any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
+    const kvant_status status = any || prefers_any(args, columns_of(args))
+                                    ? KVANT_ERR_UNSUPPORTED
+                                    : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 

@@ -84,18 +84,30 @@ template <int D> struct Affine {
 
     KVANT_INLINE void load(const FewRole &role, bool any, int at)
     {
-        const bool diagonal = any && role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL;
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            center[j] = any && role.center ? role.center[at + 32 * j] : 0;
-            scale[j] = any && role.scale ? role.scale[at + 32 * j] : 1;
-            weights[j] = diagonal ? role.weights[at + 32 * j] : 1;
-        }
+        fill(center, any ? role.center : nullptr, at, 0);
+        fill(scale, any ? role.scale : nullptr, at, 1);
+        fill(weights, any && role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL ? role.weights : nullptr, at, 1);
     }
 
-    KVANT_INLINE void apply(Row<D> &row) const
+    KVANT_INLINE static void fill(float (&to)[Row<D>::PER_LANE], const float *from, int at, float none)
     {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            row.x[j] = __fmul_rn(__fdiv_rn(__fsub_rn(row.x[j], center[j]), scale[j]), weights[j]);
+            to[j] = none;
+        if (from)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                to[j] = from[at + 32 * j];
+    }
+
+    /* A division takes many instructions: they are left out where there is nothing to divide by. */
+    KVANT_INLINE void apply(Row<D> &row, bool divides) const
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = __fsub_rn(row.x[j], center[j]);
+        if (divides)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                row.x[j] = __fdiv_rn(row.x[j], scale[j]);
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = __fmul_rn(row.x[j], weights[j]);
     }
 };
 
@@ -104,7 +116,7 @@ template <int D>
 KVANT_INLINE void few_row(Row<D> &row, const FewRole &role, const Affine<D> &affine, int lane, bool &finite)
 {
     if (role.affine)
-        affine.apply(row);
+        affine.apply(row, role.scale != nullptr);
     finite = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(row.x[j]);

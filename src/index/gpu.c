@@ -1,0 +1,69 @@
+/* gpu.c - an index whose codes are searched by a GPU. Queries are rounded and results are scored as
+ * on the CPU (search.c). */
+#include <kvant/cuda.h>
+
+#include "../base/alloc.h"
+#include "index_internal.h"
+
+struct kvant_index_gpu {
+    const kvant_index *index;
+    size_t n;
+    kvant_cuda_index *codes;
+};
+
+static kvant_status copy_codes(const kvant_index *index, kvant_index_gpu *gpu, const kvant_error *error)
+{
+    const kvant_pack_format *format = &index->book.format;
+    const kvant_cuda_index_args args = { .bits = format->bits,
+                                         .n_quads = format->n_quads,
+                                         .levels = format->levels,
+                                         .n = index->n,
+                                         .codes = index->codes,
+                                         .factors = index->factors,
+                                         .offsets = index->offsets,
+                                         .ids = index->ids };
+    KVANT_FORWARD(kvant_cuda_available(error->text, error->size));
+    const kvant_status status = kvant_cuda_index_create(&args, &gpu->codes);
+    return status == KVANT_OK ? status
+                              : kvant_fail(error, status, "copying the index to the GPU: %s", kvant_strerror(status));
+}
+
+kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **gpu, char *err, size_t errlen)
+{
+    const kvant_error error = { err, errlen };
+    if (gpu)
+        *gpu = NULL;
+    if (!index || !gpu)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no index, or no place for the copy");
+    if (index->n_lists)
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: lists=");
+    kvant_index_gpu *made = kvant_alloc(1, sizeof *made);
+    if (!made)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory");
+    made->index = index;
+    made->n = index->n;
+    const kvant_status status = copy_codes(index, made, &error);
+    if (status == KVANT_OK)
+        *gpu = made;
+    else
+        kvant_free(made);
+    return status;
+}
+
+void kvant_index_gpu_free(kvant_index_gpu **gpu)
+{
+    if (!gpu || !*gpu)
+        return;
+    kvant_cuda_index_free(&(*gpu)->codes);
+    kvant_free(*gpu);
+    *gpu = NULL;
+}
+
+kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query, float *scores,
+                                    uint64_t *ids)
+{
+    KVANT_RETURN_IF(!gpu, KVANT_ERR_ARGUMENT);
+    if (gpu->n != gpu->index->n)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the index has changed since it was copied to the GPU");
+    return kvant_index_search_on(gpu->codes, gpu->index, query, scores, ids);
+}
