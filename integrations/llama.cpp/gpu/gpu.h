@@ -127,8 +127,7 @@ struct kvp_gpu {
     kvp_gpu_seen *seen, positions;                  /* under the lock */
     kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
-    uint32_t n_cells;
-    kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
     atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
@@ -191,7 +190,8 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
+    bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
+    const void *context;  /* the same for all of these; not read */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -239,7 +239,6 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
 
 /* The numbers 0, 1, ... on the GPU. */
-const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu);
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 
 /* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
