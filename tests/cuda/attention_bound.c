@@ -5,9 +5,8 @@
  *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
  *   where
  *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t
- *             its
- *             stored scale, step_error the largest distance of a codebook entry from the byte that stands
- *             for it;
+ *             its stored scale, step_error the largest distance of a codebook entry, or of a number of a
+ *             quaternion, from the byte that stands for it;
  *   e^(2 delta) - 1 bounds the relative error of a probability;
  *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
  *   scales of groups of 32 tokens of a channel multiply query numbers, which are rounded to fp16 again;
@@ -44,10 +43,29 @@ typedef enum units { NO_UNITS, PAGE_UNITS, ROW_UNITS } units;
 #define CHUNK_RELATIVE (3.02 * 0x1p-11)
 #define CHUNK_ABSOLUTE 0x1p-20
 
+/* A unit times a secondary has components of the secondary, or half their sum with any signs. Bytes count
+ * them in 128ths, up to 127. */
+static double direction_error(const kvant_cuda_book *book)
+{
+    double top = 0;
+    for (uint32_t i = 0; i < book->n_secondaries; i++) {
+        double sum = 0;
+        for (int k = 0; k < 4; k++) {
+            sum += fabs(book->secondaries[i][k]);
+            top = fmax(top, fabs(book->secondaries[i][k]));
+        }
+        top = fmax(top, sum / 2);
+    }
+    return fmax(0x1p-8, top - 127.0 / 128) + 0x1p-20;
+}
+
+/* The largest distance of a number from what stands for it, for a scale of 1. */
 static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
     double worst = 0;
+    if (p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6)
+        return direction_error(&codec->book) * ((1 << codec->book.radius_bits) - 1);
     const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
@@ -160,11 +178,11 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     }
 }
 
-/* What is rounded before the last product is in other units: the norm of a triplet is below 8, the length of a
- * quaternion at most 1 where its direction is times 2^15. */
+/* What is rounded before the last product is in other units: the norm of a triplet is below 8, numbers of
+ * quaternions are products of a direction times 2^15 and of a radius of at most 1, or times up to 2^12 / 2^-9. */
 static double length_range(const kvant_cuda_params *p)
 {
-    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p15 : 1;
+    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p20 : 1;
 }
 
 /* Decodes the page that holds token t when t is its first. */

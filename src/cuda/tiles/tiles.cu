@@ -48,8 +48,8 @@ static UnpackedKernels unpacked_kernels(uint32_t head_dim)
 template <class C> static int chunk_bytes(bool looks_up)
 {
     if (C::CHANNELS == 3)
-        return C::ENTRIES * 8 * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
-    return looks_up ? (C::ENTRIES * 8 + 15) / 16 * 16 : 0;
+        return C::ENTRIES * C::ENTRY_BYTES * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
+    return looks_up ? (C::ENTRIES * C::ENTRY_BYTES + 15) / 16 * 16 : 0;
 }
 
 static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
@@ -67,9 +67,9 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
         return 0;
     if (!looks_up)
         return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + MOST_TABLE_USERS * codec.head_dim);
-    return codec.bits == 2   ? pair_bytes<Trellis2, false, false>()
-           : codec.bits == 3 ? pair_bytes<Trellis3, false, false>()
-                             : pair_bytes<Trellis4, false, false>();
+    return codec.bits == 2   ? level_bytes<Trellis2>(TRELLIS_COPIES)
+           : codec.bits == 3 ? level_bytes<Trellis3>(TRELLIS_COPIES)
+                             : level_bytes<Trellis4>(TRELLIS_COPIES);
 }
 
 static void choose_table(TileCodec &codec, bool looks_up)
