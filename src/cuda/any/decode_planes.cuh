@@ -36,12 +36,26 @@ KVANT_INLINE void wait_for_team(int team, int warps)
  * they would leave no registers for attention's sums, or the other way round. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
-    __half *numbers;     /* rows are an odd number of 16 bytes apart: ldmatrix meets no bank twice */
-    float *units;
-    uint8_t *scratch; /* any_scratch of the codec */
-    int stride, d, first, valid;
+    uint32_t numbers_at, units_at, scratch_at; /* in shared memory, which the compiler would not know of pointers */
+    int stride, d, first, valid; /* stride: an odd number of 16 bytes: ldmatrix meets no bank twice */
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
     int lane, kv_head, team;
+
+    KVANT_INLINE __half *numbers() const
+    {
+        return static_cast<__half *>(__cvta_shared_to_generic(numbers_at));
+    }
+
+    KVANT_INLINE float *units() const
+    {
+        return static_cast<float *>(__cvta_shared_to_generic(units_at));
+    }
+
+    /* any_scratch of the codec. */
+    KVANT_INLINE uint8_t *scratch() const
+    {
+        return static_cast<uint8_t *>(__cvta_shared_to_generic(scratch_at));
+    }
 
     KVANT_INLINE void wait() const
     {
@@ -53,7 +67,7 @@ struct DecodedTile {
  * the operand per token, values a column. */
 template <bool KEYS> KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
 {
-    __half *corner = tile.numbers + 16 * j * tile.stride + 16 * i;
+    __half *corner = tile.numbers() + 16 * j * tile.stride + 16 * i;
     const int lane = tile.lane;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (KEYS)
@@ -203,7 +217,7 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
     const float stored = token < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(tile.page + metadata), tile.first + token) : 0,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
     if (tile.rank == 0)
-        tile.units[token] = unit;
+        tile.units()[token] = unit;
     float2 scale[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {

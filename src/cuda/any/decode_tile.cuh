@@ -28,17 +28,17 @@ template <class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read
             largest = fmaxf(largest, fabsf(row.x[j]));
         const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT), inverse = inverse_of(unit);
         each_of(row, tile.d, tile.lane, [&](float x, int channel) {
-            tile.numbers[t * tile.stride + channel] = __float2half_rn(x * inverse);
+            tile.numbers()[t * tile.stride + channel] = __float2half_rn(x * inverse);
         });
         if (tile.lane == 0)
-            tile.units[t] = unit;
+            tile.units()[t] = unit;
     }
 }
 
 __device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
     fill_rows(tile, [&](int token) {
-        return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
+        return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch(), tile.lane, tile.kv_head);
     });
 }
 
@@ -69,7 +69,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
     case KVANT_GENERAL_TIERS:
-        if (g.fragments && tile.d <= MOST_TIERS_DIM)
+        if (g.halves && tile.d <= MOST_TIERS_DIM)
             return decode_tiers<KEYS>(g, tile);
         return decode_rows(codec, book, tile);
     default: return decode_rows(codec, book, tile);

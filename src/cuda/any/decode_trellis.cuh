@@ -31,7 +31,7 @@ struct TrellisLines {
 
     KVANT_INLINE uint32_t *words() const
     {
-        return reinterpret_cast<uint32_t *>(tile.numbers + token * tile.stride);
+        return reinterpret_cast<uint32_t *>(tile.numbers() + token * tile.stride);
     }
 
     KVANT_INLINE float number(uint32_t place) const
@@ -140,7 +140,7 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
         const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT);
         const TrellisLines lane{ tile, levels, token, tile.lane & 3, stored * inverse_of(unit) * step };
         if ((tile.lane & 3) == 0)
-            tile.units[token] = unit;
+            tile.units()[token] = unit;
         if constexpr (WIDE == 0)
             decode_value_line<M>(lane);
         else

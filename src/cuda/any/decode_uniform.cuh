@@ -86,7 +86,7 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     const float unit = to.set(valid ? line.top() : 0);
     const uint32_t own = valid ? pack_half2(line.scale * to.scale, line.zero * to.zero) : 0;
     if (tile.rank == 0)
-        tile.units[tile.lane] = unit;
+        tile.units()[tile.lane] = unit;
     uint32_t scale[N][2], zero[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
@@ -117,8 +117,8 @@ __device__ static __noinline__ void scale_tokens(const UniformCodes code, const 
     ToUnit to;
     const float unit = to.set(valid ? top : 0);
     if (tile.rank == 0)
-        tile.units[tile.lane] = unit;
-    __half *row = tile.numbers + tile.lane * tile.stride;
+        tile.units()[tile.lane] = unit;
+    __half *row = tile.numbers() + tile.lane * tile.stride;
 #pragma unroll 2
     for (int group = tile.first_channel / code.group; group * code.group < tile.end_channel; group++) {
         const UniformLine line = code.line_at(tile.page, PAGE_TOKENS * group + token);
@@ -146,7 +146,7 @@ __device__ static __noinline__ void scale_channels(const UniformCodes code, cons
         ToUnit to;
         const float unit = to.set(valid ? largest_of(top) : 0);
         if (tile.rank == 0 && tile.lane < 16)
-            tile.units[k + tile.lane] = unit;
+            tile.units()[k + tile.lane] = unit;
         for (int channel = tile.first_channel + 4 * tile.lane; channel < tile.end_channel; channel += 128) {
             const uint2 stored = __ldg(reinterpret_cast<const uint2 *>(scales + group + channel)),
                         zeros = code.n_scales ? __ldg(reinterpret_cast<const uint2 *>(scales + code.n_scales + group + channel)) : uint2{};
@@ -159,7 +159,7 @@ __device__ static __noinline__ void scale_channels(const UniformCodes code, cons
             }
 #pragma unroll 8
             for (int t = k; t < k + 16; t++) {
-                uint2 &codes = *reinterpret_cast<uint2 *>(tile.numbers + t * tile.stride + channel);
+                uint2 &codes = *reinterpret_cast<uint2 *>(tile.numbers() + t * tile.stride + channel);
                 codes = make_uint2(multiply_add(codes.x, scale[0], zero[0]), multiply_add(codes.y, scale[1], zero[1]));
             }
         }
