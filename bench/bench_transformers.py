@@ -6,8 +6,9 @@ many tokens less what it takes for a few.
     bench/bench_transformers.py --device cuda
     bench/bench_transformers.py --layers 4 --shapes 1x2048 --hidden 576 --heads 9 --kv-heads 3 --head-dim 64   # on a CPU
 
-cache_bytes: memory of the device that a full cache takes, and decoding with it; with buffers and graphs. plain:PRESET is
-a KvantCache without kvant.transformers.graphs."""
+cache_bytes: memory of the device that a full cache takes, decode_bytes: and decoding with it; with buffers and graphs,
+without what a process takes once (kernels), for which a short context is decoded first. plain:PRESET is a KvantCache without
+kvant.transformers.graphs."""
 
 import argparse
 import csv
@@ -78,7 +79,7 @@ def make_model(a):
 
 def grown(a):
     """Tokens that a cache has room for."""
-    return a.context + (a.rounds + 1) * (a.tokens + 2 * FEW) + 64
+    return a.context + FEW + a.rounds * (2 * FEW + a.tokens)
 
 
 def make_cache(a, model, name):
@@ -152,11 +153,25 @@ class Run:
         few = self.take(FEW)
         self.seconds.append((self.take(FEW + self.a.tokens) - few) / self.a.tokens)
 
+    @classmethod
+    def short(cls, a, model, name):
+        """Loads kernels."""
+        batch, context = a.batch, a.context
+        a.batch, a.context = 1, 256
+        cls(a, model, name)
+        a.batch, a.context = batch, context
+
     def row(self):
         seconds, (kind, _, preset) = statistics.median(self.seconds), self.name.partition(":")
         speed = f"{self.a.batch / seconds:.2f}", f"{1000 * seconds:.3f}"
         sizes = int(self.bytes), int(self.decode_bytes), f"{self.first:.1f}"
         return [kind, preset, self.a.layers, self.a.batch, self.a.context, *speed, *sizes]
+
+
+def collect(a):
+    if a.device != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def compare(a, model, rows):
@@ -167,6 +182,9 @@ def compare(a, model, rows):
         try:
             if name.startswith("kvant"):
                 graphs(model)
+            if name != "static":  # which compiles
+                Run.short(a, model, name)
+                collect(a)
             run = Run(a, model, name)
             for _ in range(a.rounds):
                 run.round()
@@ -176,9 +194,7 @@ def compare(a, model, rows):
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
         model.forward = forward
         del run
-        if a.device != "cpu":
-            gc.collect()
-            torch.cuda.empty_cache()
+        collect(a)
         sys.stdout.flush()
 
 

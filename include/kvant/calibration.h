@@ -148,6 +148,27 @@ KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrat
                                                       uint32_t kv_head, uint32_t head_dim, uint32_t n_exact,
                                                       const kvant_calibrator_attention *attention);
 
+/* Sums over rows, made elsewhere (on a GPU): what the three calls above add. NULL and 0 leave statistics out. */
+typedef struct kvant_calibrator_sums {
+    size_t size; /* set by the caller to sizeof(kvant_calibrator_sums) */
+    uint32_t n_kv_heads, head_dim;
+    uint64_t n_rows;    /* more than 0 */
+    const double *sum;  /* per channel, n_kv_heads x head_dim, as the next two; needed */
+    const float *min, *max;
+    const float *rows;  /* as for add_rows; needed where there are clusters, for their sample */
+    size_t stride;
+    /* Of keys alone: outer products, n_kv_heads x head_dim x head_dim, of which the lower triangles are read. */
+    const double *spread;   /* of x x^T over keys; needed */
+    const double *moment;   /* of q q^T over the queries of all heads that share the kv head */
+    uint64_t n_queries;     /* per kv head */
+    const double *attended; /* of w x x^T over keys, w = sum over queries of p (1 - p), p the attention weight */
+    const double *attended_sum, *attended_weight; /* of w x, n_kv_heads x head_dim; of w, n_kv_heads */
+} kvant_calibrator_sums;
+
+/* KVANT_ERR_NONFINITE: nothing was added. */
+KVANT_API kvant_status kvant_calibrator_add_sums(kvant_calibrator *calibrator, uint32_t layer, kvant_role role,
+                                                 const kvant_calibrator_sums *sums);
+
 /* Runs k-means on one more layer and sets *left = the number of layers still to do. Call it until
  * *left is 0; this is the long part of the work. Between calls the caller may report progress or
  * stop. The result does not depend on n_threads. KVANT_ERR_ARGUMENT: fewer rows were added than

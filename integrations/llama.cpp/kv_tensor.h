@@ -83,8 +83,8 @@ struct kvp_kv {
     bool bind_failed; /* said once, not for every node */
 };
 
-/* True when the name is that of a cache tensor that the plug-in compresses. */
-bool kvp_kv_name(const char *name);
+/* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
+bool kvp_kv_names(const abi_tensor *tensor);
 
 /* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it
  * is not one that can be compressed. */

@@ -182,23 +182,37 @@ static void add_spread(void *context, size_t head, uint32_t worker)
         kvant_moment_add(j->slot->spread + head * d * d, j->rows + i * j->stride + head * d, 1, (uint32_t)d);
 }
 
-kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads,
-                                       uint32_t head_dim, const float *rows, size_t stride, size_t n)
+static kvant_status check_shape(uint32_t layer, kvant_role role, uint32_t n_kv_heads, uint32_t head_dim)
 {
-    KVANT_RETURN_IF(!c || !rows || layer >= KVANT_CALIBRATION_MAX_LAYERS, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(layer >= KVANT_CALIBRATION_MAX_LAYERS, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(role != KVANT_ROLE_K && role != KVANT_ROLE_V, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_kv_heads < 1 || n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(head_dim < 1 || head_dim > KVANT_MAX_HEAD_DIM, KVANT_ERR_ARGUMENT);
-    size_t row = (size_t)n_kv_heads * head_dim;
-    KVANT_RETURN_IF(n > 1 && stride < row, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!all_finite(rows, stride, n, row), KVANT_ERR_NONFINITE);
+    return KVANT_OK;
+}
+
+/* The slot of a layer and role; the first call fixes its shape. */
+static kvant_status find_slot(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads, uint32_t head_dim,
+                              slot **found)
+{
+    const uint32_t index = 2 * layer + (uint32_t)role;
     KVANT_FORWARD(kvant_calibrator_grow(c, layer));
-    uint32_t index = 2 * layer + (uint32_t)role;
-    slot *s = &c->slots[index];
+    slot *s = *found = &c->slots[index];
     KVANT_RETURN_IF(s->centroids || (s->head_dim && (s->head_dim != head_dim || s->n_kv_heads != n_kv_heads)),
                     KVANT_ERR_ARGUMENT);
-    if (!s->head_dim)
-        KVANT_FORWARD(kvant_calibrator_start_slot(c, index, n_kv_heads, head_dim));
+    return s->head_dim ? KVANT_OK : kvant_calibrator_start_slot(c, index, n_kv_heads, head_dim);
+}
+
+kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvant_role role, uint32_t n_kv_heads,
+                                       uint32_t head_dim, const float *rows, size_t stride, size_t n)
+{
+    slot *s;
+    KVANT_RETURN_IF(!c || !rows, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_shape(layer, role, n_kv_heads, head_dim));
+    const size_t row = (size_t)n_kv_heads * head_dim;
+    KVANT_RETURN_IF(n > 1 && stride < row, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!all_finite(rows, stride, n, row), KVANT_ERR_NONFINITE);
+    KVANT_FORWARD(find_slot(c, layer, role, n_kv_heads, head_dim, &s));
     spread_job job = { s, rows, stride, n };
     if (s->spread)
         kvant_parallel_for(n_kv_heads, c->n_threads, add_spread, &job);
@@ -268,6 +282,87 @@ kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer,
     kvant_free(scores);
     kvant_free(weights);
     return status;
+}
+
+static bool finite_sums(const double *sums, size_t n)
+{
+    bool finite = true;
+    for (size_t i = 0; sums && i < n; i++)
+        finite &= sums[i] - sums[i] == 0;
+    return finite;
+}
+
+static bool all_finite_sums(const kvant_calibrator_sums *sums)
+{
+    const size_t heads = sums->n_kv_heads, row = heads * sums->head_dim, square = row * sums->head_dim;
+    return finite_sums(sums->sum, row) && all_finite(sums->min, row, 1, row) && all_finite(sums->max, row, 1, row) &&
+           (!sums->rows || all_finite(sums->rows, sums->stride, sums->n_rows, row)) && finite_sums(sums->spread, square) &&
+           finite_sums(sums->moment, square) && finite_sums(sums->attended, square) && finite_sums(sums->attended_sum, row) &&
+           finite_sums(sums->attended_weight, heads);
+}
+
+static void add(double *to, const double *from, size_t n)
+{
+    for (size_t i = 0; from && i < n; i++)
+        to[i] += from[i];
+}
+
+static void add_triangles(double *to, const double *from, size_t heads, size_t d)
+{
+    for (size_t i = 0; from && i < heads * d; i++)
+        add(to + i * d, from + i * d, i % d + 1);
+}
+
+static void add_key_sums(slot *s, const kvant_calibrator_sums *sums)
+{
+    const size_t heads = s->n_kv_heads, d = s->head_dim;
+    add_triangles(s->spread, sums->spread, heads, d);
+    add_triangles(s->moment, sums->moment, heads, d);
+    add_triangles(s->attended, sums->attended, heads, d);
+    add(s->attended_sum, sums->attended_sum, heads * d);
+    add(s->attended_weight, sums->attended_weight, heads);
+    for (size_t h = 0; h < heads; h++)
+        s->n_queries[h] += sums->n_queries;
+}
+
+static void add_row_sums(slot *s, uint32_t sample_rows, const kvant_calibrator_sums *sums)
+{
+    const size_t row = (size_t)s->n_kv_heads * s->head_dim;
+    add(s->sum, sums->sum, row);
+    for (size_t j = 0; j < row; j++) {
+        s->min[j] = !s->n_rows || sums->min[j] < s->min[j] ? sums->min[j] : s->min[j];
+        s->max[j] = !s->n_rows || sums->max[j] > s->max[j] ? sums->max[j] : s->max[j];
+    }
+    if (!s->sample)
+        s->n_rows += sums->n_rows;
+    for (uint64_t i = 0; s->sample && i < sums->n_rows; i++, s->n_rows++)
+        add_sample(s, sample_rows, sums->rows + i * sums->stride, row);
+}
+
+static kvant_status check_sums(const kvant_calibrator *c, kvant_role role, const kvant_calibrator_sums *sums)
+{
+    const bool keys = role == KVANT_ROLE_K, attended = sums->attended || sums->attended_sum || sums->attended_weight;
+    const size_t row = (size_t)sums->n_kv_heads * sums->head_dim;
+    KVANT_RETURN_IF(!sums->n_rows || !sums->sum || !sums->min || !sums->max, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(c->sample_rows && (!sums->rows || (sums->n_rows > 1 && sums->stride < row)), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(keys ? !sums->spread : sums->spread || sums->moment || attended, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!sums->moment != !sums->n_queries, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(attended && (!sums->attended || !sums->attended_sum || !sums->attended_weight), KVANT_ERR_ARGUMENT);
+    return KVANT_OK;
+}
+
+kvant_status kvant_calibrator_add_sums(kvant_calibrator *c, uint32_t layer, kvant_role role, const kvant_calibrator_sums *sums)
+{
+    slot *s;
+    KVANT_RETURN_IF(!c || !sums || sums->size != sizeof *sums, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_shape(layer, role, sums->n_kv_heads, sums->head_dim));
+    KVANT_FORWARD(check_sums(c, role, sums));
+    KVANT_RETURN_IF(!all_finite_sums(sums), KVANT_ERR_NONFINITE);
+    KVANT_FORWARD(find_slot(c, layer, role, sums->n_kv_heads, sums->head_dim, &s));
+    if (role == KVANT_ROLE_K)
+        add_key_sums(s, sums);
+    add_row_sums(s, c->sample_rows, sums);
+    return KVANT_OK;
 }
 
 /* --- k-means of one layer --- */

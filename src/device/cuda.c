@@ -1,4 +1,4 @@
-/* cuda.c - the public functions of kvant/cuda.h, and those of memory.h: finds libkvant_cuda.so when it is first needed and calls
+/* cuda.c - the public functions of kvant/cuda.h, and those of memory.h and index.h: finds libkvant_cuda.so when it is first needed and calls
  * its table.
  *
  * Owns finding and checking the library; knows no kernel. A missing library, or another version,
@@ -14,6 +14,7 @@
 #include "../base/error.h"
 #include "../codec/codec_internal.h"
 #include "cuda_table.h"
+#include "index.h"
 #include "memory.h"
 
 #define LIBRARY_FILE "libkvant_cuda.so"
@@ -311,3 +312,21 @@ void kvant_cuda_word_free(uint32_t *word)
     if (word)
         open_door(NULL)->word_free(word);
 }
+
+/* index.h */
+
+kvant_status kvant_cuda_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    *index = NULL;
+    return table ? table->index_create(args, index) : KVANT_ERR_UNSUPPORTED;
+}
+
+void kvant_cuda_index_free(kvant_cuda_index **index)
+{
+    if (*index)
+        open_door(NULL)->index_free(index);
+}
+
+FORWARD(index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes), (index, first, n, codes))
+FORWARD(index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args), (index, args))

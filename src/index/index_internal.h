@@ -1,5 +1,5 @@
 /* index_internal.h - what an index is made of. index.c creates and changes indexes, vectors.c
- * encodes, train.c learns, search.c and top.h search, filter.c filters, file.c reads and writes.
+ * encodes, train.c learns, search.c and top.h search, gpu.c on a GPU, filter.c filters, file.c reads and writes.
  *
  * Slot s is vector s % 32 of pack s / 32. Slots 0 .. n - 1 are in use: removing a vector moves the
  * last one into its slot. */
@@ -10,20 +10,18 @@
 #include <kvant/index.h>
 
 #include "../base/error.h"
+#include "../device/index.h"
 #include "book.h"
 #include "ids.h"
 #include "rotation.h"
 #include "top.h"
 
-typedef struct kvant_index_options {
-    uint64_t seed;
-    int32_t dims, lists;
-} kvant_index_options;
+#define KVANT_INDEX_SPEC 184u /* bytes */
 
 typedef struct kvant_list kvant_list; /* lists.h */
 
 struct kvant_index {
-    char spec[64];
+    char spec[KVANT_INDEX_SPEC];
     kvant_metric metric;
     uint32_t dim, code_dim; /* of vectors; of what is rotated and rounded */
     uint64_t seed;
@@ -33,11 +31,17 @@ struct kvant_index {
     const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
     bool project;            /* dims= was asked for */
     bool needs_training;     /* dims= or lists= was asked for, and there was no training yet */
+    bool given_lists;        /* the centroids are the caller's; training takes the centre from them */
     size_t n, capacity;      /* slots, a multiple of 32 */
     const uint64_t *ids;     /* by slot; NULL: slot s has id s */
     const float *factors;    /* by slot, as everything below */
     const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
     const uint8_t *codes;    /* packs */
+    bool has_rows;           /* rows=int8 was asked for */
+    const uint8_t *rows;     /* codes of whole vectors for rerank, dim per slot; NULL: none */
+    const float *row_factors;
+    kvant_book row_book;
+    kvant_rotation row_rotation; /* of dim numbers */
     uint32_t n_lists;        /* 0: flat, and what follows is empty */
     const float *centroids;  /* n_lists x dim, of vectors without the centre */
     float *half_squares;     /* of centroids */
@@ -114,6 +118,10 @@ typedef struct kvant_index_row {
 void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
                         float *u, kvant_index_row *row);
 
+/* The same, then y = R u of all dim numbers, as rows=int8 keep it. */
+kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                                          bool is_query, float *scratch);
+
 /* The same, then y; of a vector in a list, its difference from the centroid. centred, unless NULL: gets
  * u. */
 kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
@@ -144,3 +152,7 @@ void kvant_index_drop(kvant_index **index);
 
 /* A bit per slot that passes the filters of a query; NULL in *passes: all do. */
 kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query, uint32_t **passes);
+
+/* kvant_index_search; gpu: where the index's codes were copied to, or NULL. */
+kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *index, const kvant_index_query *query,
+                                   float *scores, uint64_t *ids);

@@ -48,5 +48,5 @@ typedef struct kvant_trellis_work {
     uint32_t room;       /* steps, at least 1 */
 } kvant_trellis_work;
 
-/* Of every step, by the trellis bits of all of them; there are more steps than memory. */
-void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets);
+/* Of every step of a circle of n, by the trellis bits of all of them; n is above the memory. */
+void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n, uint8_t *subsets);

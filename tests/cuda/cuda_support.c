@@ -14,6 +14,8 @@ bool have_device(void)
         kvant_cuda_limit_shared_memory((size_t)atoi(limit) << 10);
         printf("blocks have %s KB of shared memory at most\n", limit);
     }
+    if (getenv("KVANT_TEST_SEED"))
+        state += strtoull(getenv("KVANT_TEST_SEED"), NULL, 10) << 32;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         return true;
     printf("skipped: no CUDA device\n");

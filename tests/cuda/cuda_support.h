@@ -25,7 +25,7 @@
     } while (0)
 
 /* Says so when there is none. The environment variable KVANT_TEST_SHARED_KB makes blocks have no more shared memory, as on smaller
- * GPUs. */
+ * GPUs; KVANT_TEST_SEED gives random tests other numbers. */
 bool have_device(void);
 
 /* Whether KVANT_TEST_SMALL is set: one problem in so many, for tools that slow kernels down by a hundred. */

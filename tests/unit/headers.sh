@@ -32,7 +32,7 @@ may_use() {
     cache) echo base math page kernels codec device ;;
     attention) echo base math page kernels blocks codec cache ;;
     device) echo base codec ;;
-    index) echo base math kernels calibration codec ;;
+    index) echo base math kernels calibration codec device ;;
     cuda) echo base codec device ;;
     esac
 }

@@ -3,6 +3,8 @@
 
 #include <kvant/calibration.h>
 
+#include "../../src/base/half.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -220,6 +222,129 @@ static void threads_do_not_change_the_result(void **state)
 }
 
 /* A sample smaller than the text still holds as many different rows as it has places. */
+/* --- sums --- */
+
+/* In the order of columns, which add_rows has not: they differ in their last bits. */
+typedef struct sums {
+    double sum[HEADS * DIM], spread[HEADS * DIM * DIM], moment[HEADS * DIM * DIM];
+    float min[HEADS * DIM], max[HEADS * DIM];
+} sums;
+
+static void outer(double *out, const float *rows, size_t stride, size_t n)
+{
+    for (uint32_t i = 0; i < DIM; i++)
+        for (uint32_t j = 0; j < DIM; j++)
+            for (size_t r = n; r-- > 0;)
+                out[i * DIM + j] += (double)rows[r * stride + i] * rows[r * stride + j];
+}
+
+static void sum_up(const data *all, uint32_t layer, uint32_t role, size_t first, size_t n, sums *out)
+{
+    const size_t row = HEADS * DIM;
+    const float *rows = all->rows[layer][role] + first * row;
+    memset(out, 0, sizeof *out);
+    for (size_t j = 0; j < row; j++) {
+        out->min[j] = INFINITY, out->max[j] = -INFINITY;
+        for (size_t r = n; r-- > 0;) {
+            const float x = rows[r * row + j];
+            out->sum[j] += x;
+            out->min[j] = fminf(out->min[j], x), out->max[j] = fmaxf(out->max[j], x);
+        }
+    }
+    for (uint32_t h = 0; h < HEADS; h++)
+        outer(out->spread + h * DIM * DIM, rows + h * DIM, row, n);
+    for (uint32_t h = 0; h < QUERY_HEADS; h++)
+        outer(out->moment + h / (QUERY_HEADS / HEADS) * DIM * DIM, all->queries[layer][h] + first * DIM, DIM, n);
+}
+
+static kvant_calibrator_sums args_of(const data *all, uint32_t layer, uint32_t role, size_t first, size_t n, const sums *from)
+{
+    const bool keys = role == KVANT_ROLE_K;
+    return (kvant_calibrator_sums){ .size = sizeof(kvant_calibrator_sums),
+                                    .n_kv_heads = HEADS,
+                                    .head_dim = DIM,
+                                    .n_rows = n,
+                                    .sum = from->sum,
+                                    .min = from->min,
+                                    .max = from->max,
+                                    .rows = all->rows[layer][role] + first * HEADS * DIM,
+                                    .stride = HEADS * DIM,
+                                    .spread = keys ? from->spread : NULL,
+                                    .moment = keys ? from->moment : NULL,
+                                    .n_queries = keys ? n * QUERY_HEADS / HEADS : 0 };
+}
+
+static kvant_calibration *calibration_of_sums(const data *all)
+{
+    static sums made;
+    kvant_calibrator *calibrator = make_calibrator(few_clusters, 2, 1);
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t role = 0; role < 2; role++)
+            for (size_t first = 0; first < ROWS; first += 50) {
+                sum_up(all, l, role, first, 50, &made);
+                const kvant_calibrator_sums args = args_of(all, l, role, first, 50, &made);
+                assert_int_equal(kvant_calibrator_add_sums(calibrator, l, (kvant_role)role, &args), KVANT_OK);
+            }
+    return finish(calibrator);
+}
+
+/* One step of binary32: what sums that differ by 2^-40 of themselves can change. */
+static bool near(float a, float b)
+{
+    return fabsf(a - b) <= fabsf(a) * 0x1p-23f + 0x1p-30f;
+}
+
+static void sums_give_what_rows_give(void **state)
+{
+    (void)state;
+    data *all = make_data();
+    kvant_calibration *rows = make_calibration(2, 1), *found = calibration_of_sums(all);
+    for (uint32_t i = 0; i < LAYERS * 2 * HEADS; i++) {
+        const kvant_role role = (kvant_role)(i % 2);
+        const kvant_calibration_entry a = entry_of(rows, i / 4, i / 2 % 2, role), b = entry_of(found, i / 4, i / 2 % 2, role);
+        assert_memory_equal(a.min, b.min, DIM * sizeof(float));
+        assert_memory_equal(a.max, b.max, DIM * sizeof(float));
+        for (uint32_t set = 0; set < 2; set++) /* of the same sample */
+            assert_memory_equal(a.centroids[set], b.centroids[set], few_clusters[set] * DIM * sizeof(float));
+        for (uint32_t j = 0; j < DIM; j++)
+            assert_true(near(a.mean[j], b.mean[j]));
+        for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * DIM; j++)
+            assert_true(near(a.query_moment[j], b.query_moment[j]));
+        /* One step of binary16: inverses make differences at most 1 / FLOOR of moments.c, 2^12, as large. */
+        for (uint32_t j = 0; role == KVANT_ROLE_K && j < DIM * (DIM + 1) / 2; j++) {
+            const float x = kvant_half_to_float(a.matrix[j]);
+            assert_true(fabsf(x - kvant_half_to_float(b.matrix[j])) <= fabsf(x) * 0x1p-10f + 0x1p-24f);
+        }
+    }
+    kvant_calibration_free(&rows);
+    kvant_calibration_free(&found);
+    free(all);
+}
+
+static void bad_sums_are_refused(void **state)
+{
+    (void)state;
+    static sums made;
+    data *all = make_data();
+    kvant_calibrator *calibrator = make_calibrator(few_clusters, 2, 1);
+    kvant_calibration *c;
+    sum_up(all, 0, 0, 0, ROWS, &made);
+    const kvant_calibrator_sums good = args_of(all, 0, 0, 0, ROWS, &made);
+    kvant_calibrator_sums bad[9];
+    for (size_t i = 0; i < COUNT(bad); i++)
+        bad[i] = good;
+    bad[0].size--, bad[1].n_rows = 0, bad[2].sum = NULL, bad[3].spread = NULL, bad[4].rows = NULL, bad[5].n_queries = 0;
+    bad[6].attended = made.spread, bad[7].head_dim = 513, bad[8].stride = HEADS * DIM - 1;
+    for (size_t i = 0; i < COUNT(bad); i++)
+        assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &bad[i]), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_V, &good), KVANT_ERR_ARGUMENT);
+    made.spread[7 * DIM + 2] = NAN;
+    assert_int_equal(kvant_calibrator_add_sums(calibrator, 0, KVANT_ROLE_K, &good), KVANT_ERR_NONFINITE);
+    assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT); /* nothing was added */
+    kvant_calibrator_free(&calibrator);
+    free(all);
+}
+
 static void long_texts_are_sampled(void **state)
 {
     (void)state;
@@ -659,6 +784,8 @@ int main(void)
         cmocka_unit_test(info_says_what_was_seen),
         cmocka_unit_test(clusters_are_found),
         cmocka_unit_test(threads_do_not_change_the_result),
+        cmocka_unit_test(sums_give_what_rows_give),
+        cmocka_unit_test(bad_sums_are_refused),
         cmocka_unit_test(long_texts_are_sampled),
         cmocka_unit_test(bad_input_is_refused),
         cmocka_unit_test(files_come_back_as_they_were),

@@ -12,7 +12,6 @@
 #include "../log.h"
 
 #define LEARN_THREADS 16u
-#define LEARN_ROWS 64u /* from fewer rows a tensor learns no centre (architecture.md, "Versions") */
 
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
 {
@@ -36,30 +35,18 @@ static bool upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 
 static bool count_to(kvp_gpu *gpu, uint32_t n)
 {
-    int64_t *cells;
+    const size_t bytes = n * sizeof(int32_t);
     int32_t *numbers;
     bool ok;
 
-    if (n <= gpu->n_cells)
+    if (bytes <= gpu->numbers.bytes)
         return true;
-    cells = malloc(n * sizeof(*cells));
-    numbers = malloc(n * sizeof(*numbers));
-    for (uint32_t i = 0; cells != NULL && numbers != NULL && i < n; i++)
-        cells[i] = numbers[i] = (int32_t)i;
-    ok = cells != NULL && numbers != NULL && kvp_gpu_grow(gpu, &gpu->cells, n * sizeof(*cells), false) &&
-         kvp_gpu_grow(gpu, &gpu->numbers, n * sizeof(*numbers), false) &&
-         upload(gpu, gpu->cells.at, cells, n * sizeof(*cells)) &&
-         upload(gpu, gpu->numbers.at, numbers, n * sizeof(*numbers));
-    if (ok)
-        gpu->n_cells = n;
-    free(cells);
+    numbers = malloc(bytes);
+    for (uint32_t i = 0; numbers != NULL && i < n; i++)
+        numbers[i] = (int32_t)i;
+    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) && upload(gpu, gpu->numbers.at, numbers, bytes);
     free(numbers);
     return ok;
-}
-
-const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu)
-{
-    return gpu->cells.at;
 }
 
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu)
@@ -254,17 +241,15 @@ static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
     return codec;
 }
 
-/* The first version that a tensor in the computer's memory makes of these rows; they are repeated until there are
- * enough. codecs: one per kv head. */
+/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv head. */
 static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *rows, size_t n,
                                   void **memory)
 {
-    const size_t times = (LEARN_ROWS + n - 1) / n, width = width_of(cells);
     const kvant_tensor_params params = { .size = sizeof(params),
                                          .codecs = codecs,
                                          .n_kv_heads = cells->n_kv_heads,
                                          .n_sequences = 1,
-                                         .n_blocks = (uint32_t)(times * n / KVANT_PAGE_TOKENS + 2) };
+                                         .n_blocks = (uint32_t)(n / KVANT_PAGE_TOKENS + 2) };
     int64_t *slots = malloc(n * sizeof(*slots));
     kvant_tensor *tensor = NULL;
     size_t bytes = 0;
@@ -274,11 +259,9 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
     if (*memory != NULL)
         memset(*memory, 0, bytes);
     ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
-    for (size_t i = 0; i < times && ok; i++) {
-        for (size_t j = 0; j < n; j++)
-            slots[j] = (int64_t)(i * n + j);
-        ok = kvant_tensor_write(tensor, slots, n, rows, width, LEARN_THREADS) == KVANT_OK;
-    }
+    for (size_t i = 0; i < n && ok; i++)
+        slots[i] = (int64_t)i;
+    ok = ok && kvant_tensor_write(tensor, slots, n, rows, width_of(cells), LEARN_THREADS) == KVANT_OK;
     free(slots);
     if (!ok)
         kvant_tensor_free(&tensor);
@@ -331,28 +314,13 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
         cells->scale = scale ? at + width : NULL;
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
     }
     kvant_tensor_free(&tensor);
     kvant_codec_free(&quick);
     free(codecs);
     free(memory);
     free(numbers);
-    return ok;
-}
-
-bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream)
-{
-    const size_t width = width_of(cells);
-    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
-    float *host = malloc(n * width * sizeof(*host));
-    bool ok = host != NULL;
-
-    for (size_t i = 0; i < n && ok; i += piece)
-        ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
-                                       piece * width * sizeof(*host), stream),
-                       "copying");
-    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn(cells, host, n);
-    free(host);
     return ok;
 }
 
@@ -381,11 +349,12 @@ static float *batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
     return gpu->batch.at;
 }
 
-static kvant_status decode_blocks(const kvp_gpu_cells *cells, size_t first, size_t n, float *out)
+/* open: open pages of these numbers. */
+static kvant_status decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
 {
     const kvant_cuda_decode_args args = { .size = sizeof(args),
-                                          .codec = cells->codec,
-                                          .pages = cells->pages,
+                                          .codec = open ? cells->open_codec : cells->codec,
+                                          .pages = open ? cells->open_pages : cells->pages,
                                           .blocks = kvp_gpu_numbers(cells->gpu) + first,
                                           .n_blocks = (uint32_t)n,
                                           .n_kv_heads = cells->n_kv_heads,
@@ -416,7 +385,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     pthread_mutex_lock(&cells->gpu->lock);
     room = batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL && kvp_gpu_cache_settle(cells->cache, false, cells->gpu->stream))
-        status = decode_blocks(cells, first, blocks, room);
+        status = decode_blocks(cells, false, first, blocks, room);
     if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
                                                           n * width * sizeof(*rows), cells->gpu->stream),
                                           "copying") &&
@@ -426,7 +395,8 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     return status;
 }
 
-static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const float *rows, size_t n, const int64_t *slots)
+static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+                           const int64_t *slots)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,
@@ -435,8 +405,145 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const fl
                                     .slots = slots,
                                     .refused = (uint32_t *)cells->gpu->refused };
 
-    *(role == KVANT_ROLE_K ? &args.k : &args.v) = kvp_gpu_rows(cells, rows, width_of(cells));
+    kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
+
+    *at = kvp_gpu_rows(cells, rows, width_of(cells));
+    if (open) {
+        at->codec = cells->open_codec;
+        at->pages = cells->open_pages;
+    }
     return kvant_cuda_append(&args, cells->gpu->stream);
+}
+
+/* First rows: while they are too few to learn from they are stored without centre and scale, and once more afterwards. */
+
+static bool note_first(kvp_gpu_cache *cache, const int64_t *cells, size_t n)
+{
+    int64_t *first = realloc(cache->first, (cache->n_first + n) * sizeof(*first));
+
+    if (first == NULL)
+        return false;
+    cache->first = first;
+    for (size_t i = 0, j; i < n; i++) {
+        for (j = 0; j < cache->n_first && first[j] != cells[i]; j++)
+            ;
+        first[j] = cells[i];
+        cache->n_first += j == cache->n_first;
+    }
+    return true;
+}
+
+/* The open page with a cell, or -1. */
+static int64_t page_of(const kvp_gpu_cache *cache, int64_t cell)
+{
+    return cache->table != NULL && cache->table[cell / KVANT_PAGE_TOKENS] < 0 ? -1 - cache->table[cell / KVANT_PAGE_TOKENS] : -1;
+}
+
+/* The caller frees them; NULL with a message. */
+static float *fetch_first(const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t width = width_of(cells), page_rows = KVANT_PAGE_TOKENS * width;
+    int64_t *slots = NULL, held = -1;
+    float *const room = batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
+    float *const rows = malloc((cache->n_first * width + page_rows) * sizeof(*rows));
+    float *const page = rows != NULL ? rows + cache->n_first * width : NULL;
+    bool ok = room != NULL && page != NULL;
+
+    for (size_t i = 0; i < cache->n_first && ok; i++) {
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = page_of(cache, cache->first[i]);
+        if (block != held)
+            ok = decode_blocks(cells, open >= 0, (size_t)(open >= 0 ? open : block), 1, room) == KVANT_OK &&
+                 kvp_cu_ok(kvp_cu.copy_out(page, (cu_address)(uintptr_t)room, page_rows * sizeof(*page), cells->gpu->stream), "copying") &&
+                 kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+        held = block;
+        memcpy(rows + i * width, page + cache->first[i] % KVANT_PAGE_TOKENS * width, width * sizeof(*rows));
+    }
+    if (ok)
+        return rows;
+    free(rows);
+    return NULL;
+}
+
+static bool store_first(const kvp_kv *kv, const float *rows)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t n = cache->n_first, width = width_of(cells);
+    int64_t *room_slots = NULL, *slots = malloc(n * sizeof(*slots));
+    float *room = batch_room(cells->gpu, n, width, &room_slots);
+    bool ok = slots != NULL && room != NULL && upload(cells->gpu, room, rows, n * width * sizeof(*rows));
+
+    for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
+        for (size_t i = 0; i < n; i++) {
+            const int64_t page = page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
+            slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
+        }
+        ok = upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
+             append(cells, kv->shape.role, open, room, n, room_slots) == KVANT_OK &&
+             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+    }
+    free(slots);
+    return ok;
+}
+
+/* From n rows, or from the first ones if n is 0. */
+static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t n_first = cells->cache->n_first;
+    float *first = n_first > 0 ? fetch_first(cells) : NULL;
+    const bool ok = (n_first == 0 || first != NULL) && learn(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
+                    (n_first == 0 || store_first(kv, first));
+
+    if (!ok)
+        kvp_error("%s: no centre could be learnt from the first rows", kv->name);
+    free(first);
+    return ok;
+}
+
+bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t width = width_of(cells);
+    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
+    float *host = malloc(n * width * sizeof(*host));
+    bool ok = host != NULL;
+
+    for (size_t i = 0; i < n && ok; i += piece)
+        ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
+                                       piece * width * sizeof(*host), stream),
+                       "copying");
+    pthread_mutex_lock(&cells->gpu->lock);
+    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn_now(kv, host, n);
+    pthread_mutex_unlock(&cells->gpu->lock);
+    free(host);
+    return ok;
+}
+
+bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
+{
+    const bool enough = cache->n_first >= KVP_LEARN_ROWS;
+    bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
+
+    cache->learning = false;
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        ok = !enough || !kvp_gpu_is_learning(cells) || learn_now(cache->tensors[i], NULL, 0);
+        cache->learning = cache->learning || kvp_gpu_is_learning(cells);
+    }
+    if (!cache->learning)
+        cache->n_first = 0;
+    return ok && (!cache->learning || n >= KVP_LEARN_ROWS || note_first(cache, batch, n));
+}
+
+static bool learn_or_note(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
+{
+    kvp_gpu_cells *own = kv->cells;
+
+    if (!kvp_gpu_is_learning(own))
+        return true;
+    return n >= KVP_LEARN_ROWS ? learn_now(kv, rows, n) : note_first(own->cache, cells, n);
 }
 
 static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n, const float *rows)
@@ -452,10 +559,10 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(gpu);
     pthread_mutex_lock(&gpu->lock);
-    room = batch_room(gpu, n, width, &slots);
-    if (room != NULL && kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
-        upload(gpu, slots, cell_numbers, n * sizeof(*slots)) && (!cells->learns || cells->learnt || learn(cells, rows, n)))
-        status = append(cells, kv->shape.role, room, n, slots);
+    if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && learn_or_note(kv, cell_numbers, n, rows) &&
+        (room = batch_room(gpu, n, width, &slots)) != NULL && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
+        upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
+        status = append(cells, kv->shape.role, false, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
@@ -476,6 +583,8 @@ static void clear(kvp_kv *kv)
     cells->learnt = false;
     if (cells->learns) {
         cells->center = cells->scale = NULL;
+        if (cells->n_weights != cells->head_dim)
+            cells->query_scale = NULL;
         atomic_fetch_add(&cells->gpu->epoch, 1);
     }
 }

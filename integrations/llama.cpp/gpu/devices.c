@@ -112,18 +112,20 @@ static size_t padded(const kvp_gpu *gpu, size_t bytes)
 
 static bool is_cache(const abi_tensor *tensor)
 {
-    return tensor->view_src == NULL && kvp_kv_name(tensor->name);
+    return tensor->view_src == NULL && kvp_kv_names(tensor);
 }
 
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
-    const kvp_gpu *gpu = gpu_of_buft(buft);
+    kvp_gpu *gpu = gpu_of_buft(buft);
 
+    if (tensor->ne[0] == 0)
+        return inner_alloc_size(gpu, tensor);
     if (!is_cache(tensor)) {
         asked.cache = false;
         if (strncmp(tensor->name, "cache_", 6) == 0)
             kvp_kv_note_state();
-        return inner_alloc_size(gpu, tensor);
+        return inner_alloc_size(gpu, tensor) + kvp_gpu_room(gpu, tensor);
     }
     if (!asked.cache) {
         asked.keys = asked.values = false;
@@ -341,9 +343,12 @@ static void derive_device(kvp_gpu *gpu, abi_reg *reg)
 static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *err, size_t errlen)
 {
     abi_device_props props = { 0 };
+    char bus[32] = "";
     int number = 0;
 
     inner->iface.get_props(inner, &props);
+    if (props.device_id != NULL) /* GGML_CUDA_DEVICES adds a "-v1" */
+        snprintf(bus, sizeof(bus), "%.*s", (int)strcspn(props.device_id, "-"), props.device_id);
     gpu->inner = inner;
     gpu->inner_buft = inner->iface.get_buffer_type(inner);
     gpu->remote = kvp_gpu_remote;
@@ -351,7 +356,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
     snprintf(gpu->name, sizeof(gpu->name), "%s", name);
     pthread_mutex_init(&gpu->lock, NULL);
     pthread_mutex_init(&gpu->list_lock, NULL);
-    if (props.device_id == NULL || kvp_cu.device_by_bus_id(&number, props.device_id) != 0 ||
+    if (kvp_cu.device_by_bus_id(&number, bus) != 0 ||
         kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
         kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 || (gpu->refused = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s", props.device_id != NULL ? props.device_id : "?");

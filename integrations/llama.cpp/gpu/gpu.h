@@ -19,8 +19,8 @@
  *
  * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with
  * different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
- * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first batch after the
- * cache was created or cleared. With a softcap keys have no centre. */
+ * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
+ * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -79,6 +79,9 @@ typedef struct kvp_gpu_cache {
     uint64_t now;
     bool table_changed;
     bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
+    bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
+    int64_t *first;       /* their cells */
+    size_t n_first;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
 } kvp_gpu_cache;
 
@@ -124,8 +127,7 @@ struct kvp_gpu {
     kvp_gpu_seen *seen, positions;                  /* under the lock */
     kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
-    uint32_t n_cells;
-    kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
     atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
@@ -144,6 +146,7 @@ typedef struct kvp_gpu_cells {
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
     bool uncentred;                         /* attention has a softcap */
+    bool has_room;                          /* behind the outputs of attention on it */
     kvp_gpu_cache *cache;
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
@@ -160,6 +163,10 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    struct kvp_gpu_scratch { /* of the attention node at hand */
+        void *at;
+        size_t bytes;
+    } scratch;
     kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
@@ -183,7 +190,8 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
+    bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
+    const void *context;  /* the same for all of these; not read */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -215,14 +223,22 @@ extern const kvp_remote kvp_gpu_remote;
 /* The cells behind a tensor, or NULL. */
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
 
-/* Learns centre and scale from n rows on the GPU; waits for the stream. */
-bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream);
+/* Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+#define KVP_LEARN_ROWS 64u
+bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
+
+static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
+{
+    return cells->learns && !cells->learnt;
+}
+
+/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
+bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
 
 /* The numbers 0, 1, ... on the GPU. */
-const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu);
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 
 /* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
@@ -260,7 +276,7 @@ const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 bool kvp_gpu_touches(const abi_tensor *node);
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
-/* Whether what the node does can be captured; learning and the context shift cannot. */
+/* Whether what the node does for a few tokens can be captured; the context shift cannot. */
 bool kvp_gpu_capturable(const abi_tensor *node);
 
 /* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */
@@ -269,8 +285,15 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+/* Whether attention sees the rows of a pair, one per stream, and can store them. */
+bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
+
+/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
+ * that comes with a pair. */
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
+
+/* Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
 void kvp_gpu_set_accel(bool on);

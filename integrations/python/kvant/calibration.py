@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -206,6 +206,35 @@ class Calibrator(Owned):
             self._handle, *place, keys.shape[1], n_exact, c.byref(attention)
         )
         check(f"attention of layer {layer}", status)
+
+    def add_sums(self, layer: int, role: str, n_rows: int, *, rows: np.ndarray | None = None, n_queries: int = 0, **sums: Any) -> None:
+        """Adds what add_rows, add_queries and add_attention would, from sums made elsewhere: arrays sum (float64), min and
+        max (float32) [n_kv_heads, head_dim]; of keys also spread, float64 [n_kv_heads, head_dim, head_dim], and, or none of
+        them, moment with n_queries, attended with attended_sum and attended_weight: include/kvant/calibration.h has the
+        formulas. rows: as of add_rows, for k-means."""
+        from . import arrays
+
+        sums["sum"] = arrays.contiguous(sums["sum"], "sum", "float64", (None, None))
+        heads, dim = sums["sum"].shape
+        shapes = {name: (heads, dim) for name in ("min", "max", "attended_sum")} | {"attended_weight": (heads,)}
+        shapes |= {name: (heads, dim, dim) for name in ("spread", "moment", "attended")}
+        for name in sums.keys() - {"sum"}:
+            dtype = "float32" if name in ("min", "max") else "float64"
+            sums[name] = arrays.contiguous(sums[name], name, dtype, shapes[checks.choice(name, "sums", tuple(shapes))])
+        kept, stride = (None, 0) if rows is None else arrays.rows(rows, "rows", (n_rows, heads, dim))
+        made = s.CalibratorSums.new(
+            n_kv_heads=heads,
+            head_dim=dim,
+            n_rows=checks.count(n_rows, "n_rows"),
+            n_queries=checks.count(n_queries, "n_queries", least=0),
+            rows=arrays.pointer(kept),
+            stride=stride,
+            **{name: array.ctypes.data for name, array in sums.items()},
+        )
+        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        layer = checks.count(layer, "layer", least=0)
+        status = library().kvant_calibrator_add_sums(self._handle, layer, role_number, c.byref(made))
+        check(f"sums of layer {layer}", status)
 
     def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:
         """Runs k-means, layer by layer, and makes the calibration. progress is called with the

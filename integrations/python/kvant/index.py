@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from . import arrays, checks
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 METRICS = ("ip", "cosine", "l2")
+DEVICES = ("cpu", "cuda")
 _MAX_DIM = 8192
 _MOST_ID = 2**63 - 1  # ids are int64 here, -1 where nothing was found
 _ARGUMENT = 10  # KVANT_ERR_ARGUMENT: no vector has this id
@@ -38,6 +40,16 @@ class IndexInfo(NamedTuple):
     n_lists: int
 
 
+class _Copy(Owned):
+    """An index's codes on the current GPU, which the index keeps."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__("kvant_index_gpu_free")
+        text = text_buffer()
+        status = library().kvant_index_gpu_create(index._handle, c.byref(self._handle), text, len(text))
+        check("index on the GPU", status, text)
+
+
 class Index(Owned):
     """Compressed vectors, searched without decoding them.
 
@@ -45,18 +57,32 @@ class Index(Owned):
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4". "turboquant-3:dims=256" keeps
-    256 principal dimensions, "turboquant-4:lists=128" makes inverted lists; both need train. metric:
-    "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared distances.
-    center: float32 [dim], subtracted before rounding. Results depend on neither threads nor batches;
+    Codes of 1 to 8 bits per dimension: spec "turboquant-4" or "trellis-4", which finds more and takes
+    longer to add. "trellis-3:dims=256" keeps 256 principal dimensions, "turboquant-4:lists=128" makes
+    inverted lists; both need train. "rows=int8" keeps 8 bits per dimension beside the codes, for
+    rerank. metric: "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared
+    distances. center: float32 [dim], subtracted before rounding. centroids: float32 [lists, dim]
+    instead of k-means. Results depend on neither threads nor batches;
     equal scores come in the order of ids.
+
+    device="cuda" searches on the GPU, with the same results: the first search after a change copies
+    the codes there. k and rerank are at most 4096 then, and lists= is refused.
 
     Threads may search at once. Calls that change the index need it for themselves. Arguments of a
     wrong dtype are refused with TypeError, of a wrong shape with ValueError; Error has what the
     library refuses: a NaN, an infinity, an id that is taken or missing, a change of a view."""
 
-    def __init__(self, dim: int, metric: str = "ip", spec: str = "turboquant-4", center: Any = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        metric: str = "ip",
+        spec: str = "turboquant-4",
+        center: Any = None,
+        device: str = "cpu",
+        centroids: Any = None,
+    ) -> None:
         super().__init__("kvant_index_free")
+        self._place(device)
         dim = checks.count(dim, "dim", most=_MAX_DIM)
         center = arrays.channels(center, "center", (dim,))
         params = s.IndexParams.new(
@@ -65,26 +91,40 @@ class Index(Owned):
             spec=c_text(checks.text(spec, "spec"), "spec"),
             center=arrays.pointer(center),
         )
+        if centroids is not None:
+            centroids, params.centroid_stride = arrays.rows(centroids, "centroids", (None, dim))
+            params.n_centroids, params.centroids = centroids.shape[0], centroids.ctypes.data
         text = text_buffer()
         status = library().kvant_index_create(c.byref(params), c.byref(self._handle), text, len(text))
         check(f"index {spec!r}", status, text)
         self.dim, self.metric = dim, metric
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Index:
+    def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Index:
         """Reads what save wrote and verifies its checksum. Error for a damaged or missing file."""
-        return cls._open("kvant_index_load", path)
+        return cls._open("kvant_index_load", path, device)
 
     @classmethod
-    def view(cls, path: str | os.PathLike[str]) -> Index:
+    def view(cls, path: str | os.PathLike[str], device: str = "cpu") -> Index:
         """The same without reading: the file is mapped and cannot be changed. verify() reads and
         checks it."""
-        return cls._open("kvant_index_view", path)
+        return cls._open("kvant_index_view", path, device)
+
+    def _place(self, device: str) -> None:
+        self.device = checks.choice(device, "device", DEVICES)
+        self._copy: _Copy | None = None
+        self._copying = threading.Lock()
+
+    def _change(self) -> c.c_void_p:
+        """The handle, for a call that changes the index."""
+        self._copy = None
+        return self._handle
 
     @classmethod
-    def _open(cls, function: str, path: str | os.PathLike[str]) -> Index:
+    def _open(cls, function: str, path: str | os.PathLike[str], device: str) -> Index:
         index = cls.__new__(cls)
         Owned.__init__(index, "kvant_index_free")
+        index._place(device)
         text, name = text_buffer(), c_text(path, "path")
         if name is None:
             raise TypeError("path: the path of an index is needed, not None")
@@ -109,7 +149,7 @@ class Index(Owned):
         """Learns the centre, the directions of dims= and the centroids of lists= from rows [n, dim]:
         a sample of what will be added. Before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
-        check("train", library().kvant_index_train(self._handle, rows.ctypes.data, stride, rows.shape[0]), SAID)
+        check("train", library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]), SAID)
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
         """Adds float32 rows [n, dim], all or none. Their ids go on from the largest one, from 0 at
@@ -127,7 +167,7 @@ class Index(Owned):
         if rows.shape[0]:
             at, n = rows.ctypes.data, rows.shape[0]
             threads = checks.threads(n_threads)
-            check("add", library().kvant_index_add(self._handle, at, stride, n, arrays.pointer(ids), threads), SAID)
+            check("add", library().kvant_index_add(self._change(), at, stride, n, arrays.pointer(ids), threads), SAID)
 
     @staticmethod
     def _ids(ids: Any, what: str = "ids") -> np.ndarray:
@@ -141,7 +181,7 @@ class Index(Owned):
         other ids are ignored."""
         ids, before = self._ids(ids), len(self)
         for i in ids.tolist():
-            status = library().kvant_index_remove(self._handle, i)
+            status = library().kvant_index_remove(self._change(), i)
             if status != _ARGUMENT:
                 check(f"id {i}", status)
         return before - len(self)
@@ -164,7 +204,8 @@ class Index(Owned):
         allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
         function of an id, called for every vector that passes allowed: slow, for few. Both may be
         given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
-        row i is the vector with id i (np.memmap will do); others keep their scores. n_probe: lists
+        row i is the vector with id i (np.memmap will do); others keep their scores. Without originals,
+        an index with rows=int8 ranks by its rows. n_probe: lists
         that are searched where the spec has lists=, at most 1024; 0: 8."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
@@ -177,15 +218,22 @@ class Index(Owned):
             query.n_allowed = allowed.size
             query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
         query.n_probe = checks.count(n_probe, "n_probe", least=0)
-        if rerank or originals is not None:
+        query.rerank = checks.count(rerank, "rerank", least=0)
+        if originals is not None:
             rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
-            query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]
-            query.originals = rows.ctypes.data
-        status = library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+            query.n_originals, query.originals = rows.shape[0], rows.ctypes.data
+        status = self._find(query, scores, ids)
         if raised:
             raise raised[0]
         check("search", status, SAID)
         return scores, ids
+
+    def _find(self, query: s.IndexQuery, scores: np.ndarray, ids: np.ndarray) -> int:
+        if self.device == "cpu":
+            return library().kvant_index_search(self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
+        with self._copying:
+            copy = self._copy = self._copy or _Copy(self)
+        return library().kvant_index_gpu_search(copy._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data)
 
     def reconstruct(self, id: int) -> np.ndarray:
         """The vector with this id as the index knows it, float32 [dim]. Error when no vector has it."""

@@ -90,6 +90,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_index_view": (_INT, [_STR, _OUT, *_TEXT]),
     "kvant_index_verify": (_INT, [_P]),
     "kvant_index_get_info": (_INT, [_P, _to(s.IndexInfo)]),
+    "kvant_index_gpu_create": (_INT, [_P, _OUT, *_TEXT]),
+    "kvant_index_gpu_free": (None, [_OUT]),
+    "kvant_index_gpu_search": (_INT, [_P, _to(s.IndexQuery), _P, _P]),
     # tensor.h
     "kvant_tensor_size": (_INT, [_to(s.TensorParams), c.POINTER(_SIZE)]),
     "kvant_tensor_create": (_INT, [_to(s.TensorParams), _P, _OUT]),
@@ -118,6 +121,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
     "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
     "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_add_sums": (_INT, [_P, _U32, _INT, _to(s.CalibratorSums)]),
     "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
     "kvant_calibrator_finish": (_INT, [_P, _OUT]),
     # settings.h
@@ -275,7 +279,7 @@ def c_text(value: Any, what: str) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{what}: a string is needed, not {value!r}")
+        raise TypeError(f"{what}: a string or a path is needed, not {value!r}")
     encoded = os.fsencode(value)
     if b"\0" in encoded:
         raise ValueError(f"{what}: {value!r} holds a zero byte")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, Callable, Iterator, NamedTuple, Sequence, Union
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 
-from . import checks
+from . import checks, moments
 from .calibration import Calibration, Calibrator
 from .library import PAGE_TOKENS
 from .transformers import KvantCache, attention, dense, mask
@@ -30,11 +29,14 @@ _SAMPLED = 16  # one query in so many shows which keys attention looks at
 
 
 def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
-    """int64 [n]. Tensors are token ids already."""
-    if torch.is_tensor(texts):
-        return texts.reshape(-1).to("cpu", torch.int64)
+    """int64 [n]. Arrays are token ids already."""
+    if hasattr(texts, "__array__"):
+        ids = torch.as_tensor(texts)
+        if ids.is_floating_point():
+            raise TypeError(f"texts: token ids are whole numbers, not {ids.dtype}")
+        return ids.reshape(-1).to("cpu", torch.int64)
     if tokenizer is None:
-        raise TypeError("tokenizer: texts that are no tensors of token ids need one")
+        raise TypeError("tokenizer: texts that are no arrays of token ids need one")
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64) for text in texts]
     return torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64)
@@ -68,33 +70,21 @@ def _attending(model: Any, implementation: str) -> Iterator[None]:
 # Calibration
 
 
-
 class _Gathering:
     """A calibrator, which begins with the first attention layer: it says which weights the model has."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.calibrator = options, None  # type: ignore[var-annotated]
-        self.pool = ThreadPoolExecutor(checks.threads(options["n_threads"]))  # kv heads are gathered at once
 
-    def of(self, module: Any) -> Any:
+    def add(self, module: Any, role: str, rows: Tensor, sums: dict[str, Any]) -> None:
         if self.calibrator is None:
             self.calibrator = Calibrator(model_fingerprint=fingerprint(module), **self.options)
-        return self.calibrator
+        named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
+        sampled = rows.transpose(0, 1).to("cpu", torch.float32).contiguous().numpy() if self.options["clusters"] else None
+        self.calibrator.add_sums(module.layer_idx, role, rows.shape[1], rows=sampled, **named)
 
 
-_calibrator: ContextVar[_Gathering] = ContextVar("calibrator")
-
-
-def _host(rows: Tensor) -> Any:
-    return rows.to("cpu", torch.float32).contiguous().numpy()
-
-
-def _add_attention(gather: Any, layer: int, head: int, q: Any, k: Any, hidden: Any, scale: float) -> None:
-    """Of one query in 16, token by token, the heads of a kv head together: q [heads, n, head_dim]."""
-    some = q[:, _SAMPLED - 1 :: _SAMPLED]
-    if some.shape[1]:
-        queries = some.transpose(1, 0, 2).reshape(-1, q.shape[2])
-        gather.add_attention(layer, head, k, queries, hidden.repeat(len(q), 0), scale, PAGE_TOKENS)
+_gathering: ContextVar[_Gathering] = ContextVar("gathering")
 
 
 def _observe(
@@ -108,23 +98,17 @@ def _observe(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    gather, layer = _calibrator.get().of(module), module.layer_idx
-    for role, rows in (("k", key), ("v", value)):
-        gather.add_rows(layer, role, _host(rows[0].transpose(0, 1)))
-    group, q, k = query.shape[1] // key.shape[1], _host(query[0]), _host(key[0])
-    window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
-    added = dense.bias(attention_mask, window, True, query.shape[2], key.shape[2], query.device)
-    hidden = _host(added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED])
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-
-    def add(head: int) -> None:
-        of_head = q[head * group : (head + 1) * group]
-        for queries in of_head:
-            gather.add_queries(layer, head, queries)
-        if not softcap:  # scores that are not <q, k> times a factor are left out
-            _add_attention(gather, layer, head, of_head, k[head], hidden, scale)
-
-    list(_calibrator.get().pool.map(add, range(key.shape[1])))
+    gather, q, k = _gathering.get(), query[0], key[0]
+    sums = moments.of_keys(k) | moments.of_queries(q, len(k))
+    some = q[:, _SAMPLED - 1 :: _SAMPLED]
+    if not softcap and some.shape[1]:  # scores that are not <q, k> times a factor are left out
+        window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
+        added = dense.bias(attention_mask, window, True, q.shape[1], k.shape[1], query.device)
+        added = added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED]
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        sums |= moments.of_attention(some, k, added, scale, PAGE_TOKENS)
+    gather.add(module, "k", k, sums)
+    gather.add(module, "v", value[0], moments.of_rows(value[0]))
     named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
     return attention(module, query, key, value, attention_mask, **named, **options)
 
@@ -140,15 +124,16 @@ def calibrate(
     *,
     n_tokens: int = 8192,
     context: int = 2048,
-    clusters: Sequence[int] = (256,),
+    clusters: Sequence[int] = (),
     seed: int = 0,
     n_threads: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
-    texts: strings, or a tensor of token ids. save() writes them to the .kvcal that
-    KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is; the
-    statistics are summed on the CPU. progress is called with the part that is done, 0 to 1.
+    texts: strings, or an array of token ids. save() writes them to the .kvcal that
+    KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is, and the
+    statistics are summed there. progress is called with the part that is done, 0 to 1. clusters:
+    sizes of sets of centroids for kmeans codecs, which take minutes on the CPU.
 
     A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
     models' keys differently, and `kvant calibrate` makes the file for it."""
@@ -158,18 +143,17 @@ def calibrate(
     if total < least:
         raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
     name = getattr(model.config, "_name_or_path", "") or model.config.model_type
-    gather = _Gathering(model=name, seed=seed, clusters=clusters, n_threads=n_threads)
-    token = _calibrator.set(gather)
+    gather = _Gathering(model=name, seed=seed, clusters=tuple(clusters), n_threads=n_threads)
+    token, share = _gathering.set(gather), 0.5 if clusters else 1.0
     try:
         with _attending(model, "kvant_observe"):
             for part in contexts:
                 model(part[None].to(model.device), use_cache=False, logits_to_keep=1)
                 done += len(part)
                 if progress:
-                    progress(0.5 * done / total)
+                    progress(share * done / total)
     finally:
-        _calibrator.reset(token)
-        gather.pool.shutdown()
+        _gathering.reset(token)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
         raise ValueError("model: it has no attention that kvant sees")

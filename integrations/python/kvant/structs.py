@@ -79,6 +79,9 @@ class IndexParams(Struct):
         ("metric", c.c_int),
         ("spec", c.c_char_p),
         ("center", c.c_void_p),
+        ("centroids", c.c_void_p),
+        ("centroid_stride", c.c_size_t),
+        ("n_centroids", c.c_size_t),
     ]
 
 
@@ -230,6 +233,26 @@ class CalibratorAttention(Struct):
         ("mask", c.c_void_p),
         ("mask_stride", c.c_size_t),
         ("scale", c.c_float),
+    ]
+
+
+class CalibratorSums(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("n_rows", c.c_uint64),
+        ("sum", c.c_void_p),
+        ("min", c.c_void_p),
+        ("max", c.c_void_p),
+        ("rows", c.c_void_p),
+        ("stride", c.c_size_t),
+        ("spread", c.c_void_p),
+        ("moment", c.c_void_p),
+        ("n_queries", c.c_uint64),
+        ("attended", c.c_void_p),
+        ("attended_sum", c.c_void_p),
+        ("attended_weight", c.c_void_p),
     ]
 
 

@@ -15,6 +15,9 @@ cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream
 /* The same into all other pages: by the general form. */
 kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
 
+/* Whether its kernels are faster than tile kernels for a pair without a decode kernel. rows: of queries, per kv head. */
+bool prefers_any(const kvant_cuda_attention_args &args, uint32_t rows);
+
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
  * kernels. */
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,

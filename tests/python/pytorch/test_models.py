@@ -1,5 +1,6 @@
 """kvant.calibrate and kvant.evaluate on tiny models."""
 
+import itertools
 import math
 import pathlib
 import tempfile
@@ -55,13 +56,48 @@ class Calibrate(TestCase):
         original = modeling_llama.eager_attention_forward
         with torch.no_grad(), unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend):
             model(text(64)[None])
-        calibration = kvant.calibrate(model, text(64), clusters=())
+        calibration = kvant.calibrate(model, text(64))
         for layer in range(4):
             for head in range(2):
                 q = seen[layer][2 * head : 2 * head + 2].reshape(-1, 16)
                 moment = (q.T @ q / len(q)).numpy()
                 found = calibration.entry(layer, head).query_moment
                 self.assertTrue(np.allclose(found, moment, rtol=0, atol=1e-5 * np.abs(moment).max()))
+
+    def test_rows_give_what_sums_give(self):
+        """The library's own sums of the same rows, queries and attention. Weights of float32 scores are within 2^-16 of
+        themselves. The geometric mean keeps that factor in the order of symmetric matrices, so W moves by less than 2^-16
+        of its norm, and by a step of binary16."""
+        model, seen = models.make("llama", "eager"), []
+        from transformers.models.llama import modeling_llama
+
+        def attend(module, query, key, value, mask, **options):
+            seen.append((module.layer_idx, query[0].numpy(), key[0].numpy(), value[0].numpy(), mask[0, 0].numpy()))
+            return original(module, query, key, value, mask, **options)
+
+        original = modeling_llama.eager_attention_forward
+        with torch.no_grad(), unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend):
+            for part in text(300).split(150):
+                model(part[None])
+        wanted = kvant.Calibrator(clusters=(16,))
+        for layer, q, k, v, mask in seen:
+            wanted.add_rows(layer, "k", k.transpose(1, 0, 2))
+            wanted.add_rows(layer, "v", v.transpose(1, 0, 2))
+            for head in range(4):
+                wanted.add_queries(layer, head // 2, q[head])
+                wanted.add_attention(layer, head // 2, k[head // 2], q[head, 15::16], mask[15::16], n_exact=64)
+        wanted, found = wanted.finish(), kvant.calibrate(model, text(300), context=150, clusters=(16,))
+        for layer, head, role in itertools.product(range(4), range(2), "kv"):
+            a, b = (c.entry(layer, head, role) for c in (wanted, found))
+            for x, y in zip((a.min, a.max, *a.centroids), (b.min, b.max, *b.centroids)):
+                self.assertTrue(np.array_equal(x, y))
+            step = 2.0**-23
+            self.assertTrue(np.allclose(a.mean, b.mean, rtol=step, atol=1e-9))
+            if role == "k":
+                self.assertTrue(np.allclose(a.query_moment, b.query_moment, rtol=step, atol=1e-9))
+                self.assertTrue(np.allclose(a.diagonal, b.diagonal, rtol=2.0**-16))
+                x, y = a.matrix.astype(float), b.matrix.astype(float)
+                self.assertTrue(np.all(abs(x - y) <= 2.0**-10 * abs(x) + 2.0**-16 * np.sqrt(2 * (x * x).sum())))
 
     def test_a_cache_uses_it(self):
         model = models.make("llama")
@@ -85,8 +121,11 @@ class Calibrate(TestCase):
 
     def test_refusals(self):
         model = models.make("llama")
-        self.refused(ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100))
+        self.refused(ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100), clusters=(256,))
         self.refused(TypeError, "tokenizer", kvant.calibrate, model, "a text")
+        self.refused(TypeError, "token ids|float32", kvant.calibrate, model, torch.rand(300))
+        ids = text(300).numpy()
+        self.assertEqual(kvant.calibrate(model, ids).info.checksum, kvant.calibrate(model, text(300)).info.checksum)
 
 
 class Evaluate(TestCase):
