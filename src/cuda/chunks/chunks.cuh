@@ -31,18 +31,11 @@ struct ChunkCodes {
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* The data of a lane for look-ups in the table AT bytes after the beginning of the thread
- * block's shared memory: where the lane's copy is, in bytes. Levels of the norm are fp16, lower bytes and
- * upper bytes. The table has no pointer, because then the address of a look-up is the distance alone. */
-template <int AT> struct ChunkTable {
+/* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of the
+ * norm are fp16, lower bytes and upper bytes. */
+struct ChunkTable {
     uint32_t copy;
     uint32_t norm_low[2], norm_high[2];
-
-    template <class T> KVANT_INLINE T at(uint32_t distance) const
-    {
-        extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const T *>(raw + AT + distance);
-    }
 };
 
 /* a * b of two pairs of halves */
@@ -173,7 +166,7 @@ template <int B> struct Octopus : ChunkCodes {
         /* A product of bytes, or of bytes and halves, makes the address on the multiplier. */
         template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
-            return table.template at<uint2>(B == 2 ? __dp4a(index[0], 8u * COPIES << 8 * i, table.copy)
+            return look_up_two_words(B == 2 ? __dp4a(index[0], 8u * COPIES << 8 * i, table.copy)
                                                    : __dp2a_lo(index[i / 2], 8u * COPIES << 8 * (i % 2), table.copy));
         }
 
@@ -353,8 +346,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     {
         constexpr uint32_t MASK = (1u << INDEX_BITS) - 1, BYTES = ENTRY_BYTES * COPIES;
         const uint32_t index = __vminu2(word & MASK * 0x10001u, (ENTRIES - 1) * 0x10001u);
-        return Directions{ table.template at<uint32_t>(__dp2a_lo(index, BYTES, table.copy)),
-                           table.template at<uint32_t>(__dp2a_lo(index, BYTES << 8, table.copy)) };
+        return Directions{ look_up_word(__dp2a_lo(index, BYTES, table.copy)),
+                           look_up_word(__dp2a_lo(index, BYTES << 8, table.copy)) };
     }
 
     /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
@@ -541,11 +534,10 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
         return 0;
 }
 
-/* Two levels of the norm per register, four to each half of the table. */
-template <class C, bool LARGE, int D, int AT>
-KVANT_INLINE ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
+template <class C, int COPIES>
+KVANT_INLINE ChunkTable chunk_table(const uint8_t *entries, const kvant_cuda_directions &book, int lane)
 {
-    ChunkTable<AT> t{ (uint32_t)C::ENTRY_BYTES * (lane % C::template copies<LARGE, D>()), {}, {} };
+    ChunkTable t{ shared_address(entries) + C::ENTRY_BYTES * (lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
         unrolled_for (int k = 0; k < 8; k++) {
             const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));

@@ -51,7 +51,7 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
-template <int COPIES> struct SignedTrellis : TrellisTable<COPIES> {
+template <int COPIES> struct SignedTrellis : LevelTable<COPIES> {
     uint32_t minus_bias; /* of 4 bits */
 };
 
@@ -90,23 +90,16 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
 
 template <class C, int D>
 using CodeTable = std::conditional_t<
-    HAS_CHUNKS<C>, TileChunks,
+    HAS_CHUNKS<C>, ChunkTable,
     std::conditional_t<HAS_TRELLIS<C>, SignedTrellis<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D>
 KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
-    if constexpr (HAS_CHUNKS<C>) {
-        TileChunks t{ table, (uint32_t)C::ENTRY_BYTES * (lane % code_copies<C, D>()), {}, {} };
-        if constexpr (C::CHANNELS == 3)
-            unrolled_for (int k = 0; k < 8; k++) {
-                const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));
-                t.norm_low[k / 4] |= (level & 255) << 8 * (k % 4);
-                t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
-            }
-        return t;
-    } else if constexpr (HAS_TRELLIS<C>)
-        return CodeTable<C, D>{ trellis_table<C, code_copies<C, D>()>(table, one, lane),
+    if constexpr (HAS_CHUNKS<C>)
+        return chunk_table<C, code_copies<C, D>()>(table, codec.directions, lane);
+    else if constexpr (HAS_TRELLIS<C>)
+        return CodeTable<C, D>{ level_table<C, code_copies<C, D>()>(table, one, lane),
                                 twice(-codec.params.bias * (1 / UNIT)) };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
@@ -248,7 +241,7 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const ChunkTable &table;
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[2][4]) const
     {
@@ -346,7 +339,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const ChunkTable &table;
 
     __host__ __device__ static constexpr int block(int, int i)
     {
@@ -385,7 +378,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     using Four = typename C::template Four<code_copies<C, D>()>;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const ChunkTable &table;
 
     __host__ __device__ static constexpr int block(int, int i)
     {
