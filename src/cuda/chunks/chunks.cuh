@@ -53,6 +53,12 @@ template <bool UPPER> KVANT_INLINE uint32_t multiply_by_half(uint32_t a, uint32_
     return *reinterpret_cast<const uint32_t *>(&c);
 }
 
+/* x shifted left by so many bits, to the right when negative. */
+KVANT_INLINE uint32_t shifted(uint32_t x, int left)
+{
+    return left >= 0 ? x << left : x >> -left;
+}
+
 KVANT_INLINE uint32_t rotate_left(uint32_t x, int bits)
 {
     return __funnelshift_l(x, x, bits);
@@ -103,10 +109,10 @@ template <class C, int D> struct ChunkPlaces {
             constexpr int FIELDS = 16 / P;
             uint32_t x = plane[CHUNKS * ((8 * column + 4 * h) / FIELDS)];
             if constexpr (P == 1) /* what depends on the lane once, for all h and m */
-                x = rotate_left(x, -8 * (column % 2));
+                x >>= 8 * (column % 2);
             const int left = LEFT - P * (4 * h % FIELDS + 2 * m);
             return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT) : 0)>(
-                rotate_left(x, left), rotate_left(x, left + 8 - P));
+                shifted(x, left), shifted(x, left + 8 - P));
         }
     }
 
