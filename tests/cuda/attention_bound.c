@@ -22,7 +22,11 @@
  * their weights are relative to the largest weight times unit.
  * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
  * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
- * unit is at most four times the row's largest number, and a number at most 8 units. */
+ * unit is at most four times the row's largest number, and a number at most 8 units. Tiers and sketches are products
+ * with a rotation that is rounded to fp16, 2^-11 of every term: with levels rounded too, 2^-10 of a tier's length per
+ * number; of a sketch 2^-11 of its norm times the sum of a column's magnitudes, at most sqrt(d) times the column's
+ * length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The codes' numbers, which are at
+ * most the result and the sketch's share, are rounded once more. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -118,6 +122,24 @@ typedef struct rows_of_page {
 static bool is_any(const fixture *f)
 {
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+}
+
+/* Of any/: what a number of a rotated tile is wrong by, but for 2^-11 of itself; length: of the row. */
+static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
+{
+    const kvant_general_view *view = &codec->general.view;
+    if (at->open || !kvant_cuda_is_general(&codec->params))
+        return 0;
+    if (!view->sketched)
+        return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
+    const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
+    return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
+}
+
+/* How often a number is rounded to fp16. */
+static double roundings(const kvant_cuda_codec *codec, const located *at)
+{
+    return !at->open && kvant_cuda_is_general(&codec->params) && codec->general.view.sketched ? 2 : 1;
 }
 
 /* The arithmetic for a codec. */
@@ -248,11 +270,12 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
     double unit = exp2(floor(log2(largest_q)) + 1);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
-        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0;
+        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0, squares = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
         for (uint32_t j = 0; j < d; j++) {
             sum += (double)q[j] * row[j];
             y1 += fabs(y[j]);
+            squares += (double)y[j] * y[j];
             qy += fabs((double)rotated[j] * y[j]);
             largest = fmax(largest, fabs(y[j]));
         }
@@ -261,7 +284,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
-            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy + 0x1p-23 * largest * q1;
+            of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
+                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
@@ -317,7 +341,8 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         total += w;
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
-            rounded += 2 * w * sqrt(norm);
+            rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
+            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
             summed += w * sqrt(norm);
             small += 8 * root;
             largest = fmax(largest, 4 * w * sqrt(norm));

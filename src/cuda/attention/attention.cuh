@@ -16,6 +16,7 @@
 
 #include "combine.cuh"
 #include "feeder.cuh"
+#include "new_rows.cuh"
 #include "open.cuh"
 
 #include <type_traits>
@@ -257,7 +258,7 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
+    for (int i = 16 * warp; i < (int)(offsetof(AttentionArgs, rows) / 4); i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }
@@ -299,6 +300,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
     using L = Lengths<GENERAL, S::COLUMNS>;
+    constexpr bool STORES = !GENERAL && TILES == 1 && (OPEN || (STORED<KC> && STORED<VC>));
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
@@ -318,16 +320,25 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
+    const NarrowBook *books = reinterpret_cast<const NarrowBook *>(&shared.results);
+    if (STORES && p.rows.slots && warp >= S::WARPS - 2)
+        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, reinterpret_cast<NarrowBook *>(&shared.results),
+                                                           S::WARPS - 1 - warp, lane);
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
+    if (STORES && p.rows.slots)
+        __syncthreads(); /* books are there */
 
     Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
+    bool first_stored = false;
+    if (STORES && p.rows.slots)
+        first_stored = store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
+    if (!first_stored && (!OPEN || piece.begin + warp < at.end)) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
@@ -445,7 +456,8 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, !GENERAL && TILES == 1 && OPEN,
+                            !GENERAL && TILES == 1 && STORED<KC> && STORED<VC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to

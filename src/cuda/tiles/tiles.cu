@@ -127,7 +127,6 @@ static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings
 static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
 {
     p.row_groups = row_groups;
-    p.by_pages = row_groups < kernel.groups && stages == 2;
     p.stages = stages;
     return lay_out_codes(p, kernel.fixed_bytes[row_groups - 1][stages - 1], looks_up, ring, 1);
 }
@@ -224,7 +223,6 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
         return KVANT_ERR_UNSUPPORTED;
     const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
-    p.by_pages = false;
     p.unpacked.pages = (int)pages;
     p.unpacked.matrices = scratch;
     p.unpacked.units = reinterpret_cast<float4 *>(scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
@@ -297,7 +295,7 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     }
     const CodesKernel codes = codes_kernel(args, shared_bytes);
     if (codes.kernel) {
-        p.row_groups = 1, p.by_pages = true;
+        p.row_groups = 1;
         const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
         if (blocks)
             return from_cuda(launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));
