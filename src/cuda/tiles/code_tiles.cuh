@@ -67,7 +67,7 @@ template <class C> constexpr int CHANNELS_OF = channels_of<C>();
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
+        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D, 2>();
     else
         return level_copies<C, true>();
 }
@@ -90,7 +90,7 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
 
 template <class C, int D>
 using CodeTable = std::conditional_t<
-    HAS_CHUNKS<C>, ChunkTable,
+    HAS_CHUNKS<C>, ChunkTable<code_copies<C, D>()>,
     std::conditional_t<HAS_TRELLIS<C>, SignedTrellis<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D>
@@ -241,11 +241,11 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
     const uint8_t *page;
     int warp, lane;
-    const ChunkTable &table;
+    const CodeTable<C, D> &table;
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[2][4]) const
     {
-        C::template key_step<D, code_copies<C, D>()>(page, lane, table, part, warp, a);
+        C::template key_step<D>(page, lane, table, part, warp, a);
     }
 };
 
@@ -339,7 +339,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
     const uint8_t *page;
     int warp, lane;
-    const ChunkTable &table;
+    const CodeTable<C, D> &table;
 
     __host__ __device__ static constexpr int block(int, int i)
     {
@@ -365,7 +365,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
                 a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
         } else /* as if the warp's group were the first one */
             unrolled_for (int i = 0; i < 2; i++)
-                C::template value_step<D, code_copies<C, D>()>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
+                C::template value_step<D>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
                                                                2 * part + i, keep);
     }
 };
@@ -375,10 +375,10 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
     using Places = ChunkPlaces<C, D>;
-    using Four = typename C::template Four<code_copies<C, D>()>;
+    using Four = typename C::Four;
     const uint8_t *page;
     int warp, lane;
-    const ChunkTable &table;
+    const CodeTable<C, D> &table;
 
     __host__ __device__ static constexpr int block(int, int i)
     {
