@@ -249,22 +249,26 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     }
 };
 
-/* ---- values: operand i of a part is of a block of rows and a column tile ---- */
+/* ---- values: operand i of a part is of a block of rows and a column tile. A part is a block, or (chunks)
+ * two column tiles of all blocks ---- */
+
+template <class V> __host__ __device__ constexpr int block_of(int part, int i)
+{
+    return V::CHUNKS ? i % V::BLOCKS : part;
+}
+
+template <class V> __host__ __device__ constexpr int column_tile_of(int part, int i)
+{
+    return V::CHUNKS ? 2 * part + i / V::BLOCKS : i;
+}
 
 template <class C, int D, class = void> struct ValueOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64;
+    static constexpr bool CHUNKS = false;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
 
-    __host__ __device__ static constexpr int block(int part, int)
-    {
-        return part;
-    }
-    __host__ __device__ static constexpr int column_tile(int, int i)
-    {
-        return i;
-    }
     /* Of the lane's row, or (far) of the row 8 below it. */
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
@@ -282,23 +286,16 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
+    static constexpr bool CHUNKS = false;
     using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
     TrellisWords<C> words[PARTS];
     uint32_t run[PARTS + 1]; /* run[0]: before the first one */
 
-    __host__ __device__ static constexpr int block(int part, int)
-    {
-        return part;
-    }
-    __host__ __device__ static constexpr int column_tile(int, int i)
-    {
-        return i;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
+        return ValueOperands<Uniform4, D>::channel(block, far, warp, lane);
     }
 
     KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_)
@@ -337,18 +334,11 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    static constexpr bool CHUNKS = true;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
 
-    __host__ __device__ static constexpr int block(int, int i)
-    {
-        return i % BLOCKS;
-    }
-    __host__ __device__ static constexpr int column_tile(int part, int i)
-    {
-        return 2 * part + i / BLOCKS;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
         return value_channel<C, D>(BLOCKS * warp + block, lane >> 2, far);
@@ -374,20 +364,13 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
  * two chunks. With 128 channels the first one gives three of its four rows. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    static constexpr bool CHUNKS = true;
     using Places = ChunkPlaces<C, D>;
     using Four = typename C::Four;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
 
-    __host__ __device__ static constexpr int block(int, int i)
-    {
-        return i % BLOCKS;
-    }
-    __host__ __device__ static constexpr int column_tile(int part, int i)
-    {
-        return 2 * part + i / BLOCKS;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
         const int row = lane >> 2, i = 2 * BLOCKS * warp + 2 * block + far;
