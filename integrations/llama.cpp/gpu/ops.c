@@ -149,7 +149,7 @@ static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *co
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
                                     .refused = (uint32_t *)b->refused,
-                                    .slots_ready = 1 };
+                                    .slots_ready = getenv("KVANT_LATE") == NULL };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);

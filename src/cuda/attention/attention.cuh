@@ -289,6 +289,16 @@ template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
             prefetch_line(numbers, line);
 }
 
+/* Those of a kv head into the first-level cache, once the result is there. */
+template <int D> KVANT_INLINE float touch_channels(const AttentionArgs &p, int kv_head)
+{
+    float sum = 0;
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+        if (numbers)
+            sum += numbers[kv_head * D + threadIdx.x % D];
+    return sum;
+}
+
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
@@ -316,25 +326,36 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    const NarrowBook *books = reinterpret_cast<const NarrowBook *>(&shared.results);
-    if (STORES && p.rows.slots && warp >= S::WARPS - 2)
-        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, reinterpret_cast<NarrowBook *>(&shared.results),
-                                                           S::WARPS - 1 - warp, lane);
+    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
+    const bool stores = STORES && p.rows.slots;
+    Stretch<GENERAL> at{};
+    int old_end = 0; /* the warp's pages before this one were not written since the kernel before this one began */
+    if (piece.begin < piece.end)
+        at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    if (stores && p.table_ready && p.rows.ready) {
+        old_end = at.end;
+        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
+            if ((page - piece.begin) % S::WARPS == warp)
+                old_end = min(old_end, page);
+        });
+        for (int i = 0; i < min(2, S::STAGES) && feeder.next < old_end; i++)
+            feeder.fill(p, lengths);
+    }
+    if (stores && warp >= S::WARPS - 2)
+        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, books, S::WARPS - 1 - warp, lane);
+    const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
-    if (STORES && p.rows.slots)
-        __syncthreads(); /* books are there */
-
-    Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    asm volatile("" ::"f"(channels));
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    bool first_stored = false;
-    if (STORES && p.rows.slots)
-        first_stored = store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
-    if (!first_stored && (!OPEN || piece.begin + warp < at.end)) /* the slots of a warp without pages may take sums of open pages */
+    if (stores) {
+        __syncthreads(); /* books are there */
+        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
+    } else if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();

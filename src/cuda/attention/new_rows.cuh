@@ -1,8 +1,9 @@
 /* new_rows.cuh - attention that stores the newest rows itself: a launch and a trip to memory fewer
  * per layer of a decode step.
  *
- * The thread block whose piece holds the page of a row stores it, before its first warp reads that
- * page: keys and values each by one of its last warps, while the first warps prepare queries. */
+ * The thread block whose piece holds the page of a row stores it, before a warp reads that page: keys
+ * and values each by one of its last warps, while the first warps prepare queries. All other pages are
+ * older than the kernel before this one, and can be copied while that one ends. */
 #pragma once
 
 #include "../encode/few_rows.cuh"
@@ -55,14 +56,10 @@ KVANT_INLINE void rehearse_new_row(const NewRows &rows, NarrowBook *books, int r
     store_new_row<D, OPEN, SEALED>(rows, books, role, 0, 0, true, lane);
 }
 
-/* The rows of the block's pieces; true if the warp's first page has one. By all warps, which
- * synchronise before they read pages with such rows. */
-template <int D, bool OPEN, bool SEALED, int WARPS, class L, class P>
-KVANT_INLINE bool store_new_rows(const NewRows &rows, const NarrowBook *books, const L &lengths, const P &piece, int warp,
-                                 int lane)
+/* use(page of the line, sequence, kv head, turn) for the rows of the block's piece. */
+template <class L, class P, class F> KVANT_INLINE void each_new_row(const NewRows &rows, const L &lengths, const P &piece, F &&use)
 {
     auto cursor = piece.cursor;
-    bool first_page = false;
     int turn = 0;
 #pragma unroll 1
     for (int i = piece.begin, end; i < piece.end; i = end) {
@@ -70,15 +67,22 @@ KVANT_INLINE bool store_new_rows(const NewRows &rows, const NarrowBook *books, c
         const int head = cursor.head(i), first = cursor.first + head * cursor.pages,
                   page = first + (int)((__ldg(rows.cells + cursor.b) - rows.first - cursor.b * rows.stride) >> 6);
         end = min(piece.end, first + cursor.pages);
-        if (page < i || page >= end)
-            continue;
-        first_page |= page == piece.begin + warp;
+        if (page >= i && page < end)
+            use(page, cursor.b, head, turn++);
+    }
+}
+
+/* By all warps, which synchronise before they read pages with such rows. */
+template <int D, bool OPEN, bool SEALED, int WARPS, class L, class P>
+KVANT_INLINE void store_new_rows(const NewRows &rows, const NarrowBook *books, const L &lengths, const P &piece, int warp,
+                                 int lane)
+{
+    each_new_row(rows, lengths, piece, [&](int, int b, int kv_head, int turn) {
 #pragma unroll 1
         for (int role = 0; role < 2; role++)
-            if (WARPS - 1 - turn++ % WARPS == warp)
-                store_new_row<D, OPEN, SEALED>(rows, books, role, cursor.b, head, false, lane);
-    }
-    return first_page;
+            if (WARPS - 1 - (2 * turn + role) % WARPS == warp)
+                store_new_row<D, OPEN, SEALED>(rows, books, role, b, kv_head, false, lane);
+    });
 }
 
 } // namespace kvant
