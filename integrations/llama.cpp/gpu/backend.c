@@ -299,10 +299,12 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
         if (!ok)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, getenv("KVANT_COPY") ? b->gpu->stream : b->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
     pthread_mutex_unlock(&b->gpu->lock);
+    if (getenv("KVANT_COPY"))
+        kvp_cu.stream_finish(b->gpu->stream);
     return ok;
 }
 
