@@ -254,7 +254,7 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(offsetof(AttentionArgs, rows) / 4); i += 16 * (blockDim.x / 32))
+    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }
@@ -278,13 +278,17 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
+    if (threadIdx.x == 96 && p.rows.slots)
+        prefetch_line(p.rows.slots, 0);
+    if (threadIdx.x == 128 && p.rows.slots)
+        prefetch_line(p.rows.cells, 0);
 }
 
 /* The same for numbers of channels, which no kernel before this one writes. */
 template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center, p.rows.roles[0].center, p.rows.roles[0].scale, p.rows.roles[1].scale })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
 }
@@ -321,28 +325,23 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    using FeederRing = Ring<S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT>;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
     const bool stores = STORES && p.rows.slots;
+    constexpr int FIRST_PAGES = FeederRing::COUNTS ? 0 : S::STAGES < 2 ? 1 : 2; /* per warp, before the kernel before this one ends */
     Stretch<GENERAL> at{};
-    int old_end = 0; /* the warp's pages before this one were not written since the kernel before this one began */
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    if (stores && p.table_ready && p.rows.ready) {
-        old_end = at.end;
-        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
-            if ((page - piece.begin) % S::WARPS == warp)
-                old_end = min(old_end, page);
-        });
-        for (int i = 0; i < min(2, S::STAGES) && feeder.next < old_end; i++)
-            feeder.fill(p, lengths);
-    }
+    const bool early = stores && p.table_ready && p.rows.ready;
+    for (int i = 0; early && i < FIRST_PAGES && feeder.next < at.end; i++)
+        feeder.fill(p, lengths);
+    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
     if (stores && warp >= S::WARPS - 2)
-        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, books, S::WARPS - 1 - warp, lane);
+        copy_book(books[S::WARPS - 1 - warp], p.rows.books[S::WARPS - 1 - warp], p.rows.roles[S::WARPS - 1 - warp], lane);
     const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
@@ -354,7 +353,14 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     rows.load(p, at.pair, warp, lane);
     if (stores) {
         __syncthreads(); /* books are there */
-        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
+        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(
+            p.rows, books, lengths, piece, warp, lane, [&](int page, int role) {
+                const int of = (page - piece.begin) % S::WARPS, stage = (page - piece.begin) / S::WARPS;
+                if (!early || stage >= FIRST_PAGES || page >= at.end || p.rows.open)
+                    return PageCopy{ nullptr, 0 };
+                return PageCopy{ shared.slots[of][stage] + role * S::K_BYTES,
+                                 FeederRing::barrier_of(shared.barriers[of], stage, role) };
+            });
     } else if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
