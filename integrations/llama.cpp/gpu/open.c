@@ -60,6 +60,24 @@ static bool make_room(kvp_gpu_cache *cache)
            kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
 }
 
+/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
+static bool have_pages(kvp_kv *kv, uint32_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
+    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
+
+    if (cells->open_pages.base != NULL)
+        return true;
+    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
+        return false;
+    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
+        return false;
+    cells->open_pages =
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+    return true;
+}
+
 /* Families whose rows take as long alone as 64 of them. */
 static bool searches(const char *spec)
 {
@@ -81,7 +99,12 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->learns = cache->learning = cache->learns || cells->learns;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
-    return !cache->keeps || make_room(cache);
+    if (cache->keeps && !make_room(cache))
+        return false;
+    for (uint32_t i = 0; i < cache->n_pages; i++)
+        if (cache->table != NULL && cache->pages[i].block != NO_PAGE)
+            return have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
+    return true;
 }
 
 void kvp_gpu_cache_leave(kvp_kv *kv)
@@ -106,24 +129,6 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->first);
     free(cache->tensors);
     free(cache);
-}
-
-/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
-static bool have_pages(kvp_kv *kv, uint32_t n)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
-    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
-
-    if (cells->open_pages.base != NULL)
-        return true;
-    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
-        return false;
-    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
-        return false;
-    cells->open_pages =
-        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
-    return true;
 }
 
 /* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */

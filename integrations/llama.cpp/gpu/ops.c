@@ -285,8 +285,8 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v_center = v->center,
         .k_scale = k->query_scale,
         .v_scale = v->query_scale,
-        .workspace = b->workspace.at,
-        .workspace_bytes = b->workspace.bytes,
+        .workspace = b->scratch.at,
+        .workspace_bytes = b->scratch.bytes,
         .query_tokens = (uint32_t)q->ne[1],
         .causal = b->attended[attended].plain && q->ne[1] > 1,
         .q_token_stride = q->nb[1] / sizeof(float),
@@ -374,19 +374,57 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part stre
     return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
-/* Memory for partial results; for many query rows also for unpacked pages: of the whole cache, or as much as is allowed.
- * What it grows out of is kept, so it is asked for at its full size. */
+/* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
+static size_t unpacked_bytes(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
+    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t blocks = (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
+    const size_t bytes = blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
+
+    if (rows <= KVANT_CUDA_SCRATCH_ROWS)
+        return 0;
+    return bytes < KVANT_CUDA_SCRATCH_BYTES ? bytes : KVANT_CUDA_SCRATCH_BYTES;
+}
+
+#define ROOM_ALIGN 256u
+
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
+{
+    kvp_gpu_cells *k;
+    size_t unpacked;
+
+    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) || !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
+        return 0;
+    k = kvp_gpu_cells_of(node->src[1]);
+    if (k != NULL)
+        k->has_room = true;
+    unpacked = unpacked_bytes(node);
+    return unpacked > 0 ? kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked + ROOM_ALIGN : 0;
+}
+
+/* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
+    const uintptr_t behind = ((uintptr_t)node->data + kvp_api.nbytes(node) + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+
+    if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
+        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->stream), "memory");
+    }
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
+        return false;
+    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes };
+    return true;
+}
+
+static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const abi_tensor *q = node->src[0];
     const size_t rows = (size_t)q->ne[1] * (size_t)q->ne[2];
-    size_t scratch = 0;
 
-    if (rows / k->n_kv_heads > KVANT_CUDA_SCRATCH_ROWS)
-        scratch = kvp_kv_blocks(&kvp_kv_of(node->src[1])->shape) * k->n_kv_heads * KVANT_CUDA_SCRATCH_PER_BLOCK(k->head_dim) + 1024;
-    if (scratch > KVANT_CUDA_SCRATCH_BYTES)
-        scratch = KVANT_CUDA_SCRATCH_BYTES;
-    return kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim) + scratch, true) &&
+    return have_workspace(b, node, k) &&
            (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
            (!is_full(k) ||
             kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
@@ -402,7 +440,7 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *r
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (!have_workspace(b, node, k))
+    if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;

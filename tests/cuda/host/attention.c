@@ -181,9 +181,10 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
         !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
-    const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
+    const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2, used = host_attention_workspace(args->k_codec->params.head_dim);
     if (args->rows.n_tokens > 0 && (!rows_are_there(args) || host_append_rows(&args->rows) != KVANT_OK))
         return KVANT_ERR_ARGUMENT;
+    memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
         const uint32_t queries = one.query_tokens = args->query_tokens ? args->query_tokens : 1;
