@@ -248,6 +248,14 @@ static int32_t launch(kvp_gpu_backend *b)
     bool launched;
 
     to_ours(b);
+    const char *t = getenv("KVANT_T");
+    static int zero[16];
+    if (t != NULL && atoi(t) == 1)
+        kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), zero, 4, b->stream);
+    if (t != NULL && atoi(t) == 2)
+        kvp_cu.stream_finish(b->stream);
+    if (t != NULL && atoi(t) == 3)
+        kvp_cu.fill((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), 0, 4, b->stream);
     launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->stream), "its graph");
     to_cuda(b);
     b->n_launches++;

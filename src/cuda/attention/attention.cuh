@@ -313,7 +313,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
     ask_for_channels<D>(p);
-    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if (!p.table_ready)
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
     if (!p.table_ready)
         wait_for_former();
@@ -338,6 +339,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
     if (stores && warp >= S::WARPS - 2)
         copy_book(books[S::WARPS - 1 - warp], p.rows.books[S::WARPS - 1 - warp], p.rows.roles[S::WARPS - 1 - warp], lane);
+    if (p.table_ready) /* while pages come */
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
