@@ -235,7 +235,6 @@ kvant_status kvant::new_rows_of(const kvant_cuda_append_args &args, NewRows &row
     rows.slots = args.slots;
     rows.refused = args.refused;
     rows.type = args.type;
-    rows.ready = args.slots_ready != 0;
     rows.open = roles.at[0].codec.codes == KVANT_CUDA_CODES_OPEN;
     for (int i = 0; i < 2; i++) {
         rows.roles[i] = few_role(roles.at[i]);

@@ -475,6 +475,10 @@ static void new_rows(const attention_case *c)
             fail_msg("%s, head_dim %u, batch %u, open %u, run %d: %s differ", c->k_spec, c->head_dim, c->batch, c->open, i,
                      memcmp(pages, want, bytes) != 0 ? "pages" : "outputs");
     }
+    args.rows.n_tokens = 0; /* rows that are there */
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    device_read(again, f.gpu_out, f.out_bytes);
+    assert_memory_equal(again, out, f.out_bytes);
     free(before), free(want), free(pages), free(out), free(again);
     free_rows(&arrays);
     fixture_close(&f);

@@ -333,8 +333,14 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     Stretch<GENERAL> at{};
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    const bool early = stores && p.table_ready && p.rows.ready;
-    for (int i = 0; early && i < FIRST_PAGES && feeder.next < at.end; i++)
+    const bool early = STORES && p.rows.cells && p.table_ready && p.rows.ready;
+    int known = early ? at.end : 0; /* the warp's pages before this one can be copied now */
+    if (early && !stores)
+        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
+            if ((page - piece.begin) % S::WARPS == warp)
+                known = min(known, page);
+        });
+    for (int i = 0; i < FIRST_PAGES && feeder.next < known; i++)
         feeder.fill(p, lengths);
     NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
     if (stores && warp >= S::WARPS - 2)
@@ -360,8 +366,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 return PageCopy{ shared.slots[of][stage] + role * S::K_BYTES,
                                  FeederRing::barrier_of(shared.barriers[of], stage, role) };
             });
-    } else if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
-        feeder.fill(p, lengths);
+    } else if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
+        feeder.fill(p, lengths); /* the slots of a warp without pages may take sums of open pages */
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
