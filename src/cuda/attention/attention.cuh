@@ -258,7 +258,7 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(offsetof(AttentionArgs, rows) / 4); i += 16 * (blockDim.x / 32))
+    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }
@@ -282,15 +282,29 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
+    if (threadIdx.x == 96 && p.rows.slots)
+        prefetch_line(p.rows.slots, 0);
+    if (threadIdx.x == 128 && p.rows.slots)
+        prefetch_line(p.rows.cells, 0);
 }
 
 /* The same for numbers of channels, which no kernel before this one writes. */
 template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center, p.rows.roles[0].center, p.rows.roles[0].scale, p.rows.roles[1].scale })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
+}
+
+/* Those of a kv head into the first-level cache, once the result is there. */
+template <int D> KVANT_INLINE float touch_channels(const AttentionArgs &p, int kv_head)
+{
+    float sum = 0;
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+        if (numbers)
+            sum += numbers[kv_head * D + threadIdx.x % D];
+    return sum;
 }
 
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
@@ -307,7 +321,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
     ask_for_channels<D>(p);
-    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if (!p.table_ready)
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
     if (!p.table_ready)
         wait_for_former();
@@ -315,31 +330,52 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    using FeederRing = Ring<S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT>;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    const NarrowBook *books = reinterpret_cast<const NarrowBook *>(&shared.results);
-    if (STORES && p.rows.slots && warp >= S::WARPS - 2)
-        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, reinterpret_cast<NarrowBook *>(&shared.results),
-                                                           S::WARPS - 1 - warp, lane);
+    const bool stores = STORES && p.rows.slots;
+    constexpr int FIRST_PAGES = FeederRing::COUNTS ? 0 : S::STAGES < 2 ? 1 : 2; /* per warp, before the kernel before this one ends */
+    Stretch<GENERAL> at{};
+    if (piece.begin < piece.end)
+        at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    const bool early = STORES && p.rows.cells && p.table_ready && p.rows.ready;
+    int known = early ? at.end : 0; /* the warp's pages before this one can be copied now */
+    if (early && !stores)
+        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
+            if ((page - piece.begin) % S::WARPS == warp)
+                known = min(known, page);
+        });
+    for (int i = 0; i < FIRST_PAGES && feeder.next < known; i++)
+        feeder.fill(p, lengths);
+    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
+    if (stores && warp >= S::WARPS - 2)
+        copy_book(books[S::WARPS - 1 - warp], p.rows.books[S::WARPS - 1 - warp], p.rows.roles[S::WARPS - 1 - warp], lane);
+    if (p.table_ready) /* while pages come */
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
-    if (STORES && p.rows.slots)
-        __syncthreads(); /* books are there */
-
-    Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    asm volatile("" ::"f"(channels));
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    bool first_stored = false;
-    if (STORES && p.rows.slots)
-        first_stored = store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
-    if (!first_stored && (!OPEN || piece.begin + warp < at.end)) /* the slots of a warp without pages may take sums of open pages */
-        feeder.fill(p, lengths);
+    if (stores) {
+        __syncthreads(); /* books are there */
+        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(
+            p.rows, books, lengths, piece, warp, lane, [&](int page, int role) {
+                const int of = (page - piece.begin) % S::WARPS, stage = (page - piece.begin) / S::WARPS;
+                if (!early || stage >= FIRST_PAGES || page >= at.end || p.rows.open)
+                    return PageCopy{ nullptr, 0 };
+                return PageCopy{ shared.slots[of][stage] + role * S::K_BYTES,
+                                 FeederRing::barrier_of(shared.barriers[of], stage, role) };
+            });
+    } else if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
+        feeder.fill(p, lengths); /* the slots of a warp without pages may take sums of open pages */
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
