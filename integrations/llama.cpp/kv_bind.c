@@ -404,7 +404,7 @@ static void tell(struct kvp_layers *layers)
         return;
     layers->told = true;
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
-            layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
+            layers->settings.label, layers->bits / layers->numbers, layers->n_here < layers->n ? layers->n_here : layers->n, layers->n,
             layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
     if (layers->n_here < layers->n && !layers->other_state)

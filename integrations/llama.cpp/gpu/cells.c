@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/calibration.h>
+
 #include "../buffer.h"
 #include "../log.h"
 
@@ -68,8 +70,14 @@ static kvant_cuda_tables tables_of(const kvant_codec *source)
 static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n)
 {
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+    kvant_scheme_info scheme = { .size = sizeof(scheme) };
+    kvant_calibration_entry entry = { .size = sizeof(entry) };
 
     kvant_codec_get_info(codecs[0], &first);
+    kvant_scheme_get_info(kv->settings->scheme, &scheme);
+    if (scheme.calibration != NULL &&
+        kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role, &entry) == KVANT_OK)
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: leave out KVANT_CALIBRATION";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
