@@ -176,8 +176,7 @@ kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
 /* Writes at most 512 cells that have a slot. */
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads);
 
-/* Nominal bytes of one cell, and of one stream. */
-size_t kvp_kv_row_bytes(const kvp_kv *kv);
+/* Nominal bytes of one stream. */
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row

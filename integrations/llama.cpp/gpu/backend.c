@@ -146,23 +146,29 @@ static abi_tensor *next_computed(const abi_graph *graph, int *i)
     return NULL;
 }
 
-/* Node *i, and the next one with it if they are a layer's keys and values; *i becomes the last one's number. */
+/* Node *i, and the next ones with it if they are a layer's keys and values and attention over them; *i becomes the last
+ * one's number. */
 static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
 {
-    abi_tensor *node = graph->nodes[*i], *next = NULL;
+    abi_tensor *node = graph->nodes[*i], *values = NULL, *attending = NULL;
     int behind = *i;
 
-    if (node->op == kvp_api.op.set_rows) {
-        next = next_computed(graph, &behind);
-        if (next != NULL && kvp_gpu_pairs(node, next))
+    if (node->op == kvp_api.op.set_rows)
+        values = next_computed(graph, &behind);
+    if (values != NULL && !kvp_gpu_pairs(node, values))
+        values = NULL;
+    if (values != NULL) {
+        *i = behind;
+        attending = next_computed(graph, &behind);
+        if (attending != NULL && kvp_gpu_attends(node, values, attending))
             *i = behind;
         else
-            next = NULL;
+            attending = NULL;
     }
     const char *skip = getenv("KVANT_SKIP");
     if (skip == NULL || !(atoi(skip) & 4) || !kvp_gpu_capturable(node))
         to_ours(b);
-    return kvp_gpu_compute(b, node, next);
+    return kvp_gpu_compute(b, node, values, attending);
 }
 
 static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
@@ -454,6 +460,13 @@ static bool start(kvp_gpu_backend *b)
         !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
+    for (int i = 0; getenv("KVANT_STREAMS") && i < atoi(getenv("KVANT_STREAMS")); i++) {
+        cu_stream extra;
+        kvp_cu.stream_new(&extra, CU_NON_BLOCKING);
+        if (kvp_gpu_grow(gpu, &b->lengths, 4096, false))
+            kvp_cu.fill((cu_address)(uintptr_t)b->lengths.at, 0, 64, extra);
+        kvp_cu.stream_finish(extra);
+    }
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
     b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };

@@ -285,8 +285,12 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+/* Whether attention sees the rows of a pair, one per stream, and can store them. */
+bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
+
+/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
+ * that comes with a pair. */
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
 
 /* Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
