@@ -244,11 +244,11 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape)
     return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
 }
 
-/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first tokens (sink=,
- * which a centre brings with it). */
+/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first or recent tokens
+ * (sink=, which a centre brings with it, recent=). */
 static bool has_open_pages(const char *spec)
 {
-    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=" };
+    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=", "recent=" };
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         if (strstr(spec, words[i]) != NULL)

@@ -85,8 +85,6 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     }
     if (first.block_tokens != 1)
         return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
-    if (first.recent_tokens != 0)
-        return "the GPU device keeps no recent tokens as fp16: leave out recent=";
     if (tables_of(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
     if (tables_of(codecs[0]).centroids != NULL)

@@ -17,8 +17,7 @@
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
- * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with
- * different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
+ * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
@@ -72,7 +71,7 @@ typedef struct kvp_gpu_cache {
     kvp_kv **tensors;
     size_t n_tensors;
     bool keeps;           /* open pages; else all rows are encoded at once */
-    uint32_t sink_tokens; /* of a sequence */
+    uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
     kvp_open_page pages[KVP_MOST_OPEN];
