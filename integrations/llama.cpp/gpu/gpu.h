@@ -11,6 +11,7 @@
  *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   learn.c     centre and scale of their first rows
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
@@ -222,7 +223,16 @@ extern const kvp_remote kvp_gpu_remote;
 /* The cells behind a tensor, or NULL. */
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
 
-/* Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+/* Rows of a batch in the computer's memory, which go to the GPU and come back. The lock is held. */
+size_t kvp_gpu_width(const kvp_gpu_cells *cells);
+bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
+float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+                            const int64_t *slots);
+kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
+
+/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
 #define KVP_LEARN_ROWS 64u
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
 
@@ -233,6 +243,10 @@ static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
 
 /* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
+
+/* The same before rows in the computer's memory are stored; and for blocks that are copied. */
+bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
+bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
