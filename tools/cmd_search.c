@@ -16,10 +16,11 @@
 enum { MAX_SPECS = 16, MAX_FILES = 3, STEP = 8192, BATCH = 100, MOST_QUERIES = 100000, TRAIN = 10000 };
 
 typedef struct settings {
-    const char *metric;
+    const char *metric, *device;
     const char *specs[MAX_SPECS];
     size_t n_specs;
     uint32_t k, threads, rerank, probe, train, batch, queries;
+    const char *centroids;
     bool json, verify;
 } settings;
 #define AT(member) offsetof(settings, member)
@@ -35,13 +36,17 @@ static bool take_spec(void *part, const char *value)
 
 static const arg_option options[] = {
     ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the settings */,
-             "turboquant-B with B = 1, 2, 3, 4 or 8 bits per dimension (default turboquant-4);\n"
-             "turboquant-B:dims=N keeps the N principal dimensions, lists=N makes N inverted lists.\n"
-             "Repeat it for eval"),
+             "turboquant-B with B = 1 to 8 bits per dimension (default turboquant-4), trellis-B with 2 to 4:\n"
+             "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal dimensions,\n"
+             "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for --rerank. Repeat it\n"
+             "for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
+    ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
     ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
-    ARG_U32(0, "rerank", "N", 1, 1000000, rerank, "eval: rank the N best again by the original vectors"),
+    ARG_TEXT(0, "centroids", "FILE", centroids, "build, eval: centroids of lists= (default: k-means)"),
+    ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
+            "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original vectors"),
     ARG_U32(0, "train", "N", 1, 10000000, train,
             "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
             "(default 10000 with these, else none)"),
@@ -93,6 +98,11 @@ static bool failed(const char *what)
 
 /* ---- Making an index ---- */
 
+static bool same_dimensions(const vectors *queries, uint32_t dim)
+{
+    return queries->dim == dim || complain("search: queries or centroids have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
+}
+
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
 {
     const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL || strstr(codec, "lists=") != NULL ? TRAIN : 0;
@@ -117,11 +127,18 @@ static bool add(kvant_index *index, const settings *s, const char *codec, const 
 static bool make_index(const settings *s, const char *codec, const vectors *base, kvant_index **index)
 {
     kvant_index_params params = { .size = sizeof params, .dim = base->dim, .spec = codec };
+    vectors centroids = { .rows = NULL };
     char err[256] = "";
     *index = NULL;
-    if (!find_metric(s->metric, &params.metric))
+    if (!find_metric(s->metric, &params.metric) ||
+        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions(&centroids, base->dim))))
         return false;
-    if (kvant_index_create(&params, index, err, sizeof err) != KVANT_OK)
+    params.centroids = centroids.rows;
+    params.centroid_stride = centroids.dim;
+    params.n_centroids = centroids.n;
+    const kvant_status status = kvant_index_create(&params, index, err, sizeof err);
+    vectors_free(&centroids);
+    if (status != KVANT_OK)
         return complain("search: %s", err);
     return train(*index, s, codec, base) && add(*index, s, codec, base);
 }
@@ -207,17 +224,33 @@ static void free_answers(answers *a)
     free(a->ids);
 }
 
-static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, const vectors *base, answers *a)
+static bool on_gpu(const settings *s)
+{
+    return strcmp(s->device, "cuda") == 0;
+}
+
+/* *gpu stays NULL on the CPU. */
+static bool copy_to_gpu(const settings *s, const kvant_index *index, kvant_index_gpu **gpu)
+{
+    char err[512] = "";
+    return !on_gpu(s) || kvant_index_gpu_create(index, gpu, err, sizeof err) == KVANT_OK || complain("search: %s", err);
+}
+
+static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *queries, size_t first, size_t n,
+                const vectors *base, answers *a)
 {
     kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
                                 .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe };
-    if (base != NULL && s->rerank > 0) {
-        query.rerank = s->rerank;
+    query.rerank = s->rerank;
+    if (base != NULL) {
         query.originals = base->rows;
         query.original_stride = base->dim;
         query.n_originals = base->n;
     }
-    return kvant_index_search(index, &query, a->scores + first * s->k, a->ids + first * s->k) == KVANT_OK || failed("searching");
+    float *scores = a->scores + first * s->k;
+    uint64_t *ids = a->ids + first * s->k;
+    const kvant_status status = gpu != NULL ? kvant_index_gpu_search(gpu, &query, scores, ids) : kvant_index_search(index, &query, scores, ids);
+    return status == KVANT_OK || failed("searching");
 }
 
 static const report_column query_columns[] = {
@@ -245,20 +278,17 @@ static bool print_answers(const answers *a, size_t n, uint32_t k, bool json)
     return ok;
 }
 
-static bool same_dimensions(const vectors *queries, uint32_t dim)
-{
-    return queries->dim == dim || complain("search: queries have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
-}
-
 static bool run_query(const settings *s, const char *const *files)
 {
     vectors queries = { .rows = NULL };
     kvant_index *index = NULL;
+    kvant_index_gpu *gpu = NULL;
     kvant_index_info info = { .size = sizeof info };
     answers a = { NULL, NULL };
     bool ok = open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
-    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && ask(index, s, &queries, 0, queries.n, NULL, &a) &&
-         print_answers(&a, queries.n, s->k, s->json);
+    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
+         ask(index, gpu, s, &queries, 0, queries.n, NULL, &a) && print_answers(&a, queries.n, s->k, s->json);
+    kvant_index_gpu_free(&gpu);
     free_answers(&a);
     vectors_free(&queries);
     kvant_index_free(&index);
@@ -352,6 +382,7 @@ static const report_column eval_columns[] = {
     { "dim", NULL, COLUMN_NUMBER, 0 },
     { "queries", NULL, COLUMN_NUMBER, 0 },
     { "batch", NULL, COLUMN_NUMBER, 0 },
+    { "device", NULL, COLUMN_TEXT, 0 },
     { "threads", NULL, COLUMN_NUMBER, 0 },
     { "k", NULL, COLUMN_NUMBER, 0 },
     { "probe", NULL, COLUMN_NUMBER, 0 },
@@ -364,15 +395,15 @@ static const report_column eval_columns[] = {
 };
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
-/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. */
-static double measure(const kvant_index *index, const settings *s, const vectors *base, const vectors *queries, answers *a)
+/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. originals: for rerank, or NULL. */
+static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *originals, const vectors *queries, answers *a)
 {
     double sum = 0;
     for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
         double best = INFINITY;
         for (int round = 0; round < ROUNDS; round++) {
             const double start = monotonic_seconds();
-            if (!ask(index, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, base, a))
+            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, a))
                 return -1;
             best = fmin(best, monotonic_seconds() - start);
         }
@@ -384,21 +415,24 @@ static double measure(const kvant_index *index, const settings *s, const vectors
 static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
 {
     kvant_index *index = NULL;
+    kvant_index_gpu *gpu = NULL;
     kvant_index_info info = { .size = sizeof info };
     const double start = monotonic_seconds();
-    bool ok = make_index(s, codec, base, &index);
-    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, s, base, queries, a) : -1;
+    bool ok = make_index(s, codec, base, &index) && copy_to_gpu(s, index, &gpu);
+    const vectors *originals = strstr(codec, "rows=") != NULL ? NULL : base;
+    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
     ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
     if (ok) {
         const report_cell row[N_EVAL] = {
             CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
-            CELL_NUMBER(s->batch), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
+            CELL_NUMBER(s->batch), CELL_TEXT(s->device), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
             CELL_NUMBER(recall(s, info.metric, base, queries, t, a)), CELL_NUMBER(info.bytes_per_vector),
             CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
             CELL_NUMBER(built),
         };
         memcpy(cells, row, sizeof row);
     }
+    kvant_index_gpu_free(&gpu);
     kvant_index_free(&index);
     return ok;
 }
@@ -473,7 +507,7 @@ static int read_words(int argc, char **argv, settings *s, const char **words, in
 
 int command_search(int argc, char **argv)
 {
-    static settings s = { .k = 10, .batch = BATCH, .queries = 1000 };
+    static settings s = { .device = "cpu", .k = 10, .batch = BATCH, .queries = 1000 };
     const char *words[MAX_FILES];
     int n = 0;
     const int code = read_words(argc, argv, &s, words, &n);
@@ -490,6 +524,10 @@ int command_search(int argc, char **argv)
     if (n != 1 + action->n_files) {
         complain("search %s takes %d file%s, not %d", action->name, action->n_files, action->n_files > 1 ? "s" : "", n - 1);
         hint("kvant search --help tells which");
+        return EXIT_USAGE;
+    }
+    if (strcmp(s.device, "cpu") != 0 && !on_gpu(&s)) {
+        complain("search: --device is cpu or cuda, not '%s'", s.device);
         return EXIT_USAGE;
     }
     if (s.threads == 0)

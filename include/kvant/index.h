@@ -1,6 +1,6 @@
 /* index.h - nearest-neighbour search on compressed vectors (search.md).
  *
- * An index keeps vectors as codes of 1, 2, 3, 4 or 8 bits per number and a factor per vector (two for
+ * An index keeps vectors as codes of 1 to 8 bits per number and a factor per vector (two for
  * L2, and with a centre). A vector is rotated at random, rounded to a fixed codebook, and its factor
  * makes inner products right on average (src/index/format.md). Nothing needs training; what
  * kvant_index_train learns makes codes of the same size find more.
@@ -48,12 +48,16 @@ typedef struct kvant_index_params {
     size_t size;  /* set by the caller to sizeof(kvant_index_params) */
     uint32_t dim; /* 1 to KVANT_INDEX_MAX_DIM */
     kvant_metric metric;
-    /* "turboquant-B[:dims=N,lists=N,seed=N]" with B = 1, 2, 3, 4 or 8; NULL: "turboquant-4". dims=N
-     * keeps the N principal dimensions of the rows of kvant_index_train. lists=N makes an index of
-     * inverted lists: vectors lie by the nearest of N centroids (k-means of these rows), and searches
-     * read the lists nearest to a query. Both need training first; lists keep ids. */
+    /* "NAME[:dims=N,lists=N,rows=int8,seed=N]"; NULL: "turboquant-4". Names: turboquant-1 to 8,
+     * trellis-2 to 4 (smaller errors, longer to add; states=256|1024|4096), int-2 to 8, rabitq-1 to 7
+     * (the grid of RaBitQ). dims=N keeps the N principal dimensions of the rows of
+     * kvant_index_train. lists=N makes an index of inverted lists: vectors lie by the nearest of N
+     * centroids, and searches read the lists nearest to a query. Both need training first, lists only
+     * without centroids; lists keep ids. rows=int8 keeps 8 bits per number beside the codes, for rerank. */
     const char *spec;
     const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
+    const float *centroids; /* lists=N: centroid i at i * centroid_stride, copied; NULL: k-means */
+    size_t centroid_stride, n_centroids;
 } kvant_index_params;
 
 /* Creates an empty index.
@@ -65,7 +69,8 @@ KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvan
 /* Frees *index and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_index_free(kvant_index **index);
 
-/* Learns the centre, which is the mean of n >= 1 rows, and with dims= their principal directions.
+/* Learns the centre, which is the mean of n >= 1 rows, with dims= their principal directions, and with
+ * lists= centroids, if none were given.
  * Possible while the index is empty. About 10,000 rows are enough; with dims= the time is that of n
  * dim^2 products. A centre costs 4 bytes per vector unless the metric is L2.
  * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
@@ -100,7 +105,7 @@ typedef struct kvant_index_query {
     /* Ranks again: the best `rerank` candidates (at least k) of each query get their exact scores.
      * Vectors as they were added come from an array, where id i is at originals + i * original_stride
      * if i < n_originals, or from original, which n_threads threads call. Candidates without an
-     * original (NULL) keep their scores. */
+     * original (NULL) keep their scores. Without both, an index with rows=int8 takes its rows. */
     uint32_t rerank; /* 0: none */
     const float *originals;
     size_t original_stride;
@@ -159,7 +164,8 @@ KVANT_API kvant_status kvant_index_get_info(const kvant_index *index, kvant_inde
 
 /* ---- On a GPU ---- */
 
-/* A copy of a flat index's codes in the memory of an NVIDIA GPU, by libkvant_cuda.so (cuda.h). */
+/* A copy of a flat index's codes in the memory of an NVIDIA GPU, by libkvant_cuda.so (cuda.h). Codes of trellis and of
+ * 5 to 7 bits take 8 bits per number there. */
 typedef struct kvant_index_gpu kvant_index_gpu;
 
 /* Copies the codes to the calling thread's current GPU. The index must stay as it is until the copy is freed:
@@ -175,7 +181,7 @@ KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
 /* kvant_index_search with the same results, bit for bit. Pointers are those of the host. The CPU rounds
  * queries and ranks again, with n_threads threads.
  * Threads: any number may call this at once; the GPU serves one after another.
- * Memory on the GPU: at most 40 MB beside the codes, which the copy keeps.
+ * Memory on the GPU: the first search takes at most 50 MB beside the codes, 200 MB for k above 1024.
  * KVANT_ERR_UNSUPPORTED: k or rerank is above 4096. KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query,
                                               float *scores, uint64_t *ids);

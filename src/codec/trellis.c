@@ -34,36 +34,56 @@ static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cell
 #define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
 
 static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
-                                           const uint16_t *cells, uint8_t *bits)
+                                           const uint16_t *cells, uint32_t n, uint8_t *bits)
 {
     _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MIN_MEMORY];
     uint32_t decisions[STACK_WORDS];
     kvant_trellis_work work = { metric, decisions, KVANT_TRELLIS_MAX_STEPS };
-    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+    kernels->trellis_path(trellis, cells, n, &work, bits);
 }
 
 static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
-                                          const uint16_t *cells, uint8_t *bits)
+                                          const uint16_t *cells, uint32_t n, uint8_t *bits)
 {
     _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
     uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
     kvant_trellis_work work = { metric, own, STACK_WORDS / step_words };
     uint32_t *heap = NULL;
-    if (work.room < trellis->n_steps)
-        heap = kvant_alloc((size_t)trellis->n_steps * step_words, sizeof *heap);
+    if (work.room < n)
+        heap = kvant_alloc((size_t)n * step_words, sizeof *heap);
     if (heap)
-        work = (kvant_trellis_work){ metric, heap, trellis->n_steps };
-    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+        work = (kvant_trellis_work){ metric, heap, n };
+    kernels->trellis_path(trellis, cells, n, &work, bits);
     kvant_free(heap);
 }
 
-static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells,
+static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells, uint32_t n,
                       uint8_t *bits)
 {
     if (trellis->memory == KVANT_TRELLIS_MIN_MEMORY)
-        find_short_path(trellis, kernels, cells, bits);
+        find_short_path(trellis, kernels, cells, n, bits);
     else
-        find_long_path(trellis, kernels, cells, bits);
+        find_long_path(trellis, kernels, cells, n, bits);
+}
+
+void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels, const float *y,
+                            float inverse, uint32_t n, const uint16_t *steps, uint32_t n_steps,
+                            uint8_t *restrict codes, uint8_t *restrict levels)
+{
+    uint16_t cells[KVANT_TRELLIS_MAX_STEPS], in_order[KVANT_TRELLIS_MAX_STEPS];
+    uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
+    for (uint32_t step = 0; step < n_steps; step++)
+        cells[step] = KVANT_TRELLIS_NO_NUMBER;
+    find_cells(y, inverse, n, in_order);
+    for (uint32_t j = 0; j < n; j++)
+        cells[steps[j]] = in_order[j];
+    find_path(trellis, kernels, cells, n_steps, bits);
+    kvant_trellis_subsets(trellis, bits, n_steps, subsets);
+    for (uint32_t j = 0; j < n; j++) {
+        const uint32_t nearest = trellis->nearest[in_order[j]][subsets[steps[j]]];
+        codes[j] = (uint8_t)(2 * nearest + bits[steps[j]]);
+        levels[j] = (uint8_t)(KVANT_TRELLIS_SUBSETS * nearest + subsets[steps[j]]);
+    }
 }
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
@@ -71,23 +91,10 @@ static float quantize(const kvant_trellis_book *book, const kvant_kernels *kerne
                       uint8_t *restrict codes, uint8_t *restrict levels)
 {
     const kvant_trellis *trellis = &book->trellis;
-    uint16_t cells[KVANT_TRELLIS_MAX_STEPS], in_order[KVANT_MAX_HEAD_DIM];
-    uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
     const float squares = kernels->dot(y, y, dim);
     const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
-    const float inverse = scale > 0 ? 1 / scale : 0;
-    for (uint32_t step = 0; step < trellis->n_steps; step++)
-        cells[step] = KVANT_TRELLIS_NO_NUMBER;
-    find_cells(y, inverse, dim, in_order);
-    for (uint32_t j = 0; j < dim; j++)
-        cells[trellis->steps[j]] = in_order[j];
-    find_path(trellis, kernels, cells, bits);
-    kvant_trellis_subsets(trellis, bits, subsets);
-    for (uint32_t j = 0; j < dim; j++) {
-        const uint32_t step = trellis->steps[j], nearest = trellis->nearest[in_order[j]][subsets[step]];
-        codes[j] = (uint8_t)(2 * nearest + bits[step]);
-        levels[j] = (uint8_t)(KVANT_TRELLIS_SUBSETS * nearest + subsets[step]);
-    }
+    kvant_trellis_quantize(trellis, kernels, y, scale > 0 ? 1 / scale : 0, dim, trellis->steps, trellis->n_steps,
+                           codes, levels);
     if (!book->unbiased || !(scale > 0))
         return scale;
     const float product = kernels->dot_codes(y, levels, dim, book->values, trellis->bits + 2);
@@ -125,7 +132,7 @@ static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernel
     kvant_layout_get(&codec->layout, page, token, codes);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         bits[book->trellis.steps[j]] = codes[j] & 1;
-    kvant_trellis_subsets(&book->trellis, bits, subsets);
+    kvant_trellis_subsets(&book->trellis, bits, book->trellis.n_steps, subsets);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->trellis.steps[j]]];
 }

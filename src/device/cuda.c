@@ -328,4 +328,5 @@ void kvant_cuda_index_free(kvant_cuda_index **index)
         open_door(NULL)->index_free(index);
 }
 
+FORWARD(index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes), (index, first, n, codes))
 FORWARD(index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args), (index, args))

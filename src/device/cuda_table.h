@@ -20,7 +20,7 @@ extern "C" {
 #define KVANT_CUDA_TABLE_VERSION 6u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last fifteen by those of memory.h and index.h.
+/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
  * Two differ from their public functions: codec_create takes a view instead of a spec, and device_check is a part of
  * kvant_cuda_available. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                                              \
@@ -58,6 +58,7 @@ extern "C" {
     X(kvant_status, merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream))                          \
     X(kvant_status, index_create, (const kvant_cuda_index_args *args, kvant_cuda_index **index))                   \
     X(void, index_free, (kvant_cuda_index * *index))                                                               \
+    X(kvant_status, index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes))           \
     X(kvant_status, index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args))
 
 typedef struct kvant_cuda_table {

@@ -16,16 +16,19 @@ typedef struct kvant_cuda_index kvant_cuda_index;
 typedef struct kvant_cuda_index_args {
     uint32_t bits, n_quads;
     const int8_t *levels; /* of codes; not for 8 bits */
+    uint8_t bias;         /* level + bias is from 0 to 127; not for 8 bits */
     size_t n;             /* slots in use: 0 .. n - 1 */
-    const uint8_t *codes;
     const float *factors, *offsets; /* offsets: NULL for none */
     const uint64_t *ids;            /* n; NULL: slot s has id s */
 } kvant_cuda_index_args;
 
-/* Copies everything to the calling thread's current GPU. KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED: bits that have no
- * kernel. On an error *index is NULL. */
+/* Room for the packs on the calling thread's current GPU, and a copy of the rest. KVANT_ERR_MEMORY;
+ * KVANT_ERR_UNSUPPORTED: bits that have no kernel. On an error *index is NULL. */
 kvant_status kvant_cuda_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index);
 void kvant_cuda_index_free(kvant_cuda_index **index);
+
+/* Copies packs first to first + n. */
+kvant_status kvant_cuda_index_put(kvant_cuda_index *index, size_t first, size_t n, const uint8_t *codes);
 
 typedef struct kvant_cuda_found {
     float key;

@@ -12,52 +12,53 @@
 #include "lists.h"
 
 #define MAGIC "kvantidx"
-#define VERSION 1u
+#define VERSION 2u
 #define LINE 64u /* sections begin at multiples of it */
 
-enum { HAS_CENTER = 1, HAS_IDS = 2, HAS_PROJECTION = 4, HAS_LISTS = 8, ALL_FLAGS = 15 };
+enum { HAS_CENTER = 1, HAS_IDS = 2, ALL_FLAGS = 3 };
 
 typedef struct head {
     char magic[8];
-    uint32_t version, dim, code_dim, metric, bits, flags;
-    uint64_t n, bytes, checksum, seed; /* KVANT_FILE_HEAD bytes up to here */
-    uint64_t next_id, head_checksum;
-    uint32_t n_lists, n_packs; /* with lists */
-    float radius;              /* with lists */
-    uint32_t zero;
-    uint64_t zeros[4];
+    uint32_t version, dim, metric, flags;
+    uint64_t n, bytes, checksum, next_id, head_checksum; /* KVANT_FILE_HEAD bytes up to here */
+    uint32_t n_packs; /* with lists */
+    float radius;     /* with lists */
+    char spec[KVANT_INDEX_SPEC];
 } head;
-_Static_assert(offsetof(head, next_id) == KVANT_FILE_HEAD && sizeof(head) == 128, "format.md");
+_Static_assert(offsetof(head, n_packs) == KVANT_FILE_HEAD && sizeof(head) == 256, "format.md");
 
-enum { HEAD, CENTER, PROJECTION, CENTROIDS, LISTS, IDS, FACTORS, OFFSETS, CODES, N_SECTIONS };
+enum { HEAD, CENTER, PROJECTION, CENTROIDS, LISTS, IDS, FACTORS, OFFSETS, ROW_FACTORS, CODES, ROWS, N_SECTIONS };
 
 typedef struct layout {
     size_t bytes[N_SECTIONS], start[N_SECTIONS], end;
 } layout;
 
-/* False when the file would be larger than memory. n is below 2^32, dimensions at most 2^13: products
- * of three of them may overflow on small machines only. */
-static bool lay_out(const head *h, layout *l)
+/* Of a file with this head, whose spec is the index's. False when the file would be larger than
+ * memory. n is below 2^32, dimensions at most 2^13: products of three of them may overflow on small
+ * machines only. */
+static bool lay_out(const kvant_index *index, const head *h, layout *l)
 {
-    const kvant_pack_format format = { .bits = h->bits, .n_quads = kvant_pack_quads(h->code_dim, h->bits) };
-    const bool lists = h->flags & HAS_LISTS;
+    const bool lists = index->n_lists > 0;
     const size_t packs = lists ? h->n_packs : ((size_t)h->n + KVANT_PACK_VECTORS - 1) / KVANT_PACK_VECTORS;
     const size_t numbers = packs * KVANT_PACK_VECTORS;
     *l = (layout){ .bytes = { [HEAD] = sizeof *h } };
     if (h->flags & HAS_CENTER)
         l->bytes[CENTER] = h->dim * sizeof(float);
-    if (h->flags & HAS_PROJECTION)
-        l->bytes[PROJECTION] = (size_t)h->dim * h->code_dim * sizeof(float);
+    if (index->project)
+        l->bytes[PROJECTION] = (size_t)h->dim * index->code_dim * sizeof(float);
     if (lists) {
-        l->bytes[CENTROIDS] = (size_t)h->n_lists * h->dim * sizeof(float);
-        l->bytes[LISTS] = ((size_t)h->n_lists + h->n_packs) * sizeof(uint32_t);
+        l->bytes[CENTROIDS] = (size_t)index->n_lists * h->dim * sizeof(float);
+        l->bytes[LISTS] = ((size_t)index->n_lists + h->n_packs) * sizeof(uint32_t);
     }
     if ((h->flags & HAS_IDS && !kvant_mul_size(lists ? numbers : (size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
         !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
-        !kvant_mul_size(packs, kvant_pack_bytes(&format), &l->bytes[CODES]))
+        !kvant_mul_size(packs, kvant_book_pack_bytes(&index->book), &l->bytes[CODES]) ||
+        (index->has_rows && !kvant_mul_size(numbers, h->dim, &l->bytes[ROWS])))
         return false;
-    if (h->metric == KVANT_METRIC_L2 || h->flags & HAS_CENTER)
+    if (index->metric == KVANT_METRIC_L2 || h->flags & HAS_CENTER)
         l->bytes[OFFSETS] = l->bytes[FACTORS];
+    if (index->has_rows)
+        l->bytes[ROW_FACTORS] = l->bytes[FACTORS];
     for (int i = 0; i < N_SECTIONS; i++) {
         if (l->bytes[i] > SIZE_MAX - 2 * LINE - l->end)
             return false;
@@ -72,18 +73,14 @@ static head head_of(const kvant_index *index, layout *l)
     head h = { .magic = MAGIC,
                .version = VERSION,
                .dim = index->dim,
-               .code_dim = index->code_dim,
                .metric = index->metric,
-               .bits = index->book.format.bits,
+               .flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u),
                .n = index->n,
-               .seed = index->seed,
-               .next_id = index->next_id };
-    h.flags = (index->center ? HAS_CENTER : 0u) | (index->ids ? HAS_IDS : 0u) |
-              (index->projection ? HAS_PROJECTION : 0u) | (index->n_lists ? HAS_LISTS : 0u);
-    h.n_lists = index->n_lists;
-    h.n_packs = (uint32_t)index->n_packs;
-    h.radius = index->n_lists ? index->radius : 0;
-    lay_out(&h, l); /* the index is in memory: its sizes fit */
+               .next_id = index->next_id,
+               .n_packs = index->n_lists ? (uint32_t)index->n_packs : 0,
+               .radius = index->n_lists ? index->radius : 0 };
+    memcpy(h.spec, index->spec, strlen(index->spec));
+    lay_out(index, &h, l); /* the index is in memory: its sizes fit */
     h.bytes = l->end;
     return h;
 }
@@ -123,9 +120,9 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     uint32_t *lists = list_section(index);
     if (!lists)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
-    const void *const sections[N_SECTIONS] = { &h,          index->center, index->projection, index->centroids,
-                                               lists,       index->ids,    index->factors,    index->offsets,
-                                               index->codes };
+    const void *const sections[N_SECTIONS] = { &h,         index->center,  index->projection, index->centroids,
+                                               lists,      index->ids,     index->factors,    index->offsets,
+                                               index->row_factors, index->codes, index->rows };
     kvant_file_part parts[2 * N_SECTIONS];
     for (int i = 0; i < N_SECTIONS; i++) {
         parts[2 * i] = (kvant_file_part){ sections[i], l.bytes[i] };
@@ -151,8 +148,7 @@ static kvant_status damaged(const kvant_error *error, const char *what)
 static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
     head h = { .version = 0 };
-    layout l;
-    if (n < sizeof h)
+    if (n < KVANT_FILE_HEAD)
         return damaged(error, "it is shorter than its head");
     memcpy(&h, bytes, KVANT_FILE_HEAD);
     if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0)
@@ -160,26 +156,7 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     if (h.version != VERSION)
         return kvant_fail(error, KVANT_ERR_FORMAT, "index file of version %u; this library reads version %u",
                           (unsigned)h.version, VERSION);
-    if (h.dim < 1 || h.dim > KVANT_INDEX_MAX_DIM || h.code_dim < 1 || h.code_dim > h.dim ||
-        h.metric > KVANT_METRIC_L2 || h.bits < 1 || (h.bits > 4 && h.bits != 8) || h.flags & ~(uint32_t)ALL_FLAGS ||
-        h.n > KVANT_INDEX_MAX_VECTORS || (h.code_dim < h.dim && !(h.flags & HAS_PROJECTION)))
-        return damaged(error, "its head is damaged");
-    if (h.bytes != n || (!(h.flags & HAS_LISTS) && (!lay_out(&h, &l) || l.end != n)))
-        return damaged(error, "it is cut short, or too long");
-    return KVANT_OK;
-}
-
-/* The second half of the head, which only lists need. */
-static kvant_status check_lists(const head *h, size_t n, layout *l, const kvant_error *error)
-{
-    if (h->head_checksum != head_checksum(*h))
-        return damaged(error, "its head is damaged");
-    if (h->flags & HAS_LISTS && (h->n_lists < 1 || h->n_lists > KVANT_MAX_LISTS ||
-                                 h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
-                                 h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS ||
-                                 (h->n > 0 && !(h->flags & HAS_IDS)) || !(h->radius > 0)))
-        return damaged(error, "its head is damaged");
-    if (!lay_out(h, l) || l->end != n)
+    if (h.bytes != n || n < sizeof h)
         return damaged(error, "it is cut short, or too long");
     return KVANT_OK;
 }
@@ -195,20 +172,24 @@ static bool checksum_fits(const uint8_t *bytes, size_t n)
     return checksum == kept;
 }
 
-static kvant_status make_from_head(const head *h, kvant_index **index, const kvant_error *error)
+/* The index of a head without its arrays, and where these are. */
+static kvant_status make_from_head(const head *h, size_t n, kvant_index **index, layout *l, const kvant_error *error)
 {
-    char spec[64] = "";
-    kvant_append(spec, sizeof spec, "turboquant-%u:seed=%llu", (unsigned)h->bits, (unsigned long long)h->seed);
-    if (h->flags & HAS_PROJECTION)
-        kvant_append(spec, sizeof spec, ",dims=%u", (unsigned)h->code_dim);
-    if (h->flags & HAS_LISTS)
-        kvant_append(spec, sizeof spec, ",lists=%u", (unsigned)h->n_lists);
-    KVANT_FORWARD(kvant_index_make(spec, h->dim, (kvant_metric)h->metric, index, error));
-    (*index)->needs_training = false;
-    (*index)->n = (size_t)h->n;
-    (*index)->next_id = h->next_id;
-    (*index)->n_packs = h->n_packs;
-    (*index)->radius = h->radius;
+    if (h->head_checksum != head_checksum(*h) || h->spec[sizeof h->spec - 1] != 0 || h->flags & ~(uint32_t)ALL_FLAGS ||
+        h->n > KVANT_INDEX_MAX_VECTORS || kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error))
+        return damaged(error, "its head is damaged");
+    kvant_index *made = *index;
+    if (made->n_lists && (h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
+                          h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS)) ||
+                          !(h->radius > 0)))
+        return damaged(error, "its head is damaged");
+    if (!lay_out(made, h, l) || l->end != n)
+        return damaged(error, "it is cut short, or too long");
+    made->needs_training = false;
+    made->n = (size_t)h->n;
+    made->next_id = h->next_id;
+    made->n_packs = made->n_lists ? h->n_packs : 0;
+    made->radius = h->radius;
     return KVANT_OK;
 }
 
@@ -226,6 +207,8 @@ static void point_into(kvant_index *index, const uint8_t *bytes, const layout *l
     index->factors = section(bytes, l, FACTORS);
     index->offsets = section(bytes, l, OFFSETS);
     index->codes = section(bytes, l, CODES);
+    index->rows = section(bytes, l, ROWS);
+    index->row_factors = section(bytes, l, ROW_FACTORS);
 }
 
 static bool enter_id(kvant_index *index, size_t slot)
@@ -297,13 +280,13 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
     *index = NULL;
     KVANT_FORWARD(check_head(bytes, n, error));
     memcpy(&h, bytes, sizeof h);
-    KVANT_FORWARD(check_lists(&h, n, &l, error));
-    KVANT_FORWARD(make_from_head(&h, index, error));
-    point_into(*index, bytes, &l);
-    (*index)->mapped = bytes;
-    (*index)->mapped_bytes = n;
-    kvant_status status = KVANT_OK;
-    if ((*index)->n_lists)
+    kvant_status status = make_from_head(&h, n, index, &l, error);
+    if (status == KVANT_OK) {
+        point_into(*index, bytes, &l);
+        (*index)->mapped = bytes;
+        (*index)->mapped_bytes = n;
+    }
+    if (status == KVANT_OK && (*index)->n_lists)
         status = enter_lists(*index, section(bytes, &l, LISTS), error);
     if (status == KVANT_OK)
         status = enter_ids(*index, error);
@@ -340,6 +323,8 @@ static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
     index->factors = copies[FACTORS];
     index->offsets = copies[OFFSETS];
     index->codes = copies[CODES];
+    index->rows = copies[ROWS];
+    index->row_factors = copies[ROW_FACTORS];
     index->capacity = kvant_index_packs(index) * KVANT_PACK_VECTORS;
     index->mapped = NULL;
     return KVANT_OK;
@@ -392,35 +377,40 @@ kvant_status kvant_index_verify(const kvant_index *index)
 
 /* ---- What an index says of itself ---- */
 
+static size_t vector_bytes(const kvant_index *index)
+{
+    return kvant_book_pack_bytes(&index->book) / KVANT_PACK_VECTORS +
+           sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
+           (index->has_rows ? index->dim + sizeof(float) : 0);
+}
+
 static size_t memory_of(const kvant_index *index, const layout *l)
 {
-    size_t bytes = sizeof *index + index->table.size * sizeof *index->table.slots +
-                   (size_t)KVANT_ROTATION_ROUNDS * index->code_dim * (sizeof(float) + sizeof(uint16_t));
+    const size_t rotated = index->code_dim + (index->has_rows ? index->dim : 0);
+    const size_t bytes = sizeof *index + index->table.size * sizeof *index->table.slots +
+                         (index->book.trellis ? sizeof *index->book.trellis : 0) +
+                         KVANT_ROTATION_ROUNDS * rotated * (sizeof(float) + sizeof(uint16_t));
     if (index->mapped)
         return bytes;
-    const size_t packs = index->capacity / KVANT_PACK_VECTORS;
-    bytes += l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] +
-             packs * kvant_pack_bytes(&index->book.format);
-    return bytes + index->capacity * (sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
-                                      (index->ids ? sizeof(uint64_t) : 0));
+    return bytes + l->bytes[CENTER] + l->bytes[PROJECTION] + l->bytes[CENTROIDS] + l->bytes[LISTS] +
+           index->capacity * (vector_bytes(index) + (index->ids ? sizeof(uint64_t) : 0));
 }
 
 kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *info)
 {
     layout l;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
-    const head h = head_of(index, &l);
-    const size_t factors = kvant_index_has_offsets(index) ? 2 : 1;
+    head_of(index, &l);
     const kvant_index_info now = {
         .dim = index->dim,
         .metric = index->metric,
         .spec = index->spec,
-        .bits = h.bits,
+        .bits = index->book.format.bits,
         .has_center = index->center != NULL,
         .has_ids = index->ids != NULL,
         .is_view = index->mapped != NULL,
         .n = index->n,
-        .bytes_per_vector = kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS + sizeof(float) * factors,
+        .bytes_per_vector = vector_bytes(index),
         .id_bytes = index->ids ? sizeof(uint64_t) : 0,
         .n_lists = index->n_lists,
         .memory_bytes = memory_of(index, &l),

@@ -5,25 +5,50 @@
 #include "../base/alloc.h"
 #include "index_internal.h"
 
+enum { AT_ONCE = 64 }; /* packs that are decoded before they are sent */
+
 struct kvant_index_gpu {
     const kvant_index *index;
     size_t n;
     kvant_cuda_index *codes;
 };
 
+/* Packs that products cannot read go there as packs of 8 bits. */
+static kvant_status put_decoded(const kvant_index *index, kvant_cuda_index *codes)
+{
+    const kvant_book *book = &index->book;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const size_t bytes = kvant_pack_bytes(&book->levels), n_packs = kvant_index_packs(index);
+    uint8_t *levels = kvant_alloc(AT_ONCE * bytes + kvant_book_scratch(book, index->code_dim), 1);
+    kvant_status status = levels ? KVANT_OK : KVANT_ERR_MEMORY;
+    for (size_t first = 0; status == KVANT_OK && first < n_packs; first += AT_ONCE) {
+        const size_t n = n_packs - first < AT_ONCE ? n_packs - first : AT_ONCE;
+        for (size_t i = 0; i < n; i++)
+            kvant_book_decode(book, kernels, index->codes + (first + i) * kvant_book_pack_bytes(book), levels + i * bytes,
+                              levels + AT_ONCE * bytes);
+        status = kvant_cuda_index_put(codes, first, n, levels);
+    }
+    kvant_free(levels);
+    return status;
+}
+
 static kvant_status copy_codes(const kvant_index *index, kvant_index_gpu *gpu, const kvant_error *error)
 {
-    const kvant_pack_format *format = &index->book.format;
+    const kvant_pack_format *format = &index->book.levels;
     const kvant_cuda_index_args args = { .bits = format->bits,
                                          .n_quads = format->n_quads,
                                          .levels = format->levels,
+                                         .bias = format->bias,
                                          .n = index->n,
-                                         .codes = index->codes,
                                          .factors = index->factors,
                                          .offsets = index->offsets,
                                          .ids = index->ids };
     KVANT_FORWARD(kvant_cuda_available(error->text, error->size));
-    const kvant_status status = kvant_cuda_index_create(&args, &gpu->codes);
+    kvant_status status = kvant_cuda_index_create(&args, &gpu->codes);
+    if (status == KVANT_OK)
+        status = kvant_book_is_decoded(&index->book)
+                     ? put_decoded(index, gpu->codes)
+                     : kvant_cuda_index_put(gpu->codes, 0, kvant_index_packs(index), index->codes);
     return status == KVANT_OK ? status
                               : kvant_fail(error, status, "copying the index to the GPU: %s", kvant_strerror(status));
 }
@@ -46,7 +71,7 @@ kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **
     if (status == KVANT_OK)
         *gpu = made;
     else
-        kvant_free(made);
+        kvant_index_gpu_free(&made);
     return status;
 }
 

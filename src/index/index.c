@@ -10,42 +10,102 @@
 #include "../codec/options.h"
 #include "lists.h"
 
+static const char *const state_names[] = { "256", "1024", "4096", NULL };
+static const char *const row_names[] = { "int8", NULL };
+
+typedef struct index_options {
+    uint64_t seed;
+    int32_t dims, lists, rows, states;
+} index_options;
+
 static const kvant_option table[] = {
-    KVANT_NUMBER(kvant_index_options, dims, 1, KVANT_INDEX_MAX_DIM, KVANT_OPTION_ABSENT,
+    KVANT_CHOICE(index_options, states, state_names, KVANT_OPTION_ABSENT,
+                 "of a trellis: more states err less and take longer to add"),
+    KVANT_NUMBER(index_options, dims, 1, KVANT_INDEX_MAX_DIM, KVANT_OPTION_ABSENT,
                  "dimensions that are kept: the principal ones of the rows of training"),
-    KVANT_NUMBER(kvant_index_options, lists, 1, KVANT_MAX_LISTS, KVANT_OPTION_ABSENT,
-                 "inverted lists: vectors by the nearest of N centroids of training"),
-    { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_index_options, seed), "of the rotation" },
+    KVANT_NUMBER(index_options, lists, 1, KVANT_MAX_LISTS, KVANT_OPTION_ABSENT,
+                 "inverted lists: vectors by the nearest of N centroids"),
+    KVANT_CHOICE(index_options, rows, row_names, KVANT_OPTION_ABSENT, "8 bits per number beside the codes, for rerank"),
+    { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(index_options, seed), "of the rotation" },
     { .key = NULL },
 };
 
-static kvant_status parse(kvant_index *index, const char *text, uint32_t *bits, const kvant_error *error)
+#define MOST_CODEC 112u /* bytes: the other options of a canonical spec take up to 71 */
+
+/* The kind and the bits in the name of a spec. What has other options, or another name, is a codec of
+ * codec.h, whose spec goes to codec. */
+static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, char *codec, size_t size,
+                              const kvant_error *error)
 {
-    kvant_index_options o = { 0, KVANT_OPTION_ABSENT, KVANT_OPTION_ABSENT };
-    kvant_spec spec;
-    KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
-    if (strcmp(spec.name, "turboquant") != 0 || !spec.variant || !kvant_spec_number(spec.variant, bits) ||
-        *bits < 1 || (*bits > 4 && *bits != 8))
-        return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1, -2, -3, -4 or -8, not '%s'", text);
-    KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
-    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N lists=N seed=N", error));
-    if (o.dims != KVANT_OPTION_ABSENT && (uint32_t)o.dims > index->dim)
-        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o.dims,
+    *kind = KVANT_BOOK_RECORDS;
+    snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
+    for (uint32_t i = 0; i < spec->n_options; i++)
+        if (!spec->options[i].used)
+            kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':', spec->options[i].key,
+                         spec->options[i].value ? "=" : "", spec->options[i].value ? spec->options[i].value : "");
+    if (strlen(codec) == size - 1)
+        return kvant_fail(error, KVANT_ERR_SPEC, "a codec of an index is named in at most %zu letters", size - 2);
+    for (uint32_t i = 0; !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
+        const kvant_book_name *name = &kvant_book_names[i];
+        if (strcmp(spec->name, name->name) == 0) {
+            *kind = (kvant_book_kind)i;
+            return kvant_spec_bits(spec, name->least, name->most, bits, error);
+        }
+    }
+    return KVANT_OK;
+}
+
+static kvant_status check_options(const kvant_index *index, kvant_book_kind kind, const index_options *o,
+                                  const kvant_error *error)
+{
+    if (o->dims != KVANT_OPTION_ABSENT && (uint32_t)o->dims > index->dim)
+        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u", (int)o->dims,
                           (unsigned)index->dim);
+    if (o->states != KVANT_OPTION_ABSENT && kind != KVANT_BOOK_TRELLIS)
+        return kvant_fail(error, KVANT_ERR_SPEC, "states= is an option of trellis");
+    return KVANT_OK;
+}
+
+static kvant_status create_rotations(kvant_index *index)
+{
+    KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, index->seed));
+    if (!index->has_rows)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_book_create(&index->row_book, KVANT_BOOK_INT, 8, 0, index->dim));
+    return kvant_rotation_create(&index->row_rotation, index->dim, index->seed);
+}
+
+static kvant_status parse(kvant_index *index, const char *text, const kvant_error *error)
+{
+    index_options o = { .seed = 0 };
+    kvant_spec spec;
+    kvant_book_kind kind;
+    uint32_t bits;
+    KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
+    KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
+    KVANT_FORWARD(read_name(&spec, &kind, &bits, index->spec, MOST_CODEC, error));
+    KVANT_FORWARD(check_options(index, kind, &o, error));
+    if (o.states == 0)
+        o.states = KVANT_OPTION_ABSENT;
     index->needs_training = o.dims != KVANT_OPTION_ABSENT || o.lists != KVANT_OPTION_ABSENT;
     index->project = o.dims != KVANT_OPTION_ABSENT;
     index->code_dim = index->project ? (uint32_t)o.dims : index->dim;
     index->n_lists = o.lists != KVANT_OPTION_ABSENT ? (uint32_t)o.lists : 0;
+    index->has_rows = o.rows != KVANT_OPTION_ABSENT;
     index->seed = o.seed;
-    snprintf(index->spec, sizeof index->spec, "turboquant-%u", (unsigned)*bits);
+    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o.states > 0 ? 2 * (uint32_t)o.states : 0);
+    if (kind == KVANT_BOOK_RECORDS)
+        KVANT_FORWARD(kvant_book_create_records(&index->book, index->spec, index->code_dim, error));
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
+    if ((kind != KVANT_BOOK_RECORDS && kvant_book_create(&index->book, kind, bits, memory, index->code_dim) != KVANT_OK) ||
+        create_rotations(index) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
     return KVANT_OK;
 }
 
 kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
                               const kvant_error *error)
 {
-    uint32_t bits = 0;
     *index = NULL;
     if (dim < 1 || dim > KVANT_INDEX_MAX_DIM || (unsigned)metric > KVANT_METRIC_L2)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "dimensions are 1 to %u, metrics 0 to 2", KVANT_INDEX_MAX_DIM);
@@ -54,12 +114,7 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
     made->dim = dim;
     made->metric = metric;
-    kvant_status status = parse(made, spec, &bits, error);
-    if (status == KVANT_OK) {
-        kvant_book_init(&made->book, bits, made->code_dim);
-        if (kvant_rotation_create(&made->rotation, made->code_dim, made->seed) != KVANT_OK)
-            status = kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
-    }
+    const kvant_status status = parse(made, spec, error);
     if (status == KVANT_OK)
         *index = made;
     else
@@ -67,16 +122,35 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
     return status;
 }
 
-static kvant_status copy_center(kvant_index *index, const float *center)
+/* A copy of rows without a stride. */
+static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy,
+                              const kvant_error *error)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    if (kernels->magnitude(center, index->dim) > kvant_float_bits(0x1p40f))
-        return kvant_fail(NULL, KVANT_ERR_NONFINITE, "the centre holds a NaN, an infinity or a number beyond 2^40");
-    float *copy = kvant_alloc(index->dim, sizeof *copy);
-    KVANT_RETURN_IF(!copy, KVANT_ERR_MEMORY);
-    memcpy(copy, center, index->dim * sizeof *copy);
-    kvant_free(KVANT_OWN(float, index->center));
-    index->center = copy;
+    float *to = kvant_alloc(n, dim * sizeof *to);
+    if (!to)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a centre or centroids");
+    *copy = to;
+    for (size_t i = 0; i < n; i++) {
+        if (kernels->magnitude(rows + i * stride, dim) > kvant_float_bits(0x1p40f))
+            return kvant_fail(error, KVANT_ERR_NONFINITE,
+                              "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
+        memcpy(to + i * dim, rows + i * stride, dim * sizeof *to);
+    }
+    return KVANT_OK;
+}
+
+static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p, const kvant_error *error)
+{
+    const size_t n = p->n_centroids;
+    if (n == 0 || n != index->n_lists || (n > 1 && p->centroid_stride < index->dim))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%zu centroids need lists=%zu and a stride of at least dim", n, n);
+    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
+    kvant_lists_move(KVANT_OWN(float, index->centroids), index, NULL);
+    index->needs_training = index->project;
+    index->given_lists = true;
+    if (kvant_lists_set(index, index->centroids) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
     return KVANT_OK;
 }
 
@@ -89,11 +163,11 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     if (!KVANT_TAKE(kvant_index_params, &p, params, center))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
-    const kvant_status status = p.center ? copy_center(*index, p.center) : KVANT_OK;
-    if (status != KVANT_OK) {
-        kvant_fail(&error, status, "%s", kvant_strerror(status));
+    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
+    if (status == KVANT_OK && p.centroids)
+        status = take_centroids(*index, &p, &error);
+    if (status != KVANT_OK)
         kvant_index_free(index);
-    }
     return status;
 }
 
@@ -103,12 +177,15 @@ void kvant_index_forget(kvant_index *index)
     kvant_free(KVANT_OWN(float, index->factors));
     kvant_free(KVANT_OWN(float, index->offsets));
     kvant_free(KVANT_OWN(uint8_t, index->codes));
+    kvant_free(KVANT_OWN(uint8_t, index->rows));
+    kvant_free(KVANT_OWN(float, index->row_factors));
     kvant_free(index->owners);
     kvant_id_table_destroy(&index->table);
     index->ids = NULL;
     index->owners = NULL;
     index->factors = index->offsets = NULL;
-    index->codes = NULL;
+    index->codes = index->rows = NULL;
+    index->row_factors = NULL;
     index->capacity = 0;
 }
 
@@ -118,6 +195,8 @@ void kvant_index_free(kvant_index **index)
         return;
     kvant_index *old = *index;
     kvant_rotation_destroy(&old->rotation);
+    kvant_rotation_destroy(&old->row_rotation);
+    kvant_book_destroy(&old->book);
     kvant_lists_destroy(old);
     if (old->mapped) {
         kvant_free(old->owners);
@@ -181,14 +260,19 @@ kvant_status kvant_index_grow(kvant_index *index, size_t n)
     ENLARGE(index, factors, capacity);
     if (kvant_index_has_offsets(index))
         ENLARGE(index, offsets, capacity);
-    const void *codes = index->codes, *owners = index->owners;
+    const void *codes = index->codes, *owners = index->owners, *rows = index->rows;
+    if (index->has_rows) {
+        ENLARGE(index, row_factors, capacity);
+        KVANT_RETURN_IF(!enlarge(&rows, index->capacity, capacity, index->dim), KVANT_ERR_MEMORY);
+        index->rows = rows;
+    }
     if (index->n_lists) {
         KVANT_RETURN_IF(!enlarge(&owners, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS,
                                  sizeof *index->owners),
                         KVANT_ERR_MEMORY);
         index->owners = KVANT_OWN(uint32_t, owners);
     }
-    const size_t pack = kvant_pack_bytes(&index->book.format);
+    const size_t pack = kvant_book_pack_bytes(&index->book);
     KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
                     KVANT_ERR_MEMORY);
     index->codes = codes;
@@ -293,17 +377,9 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
     return status;
 }
 
-/* Codes of one slot to another, or zeros where from is no slot. */
-static void copy_codes(kvant_index *index, size_t from, size_t to)
+static uint8_t *pack_of(kvant_index *index, size_t slot)
 {
-    const uint32_t bits = index->book.format.bits;
-    const size_t bytes = kvant_pack_bytes(&index->book.format);
-    uint8_t *codes = KVANT_OWN(uint8_t, index->codes), *target = codes + to / KVANT_PACK_VECTORS * bytes;
-    for (uint32_t i = 0; i < index->code_dim; i++)
-        kvant_pack_put(bits, target, i, to % KVANT_PACK_VECTORS,
-                       from == to ? 0
-                                  : kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, i,
-                                                   from % KVANT_PACK_VECTORS));
+    return KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
 }
 
 static void move_number(float *numbers, size_t from, size_t to)
@@ -321,6 +397,12 @@ void kvant_index_move_slot(kvant_index *index, size_t from, size_t to)
         ids[to] = ids[from];
     }
     move_number(KVANT_OWN(float, index->factors), from, to);
+    if (index->has_rows && from != to) {
+        uint8_t *rows = KVANT_OWN(uint8_t, index->rows);
+        memcpy(rows + to * index->dim, rows + from * index->dim, index->dim);
+        memset(rows + from * index->dim, 0, index->dim);
+        move_number(KVANT_OWN(float, index->row_factors), from, to);
+    }
     if (index->offsets)
         move_number(KVANT_OWN(float, index->offsets), from, to);
 }
@@ -329,13 +411,18 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
 {
     if (from != to) {
         kvant_index_move_slot(index, from, to);
-        copy_codes(index, from, to);
+        kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS, pack_of(index, to),
+                        to % KVANT_PACK_VECTORS);
     } else {
         KVANT_OWN(float, index->factors)[to] = 0;
+        if (index->has_rows) {
+            KVANT_OWN(float, index->row_factors)[to] = 0;
+            memset(KVANT_OWN(uint8_t, index->rows) + to * index->dim, 0, index->dim);
+        }
         if (index->offsets)
             KVANT_OWN(float, index->offsets)[to] = 0;
     }
-    copy_codes(index, from, from);
+    kvant_book_copy(&index->book, NULL, 0, pack_of(index, from), from % KVANT_PACK_VECTORS);
 }
 
 kvant_status kvant_index_remove(kvant_index *index, uint64_t id)

@@ -16,15 +16,12 @@
 #include "rotation.h"
 #include "top.h"
 
-typedef struct kvant_index_options {
-    uint64_t seed;
-    int32_t dims, lists;
-} kvant_index_options;
+#define KVANT_INDEX_SPEC 184u /* bytes */
 
 typedef struct kvant_list kvant_list; /* lists.h */
 
 struct kvant_index {
-    char spec[64];
+    char spec[KVANT_INDEX_SPEC];
     kvant_metric metric;
     uint32_t dim, code_dim; /* of vectors; of what is rotated and rounded */
     uint64_t seed;
@@ -34,11 +31,17 @@ struct kvant_index {
     const float *projection; /* dim x code_dim: row i is where number i goes; NULL: none */
     bool project;            /* dims= was asked for */
     bool needs_training;     /* dims= or lists= was asked for, and there was no training yet */
+    bool given_lists;        /* the centroids are the caller's; training takes the centre from them */
     size_t n, capacity;      /* slots, a multiple of 32 */
     const uint64_t *ids;     /* by slot; NULL: slot s has id s */
     const float *factors;    /* by slot, as everything below */
     const float *offsets;    /* L2: -|u|^2 / 2; else <x, center>, or NULL without a centre */
     const uint8_t *codes;    /* packs */
+    bool has_rows;           /* rows=int8 was asked for */
+    const uint8_t *rows;     /* codes of whole vectors for rerank, dim per slot; NULL: none */
+    const float *row_factors;
+    kvant_book row_book;
+    kvant_rotation row_rotation; /* of dim numbers */
     uint32_t n_lists;        /* 0: flat, and what follows is empty */
     const float *centroids;  /* n_lists x dim, of vectors without the centre */
     float *half_squares;     /* of centroids */
@@ -114,6 +117,10 @@ typedef struct kvant_index_row {
 /* u = x - center, dim numbers, and everything of the row but y. */
 void kvant_index_centre(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
                         float *u, kvant_index_row *row);
+
+/* The same, then y = R u of all dim numbers, as rows=int8 keep it. */
+kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                                          bool is_query, float *scratch);
 
 /* The same, then y; of a vector in a list, its difference from the centroid. centred, unless NULL: gets
  * u. */

@@ -1,10 +1,18 @@
 /* lists.c - see lists.h. */
 #include "lists.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../base/alloc.h"
 #include "../base/parallel.h"
+
+void kvant_lists_move(float *centroids, const kvant_index *index, const float *from)
+{
+    for (uint32_t l = 0; l < index->n_lists; l++)
+        for (uint32_t i = 0; i < index->dim; i++)
+            centroids[(size_t)l * index->dim + i] += (from ? from[i] : 0) - (index->center ? index->center[i] : 0);
+}
 
 kvant_status kvant_lists_set(kvant_index *index, const float *centroids)
 {
@@ -20,10 +28,14 @@ kvant_status kvant_lists_set(kvant_index *index, const float *centroids)
     index->centroids = centroids;
     index->lists = lists;
     index->half_squares = halves;
+    double squares = 0;
     for (uint32_t i = 0; i < index->n_lists; i++) {
         const float *c = kvant_index_centroid(index, i);
         halves[i] = kernels->dot(c, c, index->dim) / 2;
+        squares += 2.0 * halves[i];
     }
+    if (!(index->radius > 0)) /* there was no training */
+        index->radius = squares > 0 ? (float)sqrt(squares / index->n_lists) : 1;
     return KVANT_OK;
 }
 
@@ -233,7 +245,7 @@ static kvant_list *list_of_pack(kvant_index *index, size_t pack, size_t *place)
 /* The index's last pack takes the place of an empty one. */
 static void fill_gap(kvant_index *index, size_t gap)
 {
-    const size_t last = --index->n_packs, bytes = kvant_pack_bytes(&index->book.format);
+    const size_t last = --index->n_packs, bytes = kvant_book_pack_bytes(&index->book);
     size_t place;
     if (gap == last)
         return;

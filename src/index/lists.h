@@ -24,6 +24,9 @@ static inline const float *kvant_index_centroid(const kvant_index *index, uint32
     return index->centroids + (size_t)list * index->dim;
 }
 
+/* Centroids that were made with the centre `from` (NULL: without) are for the index's now. */
+void kvant_lists_move(float *centroids, const kvant_index *index, const float *from);
+
 /* Takes n_lists x dim centroids from kvant_alloc, which become the index's. KVANT_ERR_MEMORY: they
  * stay the caller's. */
 kvant_status kvant_lists_set(kvant_index *index, const float *centroids);

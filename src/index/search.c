@@ -1,8 +1,9 @@
 /* search.c - finds the nearest vectors of a batch of queries.
  *
- * Queries are rotated, rounded to 8 bits and taken 32 at a time (a tile) through all packs. Where
- * there are more threads than tiles, the packs are cut into ranges too, and what was found in each is
- * merged. Products are exact and ties are ordered by id, so no cut changes a result. */
+ * Queries are rotated, rounded to 8 bits and taken 32 at a time (a tile) through all packs. Packs
+ * that products cannot read are decoded once for the tiles of a group. Where there are more threads
+ * than groups, the packs or the lists are cut into ranges too, and what was found in each is merged.
+ * Products are exact and ties are ordered by id, so no cut changes a result. */
 #include <math.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 #include "lists.h"
 
 #define TILE 32u         /* queries: 12 KB of them at 384 dimensions */
+#define GROUP 8u         /* tiles that share decoded packs */
 #define RANGE_PACKS 128u /* at least, for a thread of its own */
 #define MOST_THREADS 256u
 
@@ -23,7 +25,8 @@ typedef struct search {
     const kvant_kernels *kernels;
     kvant_cuda_index *gpu; /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    size_t n_tiles, n_ranges, n_packs;
+    uint32_t group; /* tiles: GROUP where packs are decoded, else 1 */
+    size_t n_tiles, n_groups, n_ranges, n_packs;
     uint32_t *passes;
     int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
     int32_t *sums;      /* per query, as below */
@@ -36,7 +39,8 @@ typedef struct search {
     float *scratch;     /* per thread */
     float *centred;     /* with lists: queries without the centre */
     uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
-    int8_t *gathered;   /* per thread: queries of a list */
+    int8_t *gathered;   /* per thread: queries of a list, by tiles of the group */
+    uint8_t *levels;    /* per thread: a decoded pack, and scratch */
     int32_t *dots;      /* per thread, TILE x 32 */
     float *keys;        /* the same */
 } search;
@@ -51,7 +55,7 @@ static uint32_t tile_size(const search *s, size_t tile)
 
 static size_t tile_bytes(const search *s)
 {
-    return (size_t)TILE * 4 * s->index->book.format.n_quads;
+    return (size_t)TILE * 4 * s->index->book.levels.n_quads;
 }
 
 /* Integers of largest magnitude 127; returns their step. */
@@ -71,13 +75,18 @@ static float round_query(const search *s, float *y, uint8_t *codes)
 static void store_query(const search *s, size_t i, const uint8_t *codes)
 {
     const uint32_t n = tile_size(s, i / TILE), dim = s->index->code_dim;
-    int8_t *x = s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
+    uint8_t *x = (uint8_t *)s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
     int32_t sum = 0;
-    for (uint32_t j = 0; j < dim; j++) {
-        const int number = codes[j] - 128;
-        x[(size_t)(j / 4) * n * 4 + j % 4] = (int8_t)number;
-        sum += number;
+    for (uint32_t j = 0; j < dim; j++)
+        sum += codes[j] - 128;
+    for (uint32_t quad = 0; quad < dim / 4; quad++) {
+        uint32_t word;
+        memcpy(&word, codes + 4 * (size_t)quad, sizeof word);
+        word ^= 0x80808080u; /* bytes with a sign */
+        memcpy(x + (size_t)quad * n * 4, &word, sizeof word);
     }
+    for (uint32_t j = dim / 4 * 4; j < dim; j++)
+        x[(size_t)(j / 4) * n * 4 + j % 4] = codes[j] ^ 0x80u;
     s->sums[i] = sum;
 }
 
@@ -120,46 +129,101 @@ static uint32_t wanted_slots(const search *s, size_t pack)
     return s->passes ? s->passes[pack] & used : used;
 }
 
-static void scan_pack(const search *s, size_t tile, size_t pack, uint32_t wanted, kvant_top *tops,
-                      float *thresholds, int32_t *dots, float *keys)
+/* What a thread needs beside the search. */
+typedef struct room {
+    int32_t *dots;
+    float *keys;
+    uint8_t *levels;
+    int8_t *gathered;
+} room;
+
+static size_t level_bytes(const search *s)
+{
+    const kvant_book *book = &s->index->book;
+    return (kvant_pack_bytes(&book->levels) + kvant_book_scratch(book, s->index->code_dim) + 63) / 64 * 64;
+}
+
+static room room_of(const search *s, uint32_t worker)
+{
+    const size_t numbers = (size_t)TILE * KVANT_PACK_VECTORS;
+    return (room){ s->dots + worker * numbers, s->keys + worker * numbers,
+                   s->levels ? s->levels + worker * level_bytes(s) : NULL,
+                   s->gathered ? s->gathered + worker * s->group * tile_bytes(s) : NULL };
+}
+
+/* The pack as products read it. */
+static const uint8_t *open_pack(const search *s, size_t pack, const room *r)
+{
+    const kvant_book *book = &s->index->book;
+    const uint8_t *codes = s->index->codes + pack * kvant_book_pack_bytes(book);
+    if (!r->levels)
+        return codes;
+    kvant_book_decode(book, s->kernels, codes, r->levels, r->levels + kvant_pack_bytes(&book->levels));
+    return r->levels;
+}
+
+static void scan_pack(const search *s, size_t tile, size_t pack, const uint8_t *codes, uint32_t wanted,
+                      kvant_top *tops, float *thresholds, const room *r)
 {
     const kvant_index *index = s->index;
-    const kvant_pack_format *format = &index->book.format;
     const size_t first = tile * TILE, slot = pack * KVANT_PACK_VECTORS;
     const uint32_t n = tile_size(s, tile);
     const kvant_pack_queries queries = { s->x + tile * tile_bytes(s), s->sums + first, n };
     uint32_t masks[TILE];
-    s->kernels->pack_dots(format, index->codes + pack * kvant_pack_bytes(format), &queries, dots);
-    s->kernels->pack_keys(dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL,
-                          s->scales + first, s->weights + first, thresholds, n, keys, masks);
+    s->kernels->pack_dots(&index->book.levels, codes, &queries, r->dots);
+    s->kernels->pack_keys(r->dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL,
+                          s->scales + first, s->weights + first, thresholds, n, r->keys, masks);
     for (uint32_t i = 0; i < n; i++)
         if (masks[i] & wanted) {
-            take(s, &tops[i], pack, masks[i] & wanted, keys + (size_t)i * KVANT_PACK_VECTORS);
+            take(s, &tops[i], pack, masks[i] & wanted, r->keys + (size_t)i * KVANT_PACK_VECTORS);
             thresholds[i] = kvant_top_threshold(&tops[i]);
         }
 }
 
+/* The tiles of a group, and its queries; their candidates are those of a range. */
+typedef struct group {
+    size_t first, end; /* tiles */
+    uint32_t n;
+    kvant_top tops[GROUP * TILE];
+} group;
+
+static void open_group(const search *s, size_t unit, group *g)
+{
+    const size_t range = unit % s->n_ranges;
+    g->first = unit / s->n_ranges * s->group;
+    g->end = g->first + s->group < s->n_tiles ? g->first + s->group : s->n_tiles;
+    g->n = 0;
+    for (size_t tile = g->first; tile < g->end; tile++)
+        for (uint32_t i = 0; i < tile_size(s, tile); i++)
+            g->tops[g->n++] = (kvant_top){ s->found + ((tile * TILE + i) * s->n_ranges + range) * s->k, 0, s->k };
+}
+
+static void close_group(const search *s, size_t unit, const group *g)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        s->n_found[(g->first * TILE + i) * s->n_ranges + unit % s->n_ranges] = g->tops[i].n;
+}
+
 static void scan(void *context, size_t unit, uint32_t worker)
 {
-    search *s = context;
-    const size_t tile = unit / s->n_ranges, range = unit % s->n_ranges;
+    const search *s = context;
+    const size_t range = unit % s->n_ranges;
     const size_t first = s->n_packs * range / s->n_ranges, end = s->n_packs * (range + 1) / s->n_ranges;
-    const uint32_t n = tile_size(s, tile);
-    int32_t *dots = s->dots + (size_t)worker * TILE * KVANT_PACK_VECTORS;
-    float *keys = s->keys + (size_t)worker * TILE * KVANT_PACK_VECTORS, thresholds[TILE];
-    kvant_top tops[TILE];
-    for (uint32_t i = 0; i < n; i++) {
-        const size_t at = (tile * TILE + i) * s->n_ranges + range;
-        tops[i] = (kvant_top){ s->found + at * s->k, 0, s->k };
+    const room r = room_of(s, worker);
+    float thresholds[GROUP * TILE];
+    group g;
+    open_group(s, unit, &g);
+    for (uint32_t i = 0; i < g.n; i++)
         thresholds[i] = -INFINITY;
-    }
     for (size_t pack = first; pack < end; pack++) {
         const uint32_t wanted = wanted_slots(s, pack);
-        if (wanted)
-            scan_pack(s, tile, pack, wanted, tops, thresholds, dots, keys);
+        const uint8_t *codes = wanted ? open_pack(s, pack, &r) : NULL;
+        for (size_t tile = g.first; wanted && tile < g.end; tile++) {
+            const size_t at = (tile - g.first) * TILE;
+            scan_pack(s, tile, pack, codes, wanted, g.tops + at, thresholds + at, &r);
+        }
     }
-    for (uint32_t i = 0; i < n; i++)
-        s->n_found[(tile * TILE + i) * s->n_ranges + range] = tops[i].n;
+    close_group(s, unit, &g);
 }
 
 /* ---- Lists ---- */
@@ -194,7 +258,7 @@ static float lowered(float threshold, float constant)
 
 static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, int8_t *x, visitors *v)
 {
-    const uint32_t n = tile_size(s, tile), n_quads = s->index->book.format.n_quads;
+    const uint32_t n = tile_size(s, tile), n_quads = s->index->book.levels.n_quads;
     v->n = 0;
     for (; mask; mask &= mask - 1) {
         const uint32_t i = kvant_lowest_bit(mask);
@@ -206,62 +270,68 @@ static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, i
         v->constants[v->n++] =
             s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
     }
+    if (v->n == 0)
+        return;
     const int8_t *from = s->x + tile * tile_bytes(s);
     for (uint32_t quad = 0; quad < n_quads; quad++)
         for (uint32_t j = 0; j < v->n; j++)
             memcpy(x + ((size_t)quad * v->n + j) * 4, from + ((size_t)quad * n + v->query[j]) * 4, 4);
 }
 
-static void scan_list_pack(const search *s, size_t pack, uint32_t wanted, const int8_t *x, visitors *v,
-                           kvant_top *tops, int32_t *dots, float *keys)
+static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, uint32_t wanted, const int8_t *x,
+                           visitors *v, kvant_top *tops, const room *r)
 {
     const kvant_index *index = s->index;
-    const kvant_pack_format *format = &index->book.format;
     const size_t slot = pack * KVANT_PACK_VECTORS;
     const kvant_pack_queries queries = { x, v->sums, v->n };
     uint32_t masks[TILE];
     for (uint32_t j = 0; j < v->n; j++)
         v->thresholds[j] = lowered(kvant_top_threshold(&tops[v->query[j]]), v->constants[j]);
-    s->kernels->pack_dots(format, index->codes + pack * kvant_pack_bytes(format), &queries, dots);
-    s->kernels->pack_keys(dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL, v->scales,
-                          v->weights, v->thresholds, v->n, keys, masks);
+    s->kernels->pack_dots(&index->book.levels, codes, &queries, r->dots);
+    s->kernels->pack_keys(r->dots, index->factors + slot, index->offsets ? index->offsets + slot : NULL, v->scales,
+                          v->weights, v->thresholds, v->n, r->keys, masks);
     for (uint32_t j = 0; j < v->n; j++) {
-        float *of_query = keys + (size_t)j * KVANT_PACK_VECTORS;
+        float *of_query = r->keys + (size_t)j * KVANT_PACK_VECTORS;
         for (uint32_t i = 0; masks[j] & wanted && i < KVANT_PACK_VECTORS; i++)
             of_query[i] += v->constants[j];
         take(s, &tops[v->query[j]], pack, masks[j] & wanted, of_query);
     }
 }
 
-static void scan_list(const search *s, size_t tile, uint32_t number, uint32_t mask, int8_t *x, kvant_top *tops,
-                      int32_t *dots, float *keys)
+static void scan_list(const search *s, group *g, uint32_t number, const room *r)
 {
     const kvant_list *list = &s->index->lists[number];
-    visitors v;
-    gather(s, tile, number, mask, x, &v);
+    visitors v[GROUP];
+    for (size_t tile = g->first; tile < g->end; tile++)
+        gather(s, tile, number, s->probed[tile * s->index->n_lists + number],
+               r->gathered + (tile - g->first) * tile_bytes(s), &v[tile - g->first]);
     for (size_t i = 0; i * KVANT_PACK_VECTORS < list->n; i++) {
         const size_t left = list->n - i * KVANT_PACK_VECTORS, pack = list->packs[i];
         const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
         const uint32_t wanted = s->passes ? s->passes[pack] & used : used;
-        if (wanted)
-            scan_list_pack(s, pack, wanted, x, &v, tops, dots, keys);
+        const uint8_t *codes = wanted ? open_pack(s, pack, r) : NULL;
+        for (uint32_t t = 0; wanted && t < g->end - g->first; t++)
+            if (v[t].n)
+                scan_list_pack(s, pack, codes, wanted, r->gathered + t * tile_bytes(s), &v[t], g->tops + t * TILE, r);
     }
 }
 
-static void scan_lists(void *context, size_t tile, uint32_t worker)
+/* A range has every n_ranges-th of the lists that a query of the group looks into. */
+static void scan_lists(void *context, size_t unit, uint32_t worker)
 {
-    search *s = context;
-    int32_t *dots = s->dots + (size_t)worker * TILE * KVANT_PACK_VECTORS;
-    float *keys = s->keys + (size_t)worker * TILE * KVANT_PACK_VECTORS;
-    const uint32_t *probed = s->probed + tile * s->index->n_lists;
-    kvant_top tops[TILE];
-    for (uint32_t i = 0; i < tile_size(s, tile); i++)
-        tops[i] = (kvant_top){ s->found + (tile * TILE + i) * s->k, 0, s->k };
-    for (uint32_t list = 0; list < s->index->n_lists; list++)
-        if (probed[list])
-            scan_list(s, tile, list, probed[list], s->gathered + worker * tile_bytes(s), tops, dots, keys);
-    for (uint32_t i = 0; i < tile_size(s, tile); i++)
-        s->n_found[tile * TILE + i] = tops[i].n;
+    const search *s = context;
+    const room r = room_of(s, worker);
+    size_t turn = 0;
+    group g;
+    open_group(s, unit, &g);
+    for (uint32_t list = 0; list < s->index->n_lists; list++) {
+        uint32_t any = 0;
+        for (size_t tile = g.first; tile < g.end; tile++)
+            any |= s->probed[tile * s->index->n_lists + list];
+        if (any && turn++ % s->n_ranges == unit % s->n_ranges)
+            scan_list(s, &g, list, &r);
+    }
+    close_group(s, unit, &g);
 }
 
 /* ---- Results ---- */
@@ -294,14 +364,41 @@ static const float *original_of(const kvant_index_query *query, uint64_t id)
     return id < query->n_originals ? query->originals + (size_t)id * query->original_stride : NULL;
 }
 
-static void rank_again(const search *s, size_t i, kvant_top *top)
+static bool uses_rows(const kvant_index *index, const kvant_index_query *query)
 {
+    return index->has_rows && !query->original && !query->originals;
+}
+
+/* Of a stored row; query: its y is that of rows. */
+static float row_score(const search *s, const kvant_index_row *query, size_t slot)
+{
+    const kvant_index *index = s->index;
+    const bool distance = index->metric == KVANT_METRIC_L2;
+    float key = s->kernels->dot_codes(query->y, index->rows + slot * index->dim, index->dim, index->row_book.values, 8);
+    key = ldexpf(key * index->row_factors[slot], query->exponent);
+    if (index->offsets)
+        key += index->offsets[slot] * query->weight;
+    const float score = distance ? query->squared - 2 * key : key;
+    return distance && score < 0 ? 0 : score;
+}
+
+/* Exact scores, or with rows=int8 nearly exact ones. */
+static void rank_again(const search *s, size_t i, uint32_t worker, kvant_top *top)
+{
+    const kvant_index *index = s->index;
     const kvant_index_query *query = s->query;
-    const float sign = s->index->metric == KVANT_METRIC_L2 ? -1.0f : 1.0f;
+    const float *q = query->rows + i * query->stride;
+    const bool distance = index->metric == KVANT_METRIC_L2, rows = uses_rows(index, query);
+    kvant_index_row row = { .y = NULL };
+    if (rows)
+        row = kvant_index_transform_row(index, s->kernels, q, true,
+                                        s->scratch + worker * kvant_index_scratch(index));
     for (uint32_t j = 0; j < top->n; j++) {
-        const float *x = original_of(query, top->found[j].id);
-        top->found[j].key =
-            sign * (x ? exact_score(s, query->rows + i * query->stride, x) : score_of(s, i, &top->found[j]));
+        const float *x = rows ? NULL : original_of(query, top->found[j].id);
+        const float score = rows ? row_score(s, &row, top->found[j].slot)
+                            : x  ? exact_score(s, q, x)
+                                 : score_of(s, i, &top->found[j]);
+        top->found[j].key = distance ? -score : score;
     }
     for (uint32_t j = top->n / 2; j-- > 0;)
         kvant_top_sink(top->found, top->n, j, top->found[j]);
@@ -321,12 +418,11 @@ static void finish_query(void *context, size_t i, uint32_t worker)
     const bool distance = s->index->metric == KVANT_METRIC_L2, again = s->query->rerank > 0;
     kvant_found *first = s->found + i * s->n_ranges * s->k;
     kvant_top top = { first, s->n_found[i * s->n_ranges], s->k };
-    (void)worker;
     for (size_t range = 1; range < s->n_ranges; range++)
         for (uint32_t j = 0; j < s->n_found[i * s->n_ranges + range]; j++)
             kvant_top_add(&top, first[range * s->k + j]);
     if (again)
-        rank_again(s, i, &top);
+        rank_again(s, i, worker, &top);
     else
         kvant_top_sort(&top);
     for (uint32_t j = 0; j < s->query->k; j++) {
@@ -349,14 +445,16 @@ static void plan(search *s)
     s->n_threads = threads ? threads : 1;
     s->n_packs = kvant_index_packs(s->index);
     s->n_tiles = (query->n + TILE - 1) / TILE;
+    s->group = kvant_book_is_decoded(&s->index->book) ? GROUP : 1;
+    s->n_groups = (s->n_tiles + s->group - 1) / s->group;
     s->n_ranges = 1;
     s->n_probe = query->n_probe < s->index->n_lists ? query->n_probe : s->index->n_lists;
     s->n_probe = s->n_probe > KVANT_INDEX_MAX_PROBE ? KVANT_INDEX_MAX_PROBE : s->n_probe;
     if (s->index->n_lists && s->n_probe == 0)
         s->n_probe = s->index->n_lists < 8 ? s->index->n_lists : 8;
-    if (!s->gpu && !s->index->n_lists && s->n_threads > 1 && s->n_tiles < 2 * (size_t)s->n_threads) {
-        const size_t wanted = (2 * (size_t)s->n_threads + s->n_tiles - 1) / s->n_tiles,
-                     most = s->n_packs / RANGE_PACKS;
+    if (!s->gpu && s->n_threads > 1 && s->n_groups < 2 * (size_t)s->n_threads) {
+        const size_t wanted = (2 * (size_t)s->n_threads + s->n_groups - 1) / s->n_groups,
+                     most = s->index->n_lists ? s->n_probe : s->n_packs / RANGE_PACKS;
         s->n_ranges = most < 1 ? 1 : wanted < most ? wanted : most;
     }
 }
@@ -380,8 +478,13 @@ static bool allocate(search *s)
     if (s->index->n_lists) {
         s->centred = kvant_alloc(n, s->index->dim * sizeof *s->centred);
         s->probed = kvant_alloc(s->n_tiles, s->index->n_lists * sizeof *s->probed);
-        s->gathered = kvant_alloc(s->n_threads, tile_bytes(s));
+        s->gathered = kvant_alloc((size_t)s->n_threads * s->group, tile_bytes(s));
         if (!s->centred || !s->probed || !s->gathered)
+            return false;
+    }
+    if (kvant_book_is_decoded(&s->index->book)) {
+        s->levels = kvant_alloc(s->n_threads, level_bytes(s));
+        if (!s->levels)
             return false;
     }
     s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
@@ -405,6 +508,7 @@ static void release(search *s)
     kvant_free(s->centred);
     kvant_free(s->probed);
     kvant_free(s->gathered);
+    kvant_free(s->levels);
     kvant_free(s->dots);
     kvant_free(s->keys);
 }
@@ -414,7 +518,7 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
-        (query->rerank && !query->original && !query->originals) ||
+        (query->rerank && !query->original && !query->originals && !index->has_rows) ||
         (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "k is 0, rows or allowed are missing, the stride is below %u, or "
@@ -454,9 +558,9 @@ static kvant_status find(search *s)
         return find_on_gpu(s);
     if (s->k && s->index->n_lists) {
         kvant_parallel_for(s->n_tiles, s->n_threads, choose_lists, s);
-        kvant_parallel_for(s->n_tiles, s->n_threads, scan_lists, s);
+        kvant_parallel_for(s->n_groups * s->n_ranges, s->n_threads, scan_lists, s);
     } else if (s->k) {
-        kvant_parallel_for(s->n_tiles * s->n_ranges, s->n_threads, scan, s);
+        kvant_parallel_for(s->n_groups * s->n_ranges, s->n_threads, scan, s);
     }
     return KVANT_OK;
 }

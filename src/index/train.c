@@ -80,8 +80,8 @@ static kvant_status find_projection(const kvant_index *index, training *t, const
     return KVANT_OK;
 }
 
-/* Centroids by k-means of the centred rows. */
-static kvant_status find_lists(kvant_index *index, const training *t)
+/* Centroids by k-means of the centred rows, or those that were given. */
+static kvant_status find_lists(kvant_index *index, const training *t, const float *old_center)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float *rows = kvant_alloc(t->n, t->dim * sizeof *rows);
@@ -94,10 +94,14 @@ static kvant_status find_lists(kvant_index *index, const training *t)
     for (size_t i = 0; status == KVANT_OK && i < t->n; i++)
         squares += kernels->dot(rows + i * t->dim, rows + i * t->dim, t->dim);
     index->radius = squares > 0 ? (float)sqrt(squares / (double)t->n) : 1;
-    if (status == KVANT_OK)
-        status = kvant_cluster(rows, t->n, t->dim, index->n_lists, index->seed, centroids);
-    kvant_free(rows);
     const float *old = index->centroids;
+    if (status == KVANT_OK && index->given_lists) {
+        memcpy(centroids, old, (size_t)index->n_lists * t->dim * sizeof *centroids);
+        kvant_lists_move(centroids, index, old_center);
+    } else if (status == KVANT_OK) {
+        status = kvant_cluster(rows, t->n, t->dim, index->n_lists, index->seed, centroids);
+    }
+    kvant_free(rows);
     if (status == KVANT_OK)
         status = kvant_lists_set(index, centroids);
     kvant_free(status == KVANT_OK ? KVANT_OWN(float, old) : centroids);
@@ -141,7 +145,7 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "an index learns only while it is empty");
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
     const bool project = index->project;
-    if (n < index->n_lists)
+    if (n < index->n_lists && !index->given_lists)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows of training", index->spec,
                           (unsigned)index->n_lists);
     training t = { .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim };
@@ -162,11 +166,15 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
         return status;
     }
     kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
-    replace(&index->center, center);
+    const float *old_center = index->center;
+    index->center = center;
     replace(&index->projection, projection);
     index->needs_training = index->n_lists > 0;
     if (index->n_lists)
-        KVANT_FORWARD(find_lists(index, &t));
-    index->needs_training = false;
-    return KVANT_OK;
+        status = find_lists(index, &t, old_center);
+    index->needs_training = status != KVANT_OK;
+    if (status != KVANT_OK)
+        index->center = old_center;
+    kvant_free(status == KVANT_OK ? KVANT_OWN(float, old_center) : center);
+    return status;
 }

@@ -16,12 +16,13 @@ static size_t padded(uint32_t n)
 
 size_t kvant_index_code_room(const kvant_index *index)
 {
-    return padded(index->code_dim);
+    const size_t book = kvant_book_scratch(&index->book, index->code_dim);
+    return book > padded(index->dim) ? book : padded(index->dim); /* of rows=int8 */
 }
 
 size_t kvant_index_scratch(const kvant_index *index)
 {
-    return 2 * padded(index->dim) + padded(index->code_dim);
+    return 3 * padded(index->dim);
 }
 
 /* The power of two above the largest magnitude; zero for zeros. Scaling by it is exact, so the length
@@ -93,12 +94,12 @@ static void bring_near_one(const kvant_kernels *kernels, float *u, uint32_t dim,
     *exponent += by;
 }
 
-kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
-                                      bool is_query, uint32_t list, float *scratch, float *centred)
+/* u = x - center, scaled by a power of two; centred: u before that. */
+static kvant_index_row read_row(const kvant_index *index, const kvant_kernels *kernels, const float *x, bool is_query,
+                                float *u, float *centred)
 {
-    const uint32_t dim = index->dim, n = index->code_dim;
+    const uint32_t dim = index->dim;
     kvant_index_row row;
-    float *u = index->projection ? scratch + padded(n) : scratch, *rest = scratch + padded(n) + padded(dim);
     kvant_index_centre(index, kernels, x, is_query, u, &row);
     if (centred)
         memcpy(centred, u, dim * sizeof *u);
@@ -106,6 +107,24 @@ kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kern
     row.squared = (float)ldexp(kernels->dot(u, u, dim), 2 * row.exponent);
     if (index->metric == KVANT_METRIC_L2)
         row.offset = row.squared / -2;
+    return row;
+}
+
+kvant_index_row kvant_index_transform_row(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                                          bool is_query, float *scratch)
+{
+    kvant_index_row row = read_row(index, kernels, x, is_query, scratch, NULL);
+    row.y = scratch;
+    kvant_rotation_apply(&index->row_rotation, kernels, row.y, scratch + padded(index->dim));
+    return row;
+}
+
+kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kernels *kernels, const float *x,
+                                      bool is_query, uint32_t list, float *scratch, float *centred)
+{
+    const uint32_t dim = index->dim, n = index->code_dim;
+    float *u = index->projection ? scratch + padded(dim) : scratch, *rest = scratch + 2 * padded(dim);
+    kvant_index_row row = read_row(index, kernels, x, is_query, u, centred);
     if (list != KVANT_NO_LIST) {
         const float *centroid = index->centroids + (size_t)list * dim;
         for (uint32_t i = 0; i < dim; i++)
@@ -133,27 +152,28 @@ kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows,
     return KVANT_OK;
 }
 
-/* The factor makes inner products right on average: <u, q> is estimated by f <levels, R P q> with
- * f = |y|^2 / <y, levels>, which is exact for q = u. */
+static void encode_whole_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, const float *x,
+                             float *scratch, uint8_t *codes)
+{
+    const kvant_index_row row = kvant_index_transform_row(index, kernels, x, false, scratch);
+    KVANT_OWN(float, index->row_factors)[slot] =
+        ldexpf(kvant_book_encode(&index->row_book, kernels, row.y, index->dim, codes, codes), row.exponent);
+    memcpy(KVANT_OWN(uint8_t, index->rows) + slot * index->dim, codes, index->dim);
+}
+
 void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, size_t slot, uint32_t list,
                             const float *x, float *scratch, uint8_t *codes)
 {
     const kvant_index_row row = kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
-    const kvant_book *book = &index->book;
-    const uint32_t bits = book->format.bits, n = index->code_dim;
-    const float squared = kernels->dot(row.y, row.y, n);
-    float factor = 0;
-    memset(codes, 0, n);
-    if (squared > 0) {
-        kvant_book_encode(book, kernels, row.y, n, sqrtf((float)n) / (sqrtf(squared) * book->step), codes);
-        factor = ldexpf(squared / kernels->dot_codes(row.y, codes, n, book->values, bits), row.exponent);
-    }
-    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&book->format);
-    for (uint32_t i = 0; i < n; i++)
-        kvant_pack_put(bits, pack, i, slot % KVANT_PACK_VECTORS, codes[i]);
-    KVANT_OWN(float, index->factors)[slot] = factor;
+    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
+    KVANT_OWN(float, index->factors)[slot] =
+        ldexpf(kvant_book_store(&index->book, kernels, row.y, index->code_dim, pack,
+                                (uint32_t)(slot % KVANT_PACK_VECTORS), codes),
+               row.exponent);
     if (index->offsets)
         KVANT_OWN(float, index->offsets)[slot] = row.offset;
+    if (index->has_rows)
+        encode_whole_row(index, kernels, slot, x, scratch, codes);
 }
 
 typedef struct encoding {
@@ -171,7 +191,7 @@ static void encode_pack(void *context, size_t i, uint32_t worker)
     const encoding *e = context;
     const size_t pack = e->first / KVANT_PACK_VECTORS + i, start = pack * KVANT_PACK_VECTORS;
     float *scratch = e->scratch + worker * kvant_index_scratch(e->index);
-    uint8_t *codes = e->codes + worker * padded(e->index->code_dim);
+    uint8_t *codes = e->codes + worker * kvant_index_code_room(e->index);
     for (size_t slot = start; slot < start + KVANT_PACK_VECTORS; slot++)
         if (slot >= e->first && slot < e->end)
             kvant_index_encode_row(e->index, e->kernels, slot, KVANT_NO_LIST,
@@ -189,7 +209,7 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
                    .first = first,
                    .end = first + n };
     e.scratch = kvant_alloc(threads * kvant_index_scratch(index), sizeof *e.scratch);
-    e.codes = kvant_alloc(threads, padded(index->code_dim));
+    e.codes = kvant_alloc(threads, kvant_index_code_room(index));
     const bool ok = e.scratch && e.codes;
     if (ok && n > 0)
         kvant_parallel_for((e.end - 1) / KVANT_PACK_VECTORS - first / KVANT_PACK_VECTORS + 1, threads, encode_pack,
@@ -199,22 +219,35 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
     return ok ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-static void decode(const kvant_index *index, size_t slot, float *row, float *scratch)
+/* Levels of a slot times the vector's factor. */
+static kvant_status decode_slot(const kvant_index *index, const kvant_kernels *kernels, size_t slot, float *y)
+{
+    const kvant_book *book = &index->book;
+    const size_t bytes = (size_t)book->levels.n_quads * 128;
+    uint8_t *levels = kvant_alloc(bytes + kvant_book_scratch(book, index->code_dim), 1);
+    KVANT_RETURN_IF(!levels, KVANT_ERR_MEMORY);
+    kvant_book_decode(book, kernels, index->codes + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(book), levels,
+                      levels + bytes);
+    for (uint32_t i = 0; i < index->code_dim; i++)
+        y[i] = index->factors[slot] * ((float)kvant_pack_get(8, levels, i, slot % KVANT_PACK_VECTORS) - 128);
+    kvant_free(levels);
+    return KVANT_OK;
+}
+
+static kvant_status decode(const kvant_index *index, size_t slot, float *row, float *scratch)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const uint32_t bits = index->book.format.bits, n = index->code_dim;
-    const uint8_t *pack = index->codes + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&index->book.format);
+    const uint32_t n = index->code_dim;
     const float *centroid =
         index->n_lists ? index->centroids + (size_t)index->owners[slot / KVANT_PACK_VECTORS] * index->dim : NULL;
-    for (uint32_t i = 0; i < n; i++)
-        scratch[i] =
-            index->factors[slot] * index->book.values[kvant_pack_get(bits, pack, i, slot % KVANT_PACK_VECTORS)];
+    KVANT_FORWARD(decode_slot(index, kernels, slot, scratch));
     kvant_rotation_undo(&index->rotation, kernels, scratch, scratch + padded(n));
     for (uint32_t i = 0; i < index->dim; i++) {
         const float u =
             index->projection ? kernels->dot(index->projection + (size_t)i * n, scratch, n) : scratch[i];
         row[i] = u + (centroid ? centroid[i] : 0) + (index->center ? index->center[i] : 0);
     }
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, float *row)
@@ -225,7 +258,7 @@ kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, floa
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
     float *scratch = kvant_alloc(kvant_index_scratch(index), sizeof *scratch);
     KVANT_RETURN_IF(!scratch, KVANT_ERR_MEMORY);
-    decode(index, slot, row, scratch);
+    const kvant_status status = decode(index, slot, row, scratch);
     kvant_free(scratch);
-    return KVANT_OK;
+    return status;
 }

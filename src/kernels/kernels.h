@@ -271,6 +271,11 @@ typedef struct kvant_uniform_step {
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 
+/* levels = the levels plus 128 of a pack of trellis codes of 2, 3 or 4 bits (kvant_pack_circle), as a
+ * pack of 8 bits. trellis->n_steps and steps are not looked at. codes and levels aligned to 64. */
+#define KVANT_TRELLIS_PACK_FN(name)                                                                                \
+    void name(const kvant_trellis *trellis, const kvant_pack_format *format, const uint8_t *codes, uint8_t *levels)
+
 /* dots[j * 32 + v] = sum over dimensions of level * integer for vector v of a pack and query j,
  * exact, for n >= 1 queries. codes aligned to 64, dots too. At most 2048 quads, and the bias
  * at most 1, 10, 26 and 61 for 1 to 4 bits. */
@@ -323,6 +328,7 @@ typedef struct kvant_uniform_step {
     X(CHUNK_DOTS, chunk_dots)                                                                                      \
     X(TRELLIS_PATH, trellis_path)                                                                                  \
     X(TRELLIS_DOTS, trellis_dots)                                                                                  \
+    X(TRELLIS_PACK, trellis_pack)                                                                                  \
     X(PACK_DOTS, pack_dots)                                                                                        \
     X(PACK_KEYS, pack_keys)
 
@@ -351,10 +357,6 @@ void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t gr
 /* sum_dots of vector i in one row group, whose dots begin at dots. */
 void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
                        uint32_t i);
-
-/* The levels of a token's trellis codes, padded_dim of them. */
-void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
-                               uint32_t token, int8_t *levels);
 
 /* Overwrite the entries that the level improves on those of the level before. Present when the
  * build has the level. */

@@ -4,9 +4,11 @@
  * vector v. Plane 2 i + h belongs to dimensions 4 i .. 4 i + 3 of vectors 16 h .. 16 h + 15. A chunk
  * of 64 bytes holds 8 / bits planes one above the other, the first in the low bits. So a vector of
  * chunks unpacks with shifts and a byte look-up, and every 32-bit lane sums one vector: no sum is
- * ever folded. At 3 bits, 16 dimensions are two chunks of low 2 bits and a chunk of high bits. */
+ * ever folded. Codes of 3, 5, 6 and 7 bits lie in parts of 4, 2 and 1 bits, the widest first and
+ * holding the lowest bits, for 16 dimensions (6 bits: 8) at a time. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,7 +16,7 @@
 #define KVANT_PACK_CHUNK 64u
 
 typedef struct kvant_pack_format {
-    uint32_t bits;     /* 1, 2, 3, 4 or 8 */
+    uint32_t bits;     /* 1 to 8; products are there for 1, 2, 3, 4 and 8 */
     uint32_t n_quads;  /* dimensions / 4, padded so that chunks are full: kvant_pack_quads */
     int8_t levels[16]; /* of code % 2^bits; none at 8 bits, where the level is code - 128 */
     uint8_t bias;      /* level + bias is from 0 to 2 bias: the largest level; 128 at 8 bits */
@@ -27,11 +29,17 @@ typedef struct kvant_pack_queries {
     uint32_t n;
 } kvant_pack_queries;
 
+/* Quads of a step: of a chunk, or of the chunks of all parts of a code. */
+static inline uint32_t kvant_pack_step_quads(uint32_t bits)
+{
+    return bits == 8 ? 1 : bits % 2 ? 4 : bits % 4 ? 2 : 1;
+}
+
 /* Quads of `dim` dimensions. */
 static inline uint32_t kvant_pack_quads(uint32_t dim, uint32_t bits)
 {
-    const uint32_t whole = bits == 3 ? 4 : bits < 4 ? 4 / bits : 1; /* of a chunk, or of three */
-    return (dim + 4 * whole - 1) / (4 * whole) * whole;
+    const uint32_t quads = kvant_pack_step_quads(bits);
+    return (dim + 4 * quads - 1) / (4 * quads) * quads;
 }
 
 static inline size_t kvant_pack_bytes(const kvant_pack_format *format)
@@ -39,58 +47,65 @@ static inline size_t kvant_pack_bytes(const kvant_pack_format *format)
     return (size_t)format->n_quads * 16 * format->bits;
 }
 
-/* Where a code of 1, 2, 4 or 8 bits is, of dimension `dim` of vector `v`. */
-typedef struct kvant_pack_place {
+/* The code of dimension `dim` of vector `v`, part by part: where a part is, and which bits it holds. */
+typedef struct kvant_pack_part {
+    uint32_t bits, done; /* of the part; of the parts before it */
     size_t byte;
     uint32_t shift;
-} kvant_pack_place;
+} kvant_pack_part;
 
-static inline kvant_pack_place kvant_pack_place_of(uint32_t bits, uint32_t dim, uint32_t v)
+/* part: zeros for the first. False behind the last. */
+static inline bool kvant_pack_next(uint32_t bits, uint32_t dim, uint32_t v, kvant_pack_part *part)
 {
-    const uint32_t planes = 8 / bits, plane = dim / 4 * 2 + v / 16;
-    const size_t chunk = plane / planes;
-    return (kvant_pack_place){ chunk * KVANT_PACK_CHUNK + v % 16 * 4 + dim % 4, plane % planes * bits };
-}
-
-/* The two places of a 3-bit code. */
-static inline kvant_pack_place kvant_pack_low_place(uint32_t dim, uint32_t v)
-{
-    kvant_pack_place place = kvant_pack_place_of(2, dim % 16, v);
-    place.byte += (size_t)(dim / 16) * 3 * KVANT_PACK_CHUNK;
-    return place;
-}
-
-static inline kvant_pack_place kvant_pack_high_place(uint32_t dim, uint32_t v)
-{
-    kvant_pack_place place = kvant_pack_place_of(1, dim % 16, v);
-    place.byte += ((size_t)(dim / 16) * 3 + 2) * KVANT_PACK_CHUNK;
-    return place;
-}
-
-static inline uint32_t kvant_pack_bits_at(const uint8_t *codes, kvant_pack_place place, uint32_t bits)
-{
-    return codes[place.byte] >> place.shift & ((1u << bits) - 1);
-}
-
-static inline void kvant_pack_set_bits(uint8_t *codes, kvant_pack_place place, uint32_t bits, uint32_t code)
-{
-    const uint32_t mask = ((1u << bits) - 1) << place.shift;
-    codes[place.byte] = (uint8_t)((codes[place.byte] & ~mask) | code << place.shift);
+    const uint32_t quads = kvant_pack_step_quads(bits), left = bits - (part->done += part->bits);
+    if (!left)
+        return false;
+    part->bits = left == 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const uint32_t planes = 8 / part->bits, plane = dim / 4 % quads * 2 + v / 16;
+    const size_t chunk = ((size_t)dim / 4 / quads * bits + part->done) * quads / 4 + plane / planes;
+    part->byte = chunk * KVANT_PACK_CHUNK + v % 16 * 4 + dim % 4;
+    part->shift = plane % planes * part->bits;
+    return true;
 }
 
 static inline uint32_t kvant_pack_get(uint32_t bits, const uint8_t *codes, uint32_t dim, uint32_t v)
 {
-    return bits == 3 ? kvant_pack_bits_at(codes, kvant_pack_low_place(dim, v), 2) |
-                           kvant_pack_bits_at(codes, kvant_pack_high_place(dim, v), 1) << 2
-                     : kvant_pack_bits_at(codes, kvant_pack_place_of(bits, dim, v), bits);
+    uint32_t code = 0;
+    for (kvant_pack_part part = { 0 }; kvant_pack_next(bits, dim, v, &part);)
+        code |= (codes[part.byte] >> part.shift & ((1u << part.bits) - 1)) << part.done;
+    return code;
 }
 
-static inline void kvant_pack_put(uint32_t bits, uint8_t *codes, uint32_t dim, uint32_t v, uint32_t code)
+/* Codes of the 4 dimensions of a quad. */
+static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t quad, uint32_t v, const uint8_t four[4])
 {
-    if (bits == 3) {
-        kvant_pack_set_bits(codes, kvant_pack_low_place(dim, v), 2, code & 3);
-        kvant_pack_set_bits(codes, kvant_pack_high_place(dim, v), 1, code >> 2);
-    } else {
-        kvant_pack_set_bits(codes, kvant_pack_place_of(bits, dim, v), bits, code);
+    for (kvant_pack_part part = { 0 }; kvant_pack_next(bits, 4 * quad, v, &part);) {
+        const uint32_t mask = (1u << part.bits) - 1;
+        for (uint32_t j = 0; j < 4; j++)
+            codes[part.byte + j] = (uint8_t)((codes[part.byte + j] & ~(mask << part.shift)) |
+                                             (four[j] >> part.done & mask) << part.shift);
     }
+}
+
+/* Trellis codes: circles of at most 512 steps, one after another in a pack, and of nearly equal
+ * length. Circle i begins at quad kvant_pack_circle(format, i). */
+#define KVANT_PACK_CIRCLE_QUADS 128u
+
+static inline uint32_t kvant_pack_circles(const kvant_pack_format *format)
+{
+    return (format->n_quads + KVANT_PACK_CIRCLE_QUADS - 1) / KVANT_PACK_CIRCLE_QUADS;
+}
+
+static inline uint32_t kvant_pack_circle(const kvant_pack_format *format, uint32_t i)
+{
+    const uint32_t quads = kvant_pack_step_quads(format->bits);
+    return format->n_quads / quads * i / kvant_pack_circles(format) * quads;
+}
+
+/* The step of dimension `dim` of a circle: what a step remembers lies in the same bits of the chunks
+ * before. */
+static inline uint32_t kvant_pack_step(uint32_t bits, uint32_t circle_quads, uint32_t dim)
+{
+    const uint32_t quad = dim / 4;
+    return bits == 4 ? dim % 4 * circle_quads + quad : (dim % 4 * 2 + quad % 2) * (circle_quads / 2) + quad / 2;
 }

@@ -94,10 +94,10 @@ static void add_bits(const uint8_t *restrict from, uint32_t n, uint8_t bit, uint
         to[i] ^= (uint8_t)(0 - from[i]) & bit;
 }
 
-void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets)
+void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n, uint8_t *subsets)
 {
     uint8_t circle[KVANT_TRELLIS_MAX_MEMORY + KVANT_TRELLIS_MAX_STEPS];
-    const uint32_t n = trellis->n_steps, memory = trellis->memory;
+    const uint32_t memory = trellis->memory;
     memcpy(circle, bits + n - memory, memory);
     memcpy(circle + memory, bits, n);
     memset(subsets, 0, n);
@@ -107,14 +107,15 @@ void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, ui
                 add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
 }
 
-void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
-                               uint32_t token, int8_t *levels)
+/* Of a token's codes, padded_dim of them. */
+static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, uint32_t token,
+                         int8_t *levels)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
     kvant_layout_get(layout, page, token, codes);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
         bits[trellis->steps[j]] = codes[j] & 1;
-    kvant_trellis_subsets(trellis, bits, subsets);
+    kvant_trellis_subsets(trellis, bits, trellis->n_steps, subsets);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
         levels[j] = trellis->levels[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[trellis->steps[j]]];
 }
@@ -131,12 +132,37 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
         memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         int8_t levels[KVANT_MAX_PADDED_DIM];
-        kvant_trellis_page_levels(trellis, layout, page, token, levels);
+        token_levels(trellis, layout, page, token, levels);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t j = 0; j < layout->padded_dim; j++) {
                 const uint32_t row = key ? token : j, column = key ? j : token;
                 dots[i * dots_stride + position_of(row)] += levels[j] * x[i * x_stride + position_of(column)];
             }
+    }
+}
+
+static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format *format, const uint8_t *codes,
+                          uint32_t quad, uint32_t n_quads, uint32_t v, uint8_t *levels)
+{
+    uint8_t bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
+    for (uint32_t i = 0; i < 4 * n_quads; i++)
+        bits[kvant_pack_step(format->bits, n_quads, i)] = kvant_pack_get(format->bits, codes, 4 * quad + i, v) & 1;
+    kvant_trellis_subsets(trellis, bits, 4 * n_quads, subsets);
+    for (uint32_t i = 0; i < 4 * n_quads; i++) {
+        const uint32_t code = kvant_pack_get(format->bits, codes, 4 * quad + i, v);
+        const uint32_t subset = subsets[kvant_pack_step(format->bits, n_quads, i)];
+        kvant_pack_part at = { 0 };
+        kvant_pack_next(8, 4 * quad + i, v, &at);
+        levels[at.byte] = (uint8_t)(trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset] + 128);
+    }
+}
+
+KVANT_TRELLIS_PACK_FN(kvant_trellis_pack_c)
+{
+    for (uint32_t circle = 0; circle < kvant_pack_circles(format); circle++) {
+        const uint32_t quad = kvant_pack_circle(format, circle), end = kvant_pack_circle(format, circle + 1);
+        for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++)
+            circle_levels(trellis, format, codes, quad, end - quad, v, levels);
     }
 }
 

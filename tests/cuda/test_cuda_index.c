@@ -115,10 +115,11 @@ static void every_metric(void **state)
 /* Numbers that are at the edge of packs, groups of packs and lists. */
 static void random_shapes(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8", "turboquant-3:dims=17" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-8", "turboquant-3:dims=17",
+                                         "turboquant-6", "trellis-2", "trellis-4", "rabitq-1", "rabitq-4", "int-4", "int-2" };
     static const size_t edges[] = { 1, 31, 32, 33, 127, 128, 129, 1000 };
     (void)state;
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 100; i++) {
         shape s = { specs[random_bits() % COUNT(specs)], 17 + (uint32_t)(random_bits() % 120), (kvant_metric)(random_bits() % 3), edges[random_bits() % COUNT(edges)],
                     1 + random_bits() % 40, 1 + (uint32_t)(random_bits() % 150), random_bits() % 2, random_bits() % 3 == 0 ? 5 : 0 };
         s.centre = s.centre || strchr(s.spec, '=');
@@ -138,6 +139,7 @@ static void large(void **state)
         { "turboquant-8", 64, KVANT_METRIC_INNER_PRODUCT, 40000, 65, 4096, false, 0 },
         { "turboquant-4", 1536, KVANT_METRIC_COSINE, 9000, 200, 50, false, 0 },
         { "turboquant-2", 3072, KVANT_METRIC_INNER_PRODUCT, 5000, 200, 50, false, 0 },
+        { "trellis-4", 768, KVANT_METRIC_INNER_PRODUCT, 20000, 129, 10, false, 0 },
         { "turboquant-4", 8192, KVANT_METRIC_L2, 2000, 70, 10, false, 0 },
     };
     (void)state;

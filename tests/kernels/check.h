@@ -54,6 +54,7 @@
     X(chunk_dots)                                                                                                  \
     X(trellis_path)                                                                                                \
     X(trellis_dots)                                                                                                \
+    X(trellis_pack)                                                                                                \
     X(pack_dots)                                                                                                   \
     X(pack_keys)
 

@@ -175,3 +175,76 @@ BENCH(trellis_dots)
                             "%s, head_dim 128, %u bits, n %u", role == KVANT_ROLE_K ? "K" : "V", bits, n);
             }
 }
+
+typedef struct trellis_pack {
+    kvant_pack_format *format;
+    const kvant_trellis *trellis;
+    uint8_t *codes, *levels;
+} trellis_pack;
+
+/* Any codes. */
+static trellis_pack make_trellis_pack(checker *check, uint32_t bits, uint32_t memory, uint32_t dim)
+{
+    trellis_pack p;
+    kvant_layout layout;
+    check_case(check, "%u bits, memory %u, %u dimensions", bits, memory, dim);
+    kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
+    memset(book, 0, sizeof *book);
+    kvant_layout_init(&layout, KVANT_ROLE_K, 64, bits);
+    kvant_trellis_book_init(book, &layout, memory);
+    p.trellis = &book->trellis;
+    p.format = check_input(check, "format", sizeof *p.format, 4);
+    *p.format = (kvant_pack_format){ .bits = bits, .n_quads = kvant_pack_quads(dim, bits) };
+    p.codes = check_input(check, "codes", kvant_pack_bytes(p.format), 64);
+    p.levels = check_output(check, "levels", (size_t)p.format->n_quads * 128, 64);
+    check_bytes(check, p.codes, kvant_pack_bytes(p.format), -1);
+    return p;
+}
+
+/* A level from the page on index files, in words of its own: chunk i of low bits, field by field. */
+static uint32_t wanted_level(const trellis_pack *p, uint32_t dim, uint32_t v)
+{
+    const uint32_t bits = p->format->bits, quads = p->format->n_quads;
+    const uint32_t circles = (quads + 127) / 128, unit = bits == 3 ? 4 : bits == 2 ? 2 : 1;
+    uint32_t first = 0, end = 0, subset = 0;
+    for (uint32_t i = 0; dim / 4 >= end; i++) {
+        first = end;
+        end = quads / unit * (i + 1) / circles * unit;
+    }
+    const uint32_t n = 4 * (end - first), per = bits == 4 ? 1 : 2, chunks = (end - first) / per;
+    const uint32_t quad = dim / 4 - first, step = (dim % 4 * per + quad % per) * chunks + quad / per;
+    for (uint32_t parity = 0; parity < 3; parity++)
+        for (uint32_t back = 0; back <= p->trellis->memory; back++) {
+            const uint32_t at = (step + n - back) % n, field = at / chunks, chunk = at % chunks;
+            const uint32_t other = 4 * (first + chunk * per + field % per) + field / per;
+            if (p->trellis->taps[parity] >> back & 1)
+                subset ^= (kvant_pack_get(bits, p->codes, other, v) & 1) << parity;
+        }
+    return (uint32_t)(128 + p->trellis->levels[8 * (kvant_pack_get(bits, p->codes, dim, v) / 2) + subset]);
+}
+
+CHECK(trellis_pack)
+{
+    static const uint32_t dims[] = { 16, 17, 32, 60, 100, 384, 513, 1000, 1536 };
+    static uint8_t want[1536 * 32];
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2)
+            for (size_t d = 0; d < COUNT(dims); d++) {
+                const trellis_pack p = make_trellis_pack(check, bits, memory, dims[d]);
+                const uint32_t n = p.format->n_quads * 4;
+                for (uint32_t i = 0; check_compares(check) && i < n * 32; i++)
+                    want[i / 128 * 128 + i % 32 / 16 * 64 + i % 16 * 4 + i / 32 % 4] = (uint8_t)wanted_level(&p, i / 32, i % 32);
+                CHECK_CALL(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels));
+                check_same(check, "levels", p.levels, want, (size_t)n * 32, 1);
+            }
+    (void)c;
+}
+
+BENCH(trellis_pack)
+{
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 4) {
+            const trellis_pack p = make_trellis_pack(check, bits, memory, 384);
+            CHECK_BENCH(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels), "%u bits, %u states", bits, 1u << memory);
+        }
+}

@@ -177,8 +177,7 @@ class Search(TestCase):
                 np.testing.assert_array_equal(ids, truth)
                 expected = np.take_along_axis(exact(rows), ids, 1)
                 np.testing.assert_allclose(np.abs(scores), np.abs(expected), rtol=1e-4, atol=1e-5)
-        self.refused(TypeError, "originals", index.search, queries, rerank=20)
-        self.refused(ValueError, "rerank: 0", index.search, queries, originals=rows)
+        self.refused(kvant.Error, "rerank", index.search, queries, rerank=20)
 
 
 class Ids(TestCase):
@@ -287,6 +286,36 @@ class Refusals(TestCase):
         self.assertEqual((info.dim, info.metric, info.bits, info.n, info.is_view), (DIM, "ip", 2, N, False))
         self.assertEqual(info.bytes_per_vector, DIM * 2 // 8 + 4)
         self.assertEqual(repr(index), f"<kvant.Index of {N} vectors, {DIM} numbers each, turboquant-2, ip>")
+
+
+class OnAGpu(TestCase):
+    """On the stand-in of tests/cuda, or on the library that KVANT_CUDA_LIBRARY names."""
+
+    def test_results_are_those_of_the_cpu_after_every_change(self):
+        index, rows = filled("turboquant-3", "l2", device="cuda")
+        twin, _ = filled("turboquant-3", "l2")
+        changes = (lambda i: None, lambda i: i.remove_ids(np.arange(0, N, 3)), lambda i: i.add(rows[:50] + 1))
+        for change in changes:
+            for each in (index, twin):
+                change(each)
+            for ours, theirs in zip(index.search(rows[:40], 7), twin.search(rows[:40], 7)):
+                np.testing.assert_array_equal(ours, theirs)
+
+    def test_files_go_there(self):
+        index, rows = filled()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "a.kvindex"
+            index.save(path)
+            for opened in (kvant.Index.view(path, device="cuda"), kvant.Index.load(path, device="cuda")):
+                np.testing.assert_array_equal(opened.search(rows[:3], 5)[1], index.search(rows[:3], 5)[1])
+
+    def test_refusals(self):
+        index, rows = filled(device="cuda")
+        self.refused(ValueError, "device: 'gpu'", kvant.Index, DIM, device="gpu")
+        lists = kvant.Index(DIM, spec="turboquant-4:lists=4", device="cuda")
+        lists.train(rows)
+        lists.add(rows)
+        self.refused(kvant.Error, "lists=", lists.search, rows, 5)
 
 
 if __name__ == "__main__":

@@ -13,5 +13,6 @@
 void kvant_kernels_init_avx512_vbmi(kvant_kernels *kernels)
 {
     kernels->trellis_dots = NAME(trellis_dots);
+    kernels->trellis_pack = NAME(trellis_pack);
     kernels->pack_dots = NAME(pack_dots);
 }

@@ -9,26 +9,36 @@
 struct kvant_cuda_index {
     kvant_cuda_index_args args; /* arrays of the index, which must not change */
     size_t pack_bytes;
+    uint8_t *codes;
 };
 
 kvant_status host_index_create(const kvant_cuda_index_args *args, kvant_cuda_index **index)
 {
+    const size_t pack_bytes = (size_t)args->n_quads * 16 * args->bits;
     *index = malloc(sizeof **index);
-    **index = (kvant_cuda_index){ *args, (size_t)args->n_quads * 16 * args->bits };
+    **index = (kvant_cuda_index){ *args, pack_bytes, calloc((args->n + 31) / 32 + 1, pack_bytes) };
     return KVANT_OK;
 }
 
 void host_index_free(kvant_cuda_index **index)
 {
+    free((*index)->codes);
     free(*index);
     *index = NULL;
+}
+
+kvant_status host_index_put(kvant_cuda_index *index, size_t first, size_t n, const uint8_t *codes)
+{
+    if (n)
+        memcpy(index->codes + first * index->pack_bytes, codes, n * index->pack_bytes);
+    return KVANT_OK;
 }
 
 static int32_t product(const kvant_cuda_index *index, size_t slot, const kvant_cuda_find_args *find, size_t query)
 {
     const uint32_t bits = index->args.bits, n_quads = index->args.n_quads, in_tile = query / 32 == (find->n - 1) / 32 ? (uint32_t)((find->n - 1) % 32 + 1) : 32;
     const int8_t *x = find->x + query / 32 * 128 * n_quads + query % 32 * 4;
-    const uint8_t *pack = index->args.codes + slot / 32 * index->pack_bytes;
+    const uint8_t *pack = index->codes + slot / 32 * index->pack_bytes;
     int32_t sum = 0;
     for (uint32_t j = 0; j < 4 * n_quads; j++) {
         const uint32_t code = kvant_pack_get(bits, pack, j, slot % 32);
