@@ -517,12 +517,11 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
-        (query->rerank && !query->original && !query->originals && !index->has_rows) ||
         (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "k is 0, rows or allowed are missing, the stride is below %u, or "
-                          "rerank has no originals",
-                          (unsigned)index->dim);
+                          "k is 0, rows or allowed are missing, or a stride is below %u", (unsigned)index->dim);
+    if (query->rerank && !query->original && !query->originals && !index->has_rows)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rerank needs originals, or an index with rows=int8");
     return kvant_index_check_rows(index, query->rows, query->stride, query->n);
 }
 
