@@ -22,6 +22,7 @@ typedef struct settings {
     const char *specs[MAX_SPECS];
     size_t n_specs;
     uint32_t k, threads, rerank, probe, train, batch, queries;
+    const char *centroids;
     bool json, verify;
 } settings;
 #define AT(member) offsetof(settings, member)
@@ -37,15 +38,18 @@ static bool take_spec(void *part, const char *value)
 
 static const arg_option options[] = {
     ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the settings */,
-             "turboquant-1 to 8 bits per dimension (default turboquant-4), trellis-2 to 4, int-2 to 8 or\n"
-             "rabitq-1 to 7; with :dims=N the N principal dimensions, :lists=N N inverted lists,\n"
-             ":rows=int8 8 bits more for rerank. Repeat it for eval"),
+             "turboquant-B with B = 1 to 8 bits per dimension (default turboquant-4), trellis-B with 2 to 4:\n"
+             "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal dimensions,\n"
+             "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for --rerank. Repeat it\n"
+             "for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
     ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
     ARG_TEXT(0, "allow", "FILE", allow, "query: find only vectors whose ids FILE has, one per line; - is stdin"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
     ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
-    ARG_U32(0, "rerank", "N", 1, 1000000, rerank, "eval: rank the N best again by the original vectors; query: by those of rows=int8"),
+    ARG_TEXT(0, "centroids", "FILE", centroids, "build, eval: centroids of lists= (default: k-means)"),
+    ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
+            "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original vectors"),
     ARG_U32(0, "train", "N", 1, 10000000, train,
             "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
             "(default 10000 with these, else none)"),
@@ -97,6 +101,11 @@ static bool failed(const char *what)
 
 /* ---- Making an index ---- */
 
+static bool same_dimensions(const vectors *queries, uint32_t dim)
+{
+    return queries->dim == dim || complain("search: queries or centroids have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
+}
+
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
 {
     const size_t wanted = s->train != 0 ? s->train : strstr(codec, "dims=") != NULL || strstr(codec, "lists=") != NULL ? TRAIN : 0;
@@ -121,11 +130,18 @@ static bool add(kvant_index *index, const settings *s, const char *codec, const 
 static bool make_index(const settings *s, const char *codec, const vectors *base, kvant_index **index)
 {
     kvant_index_params params = { .size = sizeof params, .dim = base->dim, .spec = codec };
+    vectors centroids = { .rows = NULL };
     char err[256] = "";
     *index = NULL;
-    if (!find_metric(s->metric, &params.metric))
+    if (!find_metric(s->metric, &params.metric) ||
+        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions(&centroids, base->dim))))
         return false;
-    if (kvant_index_create(&params, index, err, sizeof err) != KVANT_OK)
+    params.centroids = centroids.rows;
+    params.centroid_stride = centroids.dim;
+    params.n_centroids = centroids.n;
+    const kvant_status status = kvant_index_create(&params, index, err, sizeof err);
+    vectors_free(&centroids);
+    if (status != KVANT_OK)
         return complain("search: %s", err);
     return train(*index, s, codec, base) && add(*index, s, codec, base);
 }
@@ -275,7 +291,7 @@ static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const sett
         query.allowed = allowed->ids;
         query.n_allowed = allowed->n;
     }
-    if (base != NULL && s->rerank > 0) {
+    if (base != NULL) {
         query.originals = base->rows;
         query.original_stride = base->dim;
         query.n_originals = base->n;
@@ -309,11 +325,6 @@ static bool print_answers(const answers *a, size_t n, uint32_t k, bool json)
     const bool ok = report_print(query_columns, N_QUERY, cells, (size_t)(cell - cells) / N_QUERY, json);
     free(cells);
     return ok;
-}
-
-static bool same_dimensions(const vectors *queries, uint32_t dim)
-{
-    return queries->dim == dim || complain("search: queries have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
 }
 
 static bool run_query(const settings *s, const char *const *files)
@@ -435,15 +446,15 @@ static const report_column eval_columns[] = {
 };
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
-/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. */
-static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *base, const vectors *queries, answers *a)
+/* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. originals: for rerank, or NULL. */
+static double measure(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *originals, const vectors *queries, answers *a)
 {
     double sum = 0;
     for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
         double best = INFINITY;
         for (int round = 0; round < ROUNDS; round++) {
             const double start = monotonic_seconds();
-            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, base, NULL, a))
+            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, NULL, a))
                 return -1;
             best = fmin(best, monotonic_seconds() - start);
         }
@@ -459,7 +470,8 @@ static bool eval_codec(const settings *s, const char *codec, const vectors *base
     kvant_index_info info = { .size = sizeof info };
     const double start = monotonic_seconds();
     bool ok = make_index(s, codec, base, &index) && copy_to_gpu(s, index, &gpu);
-    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, gpu, s, base, queries, a) : -1;
+    const vectors *originals = strstr(codec, "rows=") != NULL ? NULL : base;
+    const double built = monotonic_seconds() - start, seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
     ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
     if (ok) {
         const report_cell row[N_EVAL] = {
@@ -536,6 +548,7 @@ static const struct {
     USE("--neighbors", k, "query, eval"),           USE("--probe", probe, "query, eval"),
     USE("--rerank", rerank, "query, eval"),         USE("--queries", queries, "query, eval"),
     USE("--batch", batch, "eval"),                  USE("--allow", allow, "query"),
+    USE("--centroids", centroids, "build, eval"),
     USE("--threads", threads, "build, query, eval"), USE("--verify", verify, "query, info"),
 #undef USE
 };

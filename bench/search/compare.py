@@ -39,9 +39,11 @@ def tables(d):
     numpy = [form.format(bits) for bits in (4, 2, 1) for form in ("mse-{}", "scaled-{}", "scaled-{}cc", "rabitq-{}cc")]
     numpy += ["scaled-2c", "scaled-3", "prod-4", "prod-3", "prod-2", "prod-1"]
     kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
+    kvant += [f"trellis-{bits}{train}" for bits in (4, 3, 2) for train in ("", "/train")]
+    kvant += ["trellis-2:states=4096", "rabitq-4", "rabitq-2", "int-4", "octopus-3", "turboquant-4:qjl", "turboquant-2:qjl"]
     if d <= 1024:  # about the size of 2-bit codes; minutes of training beyond
         faiss.append(f"PCAR{d * 5 // 8},EDEN3/l2")
-        kvant.append(f"turboquant-3:dims={d * 5 // 8}")
+        kvant += [f"turboquant-3:dims={d * 5 // 8}", f"trellis-3:dims={d * 5 // 8}"]
     return {"faiss": faiss, "numpy": numpy, "kvant": kvant}
 
 
@@ -80,14 +82,14 @@ class Numpy:
 
 
 class Kvant:
-    """A spec; "/train" behind it takes the centre from 20,000 rows; specs with dims= train anyway."""
+    """A spec; "/train" behind it takes the centre from 20,000 rows; specs with dims= and lists= train anyway."""
 
-    def __init__(self, name, d):
+    def __init__(self, name, d, **options):
         import kvant
 
         spec, _, train = name.partition("/")
-        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "=" in spec
-        self.index = kvant.Index(d, spec=spec)
+        self.name, self.system, self.learns = name, f"kvant {kvant.version()}", bool(train) or "dims=" in spec or "lists=" in spec
+        self.index = kvant.Index(d, spec=spec, **options)
 
     def train(self, rows, threads=1):
         if self.learns:

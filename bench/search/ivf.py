@@ -4,7 +4,7 @@ without lists.
 
     bench/record.py bench/results/search_ivf.csv -- $(scripts/fetch.py faiss) bench/search/ivf.py --data minilm --json
 
-FAISS's inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get
+All inverted lists have the same centroids. Lists to look at (nprobe) and candidates that get
 exact products from the original rows (rerank) are the fastest that reach the recall with the
 `tune` queries, and are judged with the `query` queries.
 """
@@ -25,7 +25,7 @@ NPROBE, RERANK = (4, 8, 12, 16, 24, 32, 48, 64, 128), (0, 20, 40, 80)
 
 
 class Kvant(compare.Kvant):
-    """Its centroids are its own k-means of the same rows; without lists=, only rerank is chosen."""
+    """rerank= takes the stored rows of rows=int8, else the original ones; without lists=, only rerank is chosen."""
 
     rows, rerank, nprobe = None, 0, 0
 
@@ -40,7 +40,9 @@ class Kvant(compare.Kvant):
         self.nprobe, self.rerank = nprobe, rerank
 
     def search(self, queries, k, threads=1):
-        exact = {"rerank": self.rerank, "originals": self.rows} if self.rerank else {}
+        exact = {"rerank": self.rerank} if self.rerank else {}
+        if exact and "rows=" not in self.name:
+            exact["originals"] = self.rows
         return self.index.search(queries, k, threads, n_probe=self.nprobe, **exact)[1]
 
 
@@ -79,11 +81,13 @@ def main():
     d, tune, rows, chosen = base.shape[1], tune[:300], [], []
     tune_truth, middle = data.neighbours(base, tune), centroids(base, arguments.lists)
     names = [f"faiss:IVF{arguments.lists},{code}" for code in ("RaBitQfs4", "RaBitQfs2", f"PQ{d // 2}x4fs")]
-    names += [f"kvant:turboquant-{code}lists={arguments.lists}" for code in ("4:", "2:", f"3:dims={d * 5 // 8},")]
-    names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:turboquant-2"]  # no lists
+    codes = ("turboquant-4:", "turboquant-2:", "trellis-4:", "trellis-2:", f"trellis-3:dims={d * 5 // 8},", "trellis-2:rows=int8,")
+    names += [f"kvant:{code}lists={arguments.lists}" for code in codes]
+    names += [f"faiss:PQ{d // 2}x4fs", "kvant:turboquant-4", "kvant:trellis-2"]  # no lists
     for name in arguments.names or names:
         system, _, rest = name.partition(":")
-        index = Faiss(rest, d, middle if "IVF" in rest else None) if system == "faiss" else Kvant(rest, d)
+        same = {"centroids": middle} if "IVF" in rest or "lists=" in rest else {}
+        index = Faiss(rest, d, **same) if system == "faiss" else Kvant(rest, d, **same)
         index.train(base)
         index.add(base)
         index.keep(base)

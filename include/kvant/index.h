@@ -56,8 +56,8 @@ typedef struct kvant_index_params {
      * without centroids; lists keep ids. rows=int8 keeps 8 bits per number beside the codes, for rerank. */
     const char *spec;
     const float *center; /* dim finite numbers that are subtracted before rounding, copied; NULL: none */
-    const float *centroids; /* lists=N: N of them, centroid i at i * centroid_stride, copied; NULL: k-means */
-    size_t centroid_stride;
+    const float *centroids; /* lists=N: centroid i at i * centroid_stride, copied; NULL: k-means */
+    size_t centroid_stride, n_centroids;
 } kvant_index_params;
 
 /* Creates an empty index.

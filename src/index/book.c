@@ -87,10 +87,29 @@ kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t 
     return KVANT_OK;
 }
 
+kvant_status kvant_book_create_records(kvant_book *book, const char *spec, uint32_t dim, const kvant_error *error)
+{
+    *book = (kvant_book){ .kind = KVANT_BOOK_RECORDS };
+    book->levels = (kvant_pack_format){ .bits = 8, .n_quads = kvant_pack_quads(dim, 8), .bias = 128 };
+    return kvant_records_create(spec, dim, &book->records, error);
+}
+
 void kvant_book_destroy(kvant_book *book)
 {
     kvant_free(book->trellis);
+    kvant_records_destroy(&book->records);
     book->trellis = NULL;
+}
+
+static size_t padded(uint32_t n)
+{
+    return ((size_t)n + KVANT_PACK_CHUNK - 1) / KVANT_PACK_CHUNK * KVANT_PACK_CHUNK;
+}
+
+/* Codes and indices of levels; or levels, a row and a page. */
+size_t kvant_book_scratch(const kvant_book *book, uint32_t n)
+{
+    return book->records ? 5 * padded(n) + kvant_records_page(book->records) : 2 * padded(n);
 }
 
 /* ---- Encoding ---- */
@@ -148,9 +167,10 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
                         uint8_t *codes, uint8_t *at)
 {
     const float squared = kernels->dot(y, y, n);
-    memset(codes, 0, n);
-    if (!(squared > 0))
+    if (!(squared > 0)) {
+        memset(codes, 0, n);
         return 0;
+    }
     const float inverse = sqrtf((float)n) / (sqrtf(squared) * (book->kind == KVANT_BOOK_TRELLIS ? 1 : book->step));
     if (book->kind == KVANT_BOOK_TRELLIS)
         encode_trellis(book, kernels, y, n, inverse, codes, at);
@@ -167,19 +187,89 @@ float kvant_book_encode(const kvant_book *book, const kvant_kernels *kernels, co
     return squared / kernels->dot_codes(y, indices, n, book->values, book->value_bits);
 }
 
-/* ---- Decoding ---- */
+/* ---- Packs ---- */
 
-void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *codes, uint8_t *levels)
+/* In parts of variance about 1 codecs' scales neither overflow nor lose bits. */
+static float store_record(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n,
+                          uint8_t *record, uint8_t *scratch)
 {
-    const kvant_pack_format *format = &book->format;
-    if (book->kind == KVANT_BOOK_TRELLIS) {
-        kernels->trellis_pack(&book->trellis->trellis, format, codes, levels);
-        return;
+    float *row = (float *)(void *)(scratch + padded(n));
+    uint8_t *page = scratch + 5 * padded(n);
+    const float squared = kernels->dot(y, y, n), deviation = sqrtf(squared) / sqrtf((float)n);
+    memset(record, 0, book->records->bytes);
+    if (!(deviation > 0))
+        return 0;
+    for (uint32_t i = 0; i < n; i++)
+        row[i] = y[i] / deviation;
+    kvant_records_encode(book->records, kernels, row, page, record);
+    const float step = kvant_records_decode(book->records, kernels, record, page, row, scratch);
+    if (!book->records->unbiased)
+        return deviation * step;
+    double product = 0;
+    for (uint32_t i = 0; i < n; i++)
+        product += (double)y[i] * (scratch[i] - 128);
+    return product > 0 ? (float)(squared / product) : 0;
+}
+
+float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, const float *y, uint32_t n, uint8_t *pack,
+                       uint32_t v, uint8_t *scratch)
+{
+    if (book->records)
+        return store_record(book, kernels, y, n, pack + v * book->records->bytes, scratch);
+    memset(scratch, 0, padded(n)); /* the rest of the last quad, too */
+    const float factor = kvant_book_encode(book, kernels, y, n, scratch, scratch + padded(n));
+    for (uint32_t quad = 0; 4 * quad < n; quad++)
+        kvant_pack_put_quad(book->format.bits, pack, quad, v, scratch + 4 * (size_t)quad);
+    return factor;
+}
+
+void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_v, uint8_t *pack, uint32_t v)
+{
+    const size_t bytes = book->records ? book->records->bytes : 0;
+    if (from)
+        memmove(pack + v * bytes, from + from_v * bytes, bytes);
+    else
+        memset(pack + v * bytes, 0, bytes);
+    for (uint32_t quad = 0; quad < book->format.n_quads; quad++) {
+        uint8_t four[4] = { 0 };
+        for (uint32_t j = 0; from && j < 4; j++)
+            four[j] = (uint8_t)kvant_pack_get(book->format.bits, from, 4 * quad + j, from_v);
+        kvant_pack_put_quad(book->format.bits, pack, quad, v, four);
     }
-    for (uint32_t i = 0; i < 4 * format->n_quads; i++)
-        for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++) {
-            kvant_pack_part part = { 0 };
-            kvant_pack_next(8, i, v, &part);
-            levels[part.byte] = (uint8_t)(128 + (int32_t)book->values[kvant_pack_get(format->bits, codes, i, v)]);
-        }
+}
+
+/* Codes of 16 vectors in a quad. */
+static void decode_plane(const kvant_book *book, const uint8_t *codes, uint32_t quad, uint32_t half, uint8_t *levels)
+{
+    uint8_t plane[KVANT_PACK_CHUNK] = { 0 };
+    for (kvant_pack_part part = { 0 }; kvant_pack_next(book->format.bits, 4 * quad, 16 * half, &part);)
+        for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
+            plane[i] |= (uint8_t)((codes[part.byte + i] >> part.shift & ((1u << part.bits) - 1)) << part.done);
+    for (uint32_t i = 0; i < KVANT_PACK_CHUNK; i++)
+        levels[i] = (uint8_t)(128 + (int32_t)book->values[plane[i]]);
+}
+
+static void decode_records(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack, uint8_t *levels,
+                           uint8_t *scratch)
+{
+    const uint32_t n = book->records->dim;
+    memset(levels, 128, kvant_pack_bytes(&book->levels));
+    for (uint32_t v = 0; v < KVANT_PACK_VECTORS; v++) {
+        kvant_records_decode(book->records, kernels, pack + v * book->records->bytes, scratch + 5 * padded(n),
+                             (float *)(void *)(scratch + padded(n)), scratch);
+        for (uint32_t quad = 0; 4 * quad < n; quad++)
+            kvant_pack_put_quad(8, levels, quad, v, scratch + 4 * (size_t)quad);
+    }
+}
+
+void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack, uint8_t *levels,
+                       uint8_t *scratch)
+{
+    if (book->records)
+        decode_records(book, kernels, pack, levels, scratch);
+    else if (book->kind == KVANT_BOOK_TRELLIS)
+        kernels->trellis_pack(&book->trellis->trellis, &book->format, pack, levels);
+    else
+        for (uint32_t i = 0; i < 2 * book->format.n_quads; i++)
+            decode_plane(book, pack, i / 2, i % 2, levels + (size_t)i * KVANT_PACK_CHUNK);
 }

@@ -23,7 +23,6 @@ typedef struct head {
     uint64_t n, bytes, checksum, next_id, head_checksum; /* KVANT_FILE_HEAD bytes up to here */
     uint32_t n_packs; /* with lists */
     float radius;     /* with lists */
-    uint64_t zeros[7];
     char spec[KVANT_INDEX_SPEC];
 } head;
 _Static_assert(offsetof(head, n_packs) == KVANT_FILE_HEAD && sizeof(head) == 256, "format.md");
@@ -53,7 +52,7 @@ static bool lay_out(const kvant_index *index, const head *h, layout *l)
     }
     if ((h->flags & HAS_IDS && !kvant_mul_size(lists ? numbers : (size_t)h->n, sizeof(uint64_t), &l->bytes[IDS])) ||
         !kvant_mul_size(numbers, sizeof(float), &l->bytes[FACTORS]) ||
-        !kvant_mul_size(packs, kvant_pack_bytes(&index->book.format), &l->bytes[CODES]) ||
+        !kvant_mul_size(packs, kvant_book_pack_bytes(&index->book), &l->bytes[CODES]) ||
         (index->has_rows && !kvant_mul_size(numbers, h->dim, &l->bytes[ROWS])))
         return false;
     if (index->metric == KVANT_METRIC_L2 || h->flags & HAS_CENTER)
@@ -380,7 +379,7 @@ kvant_status kvant_index_verify(const kvant_index *index)
 
 static size_t vector_bytes(const kvant_index *index)
 {
-    return kvant_pack_bytes(&index->book.format) / KVANT_PACK_VECTORS +
+    return kvant_book_pack_bytes(&index->book) / KVANT_PACK_VECTORS +
            sizeof(float) * (kvant_index_has_offsets(index) ? 2 : 1) +
            (index->has_rows ? index->dim + sizeof(float) : 0);
 }

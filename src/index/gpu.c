@@ -19,12 +19,13 @@ static kvant_status put_decoded(const kvant_index *index, kvant_cuda_index *code
     const kvant_book *book = &index->book;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const size_t bytes = kvant_pack_bytes(&book->levels), n_packs = kvant_index_packs(index);
-    uint8_t *levels = kvant_alloc(AT_ONCE, bytes);
+    uint8_t *levels = kvant_alloc(AT_ONCE * bytes + kvant_book_scratch(book, index->code_dim), 1);
     kvant_status status = levels ? KVANT_OK : KVANT_ERR_MEMORY;
     for (size_t first = 0; status == KVANT_OK && first < n_packs; first += AT_ONCE) {
         const size_t n = n_packs - first < AT_ONCE ? n_packs - first : AT_ONCE;
         for (size_t i = 0; i < n; i++)
-            kvant_book_decode(book, kernels, index->codes + (first + i) * kvant_pack_bytes(&book->format), levels + i * bytes);
+            kvant_book_decode(book, kernels, index->codes + (first + i) * kvant_book_pack_bytes(book), levels + i * bytes,
+                              levels + AT_ONCE * bytes);
         status = kvant_cuda_index_put(codes, first, n, levels);
     }
     kvant_free(levels);

@@ -30,17 +30,29 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-/* The kind and the bits in the name of a spec. */
-static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, const kvant_error *error)
+#define MOST_CODEC 112u /* bytes: the other options of a canonical spec take up to 71 */
+
+/* The kind and the bits in the name of a spec. What has other options, or another name, is a codec of
+ * codec.h, whose spec goes to codec. */
+static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uint32_t *bits, char *codec, size_t size,
+                              const kvant_error *error)
 {
-    for (uint32_t i = 0; i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
+    *kind = KVANT_BOOK_RECORDS;
+    snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
+    for (uint32_t i = 0; i < spec->n_options; i++)
+        if (!spec->options[i].used)
+            kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':', spec->options[i].key,
+                         spec->options[i].value ? "=" : "", spec->options[i].value ? spec->options[i].value : "");
+    if (strlen(codec) == size - 1)
+        return kvant_fail(error, KVANT_ERR_SPEC, "a codec of an index is named in at most %zu letters", size - 2);
+    for (uint32_t i = 0; !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
         const kvant_book_name *name = &kvant_book_names[i];
-        *kind = (kvant_book_kind)i;
-        if (strcmp(spec->name, name->name) == 0)
+        if (strcmp(spec->name, name->name) == 0) {
+            *kind = (kvant_book_kind)i;
             return kvant_spec_bits(spec, name->least, name->most, bits, error);
+        }
     }
-    return kvant_fail(error, KVANT_ERR_SPEC, "an index takes turboquant-1 to 8, trellis-2 to 4, int-2 to 8 or rabitq-1 to 7, not '%s'",
-                      spec->text);
+    return KVANT_OK;
 }
 
 static kvant_status check_options(const kvant_index *index, kvant_book_kind kind, const index_options *o,
@@ -54,15 +66,13 @@ static kvant_status check_options(const kvant_index *index, kvant_book_kind kind
     return KVANT_OK;
 }
 
-static kvant_status create_tables(kvant_index *index, kvant_book_kind kind, uint32_t bits, const index_options *o)
+static kvant_status create_rotations(kvant_index *index)
 {
-    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o->states > 0 ? 2 * (uint32_t)o->states : 0);
-    KVANT_FORWARD(kvant_book_create(&index->book, kind, bits, memory, index->code_dim));
-    KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, o->seed));
+    KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, index->seed));
     if (!index->has_rows)
         return KVANT_OK;
     KVANT_FORWARD(kvant_book_create(&index->row_book, KVANT_BOOK_INT, 8, 0, index->dim));
-    return kvant_rotation_create(&index->row_rotation, index->dim, o->seed);
+    return kvant_rotation_create(&index->row_rotation, index->dim, index->seed);
 }
 
 static kvant_status parse(kvant_index *index, const char *text, const kvant_error *error)
@@ -72,9 +82,8 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     kvant_book_kind kind;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
-    KVANT_FORWARD(read_name(&spec, &kind, &bits, error));
     KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
-    KVANT_FORWARD(kvant_spec_finish(&spec, "dims=N lists=N rows=int8 seed=N states=N", error));
+    KVANT_FORWARD(read_name(&spec, &kind, &bits, index->spec, MOST_CODEC, error));
     KVANT_FORWARD(check_options(index, kind, &o, error));
     if (o.states == 0)
         o.states = KVANT_OPTION_ABSENT;
@@ -84,11 +93,14 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     index->n_lists = o.lists != KVANT_OPTION_ABSENT ? (uint32_t)o.lists : 0;
     index->has_rows = o.rows != KVANT_OPTION_ABSENT;
     index->seed = o.seed;
-    snprintf(index->spec, sizeof index->spec, "%s-%u", spec.name, (unsigned)bits);
+    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o.states > 0 ? 2 * (uint32_t)o.states : 0);
+    if (kind == KVANT_BOOK_RECORDS)
+        KVANT_FORWARD(kvant_book_create_records(&index->book, index->spec, index->code_dim, error));
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
-    return create_tables(index, kind, bits, &o) == KVANT_OK
-               ? KVANT_OK
-               : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    if ((kind != KVANT_BOOK_RECORDS && kvant_book_create(&index->book, kind, bits, memory, index->code_dim) != KVANT_OK) ||
+        create_rotations(index) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metric, kvant_index **index,
@@ -110,30 +122,36 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
     return status;
 }
 
-static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy)
+/* A copy of rows without a stride. */
+static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32_t dim, const float **copy,
+                              const kvant_error *error)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float *to = kvant_alloc(n, dim * sizeof *to);
-    KVANT_RETURN_IF(!to, KVANT_ERR_MEMORY);
+    if (!to)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a centre or centroids");
     *copy = to;
     for (size_t i = 0; i < n; i++) {
         if (kernels->magnitude(rows + i * stride, dim) > kvant_float_bits(0x1p40f))
-            return kvant_fail(NULL, KVANT_ERR_NONFINITE,
+            return kvant_fail(error, KVANT_ERR_NONFINITE,
                               "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
         memcpy(to + i * dim, rows + i * stride, dim * sizeof *to);
     }
     return KVANT_OK;
 }
 
-static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p)
+static kvant_status take_centroids(kvant_index *index, const kvant_index_params *p, const kvant_error *error)
 {
-    if (!index->n_lists || (index->n_lists > 1 && p->centroid_stride < index->dim))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "centroids need lists= and a stride of at least dim");
-    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, index->n_lists, index->dim, &index->centroids));
+    const size_t n = p->n_centroids;
+    if (n == 0 || n != index->n_lists || (n > 1 && p->centroid_stride < index->dim))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%zu centroids need lists=%zu and a stride of at least dim", n, n);
+    KVANT_FORWARD(copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
     kvant_lists_move(KVANT_OWN(float, index->centroids), index, NULL);
     index->needs_training = index->project;
     index->given_lists = true;
-    return kvant_lists_set(index, index->centroids);
+    if (kvant_lists_set(index, index->centroids) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
+    return KVANT_OK;
 }
 
 kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index, char *err, size_t errlen)
@@ -145,13 +163,11 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     if (!KVANT_TAKE(kvant_index_params, &p, params, center))
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
-    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center) : KVANT_OK;
+    kvant_status status = p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
     if (status == KVANT_OK && p.centroids)
-        status = take_centroids(*index, &p);
-    if (status != KVANT_OK) {
-        kvant_fail(&error, status, "%s", kvant_strerror(status));
+        status = take_centroids(*index, &p, &error);
+    if (status != KVANT_OK)
         kvant_index_free(index);
-    }
     return status;
 }
 
@@ -256,7 +272,7 @@ kvant_status kvant_index_grow(kvant_index *index, size_t n)
                         KVANT_ERR_MEMORY);
         index->owners = KVANT_OWN(uint32_t, owners);
     }
-    const size_t pack = kvant_pack_bytes(&index->book.format);
+    const size_t pack = kvant_book_pack_bytes(&index->book);
     KVANT_RETURN_IF(!enlarge(&codes, index->capacity / KVANT_PACK_VECTORS, capacity / KVANT_PACK_VECTORS, pack),
                     KVANT_ERR_MEMORY);
     index->codes = codes;
@@ -361,17 +377,9 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
     return status;
 }
 
-/* Codes of one slot to another, or zeros where from is no slot. */
-static void copy_codes(kvant_index *index, size_t from, size_t to)
+static uint8_t *pack_of(kvant_index *index, size_t slot)
 {
-    const uint32_t bits = index->book.format.bits;
-    const size_t bytes = kvant_pack_bytes(&index->book.format);
-    uint8_t *codes = KVANT_OWN(uint8_t, index->codes), *target = codes + to / KVANT_PACK_VECTORS * bytes;
-    for (uint32_t i = 0; i < index->code_dim; i++)
-        kvant_pack_put(bits, target, i, to % KVANT_PACK_VECTORS,
-                       from == to ? 0
-                                  : kvant_pack_get(bits, codes + from / KVANT_PACK_VECTORS * bytes, i,
-                                                   from % KVANT_PACK_VECTORS));
+    return KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
 }
 
 static void move_number(float *numbers, size_t from, size_t to)
@@ -403,7 +411,8 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
 {
     if (from != to) {
         kvant_index_move_slot(index, from, to);
-        copy_codes(index, from, to);
+        kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS, pack_of(index, to),
+                        to % KVANT_PACK_VECTORS);
     } else {
         KVANT_OWN(float, index->factors)[to] = 0;
         if (index->has_rows) {
@@ -413,7 +422,7 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
         if (index->offsets)
             KVANT_OWN(float, index->offsets)[to] = 0;
     }
-    copy_codes(index, from, from);
+    kvant_book_copy(&index->book, NULL, 0, pack_of(index, from), from % KVANT_PACK_VECTORS);
 }
 
 kvant_status kvant_index_remove(kvant_index *index, uint64_t id)

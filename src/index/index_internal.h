@@ -16,7 +16,7 @@
 #include "rotation.h"
 #include "top.h"
 
-#define KVANT_INDEX_SPEC 128u /* bytes */
+#define KVANT_INDEX_SPEC 184u /* bytes */
 
 typedef struct kvant_list kvant_list; /* lists.h */
 

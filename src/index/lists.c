@@ -245,7 +245,7 @@ static kvant_list *list_of_pack(kvant_index *index, size_t pack, size_t *place)
 /* The index's last pack takes the place of an empty one. */
 static void fill_gap(kvant_index *index, size_t gap)
 {
-    const size_t last = --index->n_packs, bytes = kvant_pack_bytes(&index->book.format);
+    const size_t last = --index->n_packs, bytes = kvant_book_pack_bytes(&index->book);
     size_t place;
     if (gap == last)
         return;

@@ -40,7 +40,7 @@ typedef struct search {
     float *centred;     /* with lists: queries without the centre */
     uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
     int8_t *gathered;   /* per thread: queries of a list, by tiles of the group */
-    uint8_t *levels;    /* per thread: a decoded pack */
+    uint8_t *levels;    /* per thread: a decoded pack, and scratch */
     int32_t *dots;      /* per thread, TILE x 32 */
     float *keys;        /* the same */
 } search;
@@ -139,7 +139,8 @@ typedef struct room {
 
 static size_t level_bytes(const search *s)
 {
-    return kvant_pack_bytes(&s->index->book.levels);
+    const kvant_book *book = &s->index->book;
+    return (kvant_pack_bytes(&book->levels) + kvant_book_scratch(book, s->index->code_dim) + 63) / 64 * 64;
 }
 
 static room room_of(const search *s, uint32_t worker)
@@ -154,10 +155,10 @@ static room room_of(const search *s, uint32_t worker)
 static const uint8_t *open_pack(const search *s, size_t pack, const room *r)
 {
     const kvant_book *book = &s->index->book;
-    const uint8_t *codes = s->index->codes + pack * kvant_pack_bytes(&book->format);
+    const uint8_t *codes = s->index->codes + pack * kvant_book_pack_bytes(book);
     if (!r->levels)
         return codes;
-    kvant_book_decode(book, s->kernels, codes, r->levels);
+    kvant_book_decode(book, s->kernels, codes, r->levels, r->levels + kvant_pack_bytes(&book->levels));
     return r->levels;
 }
 

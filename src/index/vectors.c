@@ -16,7 +16,8 @@ static size_t padded(uint32_t n)
 
 size_t kvant_index_code_room(const kvant_index *index)
 {
-    return 2 * padded(index->dim); /* codes, and indices of levels */
+    const size_t book = kvant_book_scratch(&index->book, index->code_dim);
+    return book > padded(index->dim) ? book : padded(index->dim); /* of rows=int8 */
 }
 
 size_t kvant_index_scratch(const kvant_index *index)
@@ -164,13 +165,11 @@ void kvant_index_encode_row(kvant_index *index, const kvant_kernels *kernels, si
                             const float *x, float *scratch, uint8_t *codes)
 {
     const kvant_index_row row = kvant_index_transform(index, kernels, x, false, list, scratch, NULL);
-    const kvant_book *book = &index->book;
-    const uint32_t bits = book->format.bits, n = index->code_dim;
+    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
     KVANT_OWN(float, index->factors)[slot] =
-        ldexpf(kvant_book_encode(book, kernels, row.y, n, codes, codes + padded(index->dim)), row.exponent);
-    uint8_t *pack = KVANT_OWN(uint8_t, index->codes) + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&book->format);
-    for (uint32_t i = 0; i < n; i++)
-        kvant_pack_put(bits, pack, i, slot % KVANT_PACK_VECTORS, codes[i]);
+        ldexpf(kvant_book_store(&index->book, kernels, row.y, index->code_dim, pack,
+                                (uint32_t)(slot % KVANT_PACK_VECTORS), codes),
+               row.exponent);
     if (index->offsets)
         KVANT_OWN(float, index->offsets)[slot] = row.offset;
     if (index->has_rows)
@@ -224,9 +223,11 @@ kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *r
 static kvant_status decode_slot(const kvant_index *index, const kvant_kernels *kernels, size_t slot, float *y)
 {
     const kvant_book *book = &index->book;
-    uint8_t *levels = kvant_alloc(kvant_pack_bytes(&book->format) / book->format.bits, 8);
+    const size_t bytes = (size_t)book->levels.n_quads * 128;
+    uint8_t *levels = kvant_alloc(bytes + kvant_book_scratch(book, index->code_dim), 1);
     KVANT_RETURN_IF(!levels, KVANT_ERR_MEMORY);
-    kvant_book_decode(book, kernels, index->codes + slot / KVANT_PACK_VECTORS * kvant_pack_bytes(&book->format), levels);
+    kvant_book_decode(book, kernels, index->codes + slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(book), levels,
+                      levels + bytes);
     for (uint32_t i = 0; i < index->code_dim; i++)
         y[i] = index->factors[slot] * ((float)kvant_pack_get(8, levels, i, slot % KVANT_PACK_VECTORS) - 128);
     kvant_free(levels);

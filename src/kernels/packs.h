@@ -76,12 +76,14 @@ static inline uint32_t kvant_pack_get(uint32_t bits, const uint8_t *codes, uint3
     return code;
 }
 
-static inline void kvant_pack_put(uint32_t bits, uint8_t *codes, uint32_t dim, uint32_t v, uint32_t code)
+/* Codes of the 4 dimensions of a quad. */
+static inline void kvant_pack_put_quad(uint32_t bits, uint8_t *codes, uint32_t quad, uint32_t v, const uint8_t four[4])
 {
-    for (kvant_pack_part part = { 0 }; kvant_pack_next(bits, dim, v, &part);) {
+    for (kvant_pack_part part = { 0 }; kvant_pack_next(bits, 4 * quad, v, &part);) {
         const uint32_t mask = (1u << part.bits) - 1;
-        codes[part.byte] = (uint8_t)((codes[part.byte] & ~(mask << part.shift)) |
-                                     (code >> part.done & mask) << part.shift);
+        for (uint32_t j = 0; j < 4; j++)
+            codes[part.byte + j] = (uint8_t)((codes[part.byte + j] & ~(mask << part.shift)) |
+                                             (four[j] >> part.done & mask) << part.shift);
     }
 }
 

@@ -107,8 +107,9 @@ void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, ui
                 add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
 }
 
-void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
-                               uint32_t token, int8_t *levels)
+/* Of a token's codes, padded_dim of them. */
+static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, uint32_t token,
+                         int8_t *levels)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
     kvant_layout_get(layout, page, token, codes);
@@ -131,7 +132,7 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
         memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         int8_t levels[KVANT_MAX_PADDED_DIM];
-        kvant_trellis_page_levels(trellis, layout, page, token, levels);
+        token_levels(trellis, layout, page, token, levels);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t j = 0; j < layout->padded_dim; j++) {
                 const uint32_t row = key ? token : j, column = key ? j : token;
@@ -150,8 +151,9 @@ static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format 
     for (uint32_t i = 0; i < 4 * n_quads; i++) {
         const uint32_t code = kvant_pack_get(format->bits, codes, 4 * quad + i, v);
         const uint32_t subset = subsets[kvant_pack_step(format->bits, n_quads, i)];
-        const int32_t level = trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset];
-        kvant_pack_put(8, levels, 4 * quad + i, v, (uint32_t)(level + 128));
+        kvant_pack_part at = { 0 };
+        kvant_pack_next(8, 4 * quad + i, v, &at);
+        levels[at.byte] = (uint8_t)(trellis->levels[KVANT_TRELLIS_SUBSETS * (code / 2) + subset] + 128);
     }
 }
 

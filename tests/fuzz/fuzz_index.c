@@ -44,6 +44,7 @@ static void use(const kvant_index *index)
     for (uint32_t i = 0; i < 2 * info.dim; i++)
         rows[i] = (float)(i % 7) - 3;
     kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = info.dim, .n = 2, .k = 20, .n_threads = 1 };
+    query.rerank = index->has_rows ? 30 : 0;
     if (kvant_index_search(index, &query, scores, ids) != KVANT_OK)
         abort();
     for (int i = 0; i < 40; i++)
@@ -80,11 +81,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 
 #define ROUNDS 20000u
 
-/* A saved index: dim 24, ids of its own where kind has bit 0, a centre and dims= where it has bit 1. */
+static const char *const specs[] = { "turboquant-4", "turboquant-3:dims=9", "turboquant-2:lists=3", "trellis-4", "trellis-2:lists=3,rows=int8",
+                                     "turboquant-6:rows=int8", "int-4:asym", "int-3:asym,lists=2" };
+enum { KINDS = 2 * sizeof specs / sizeof *specs };
+
+/* A saved index: dim 24, ids of its own where kind is odd. */
 static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
 {
     kvant_index_params params = { .size = sizeof params, .dim = 24, .metric = (kvant_metric)(kind % 3),
-                                  .spec = kind & 2 ? kind & 4 ? "turboquant-2:lists=3" : "turboquant-3:dims=9" : "turboquant-4" };
+                                  .spec = specs[kind / 2] };
     kvant_index *index;
     float rows[40 * 24];
     uint64_t ids[40], state = 99 + kind;
@@ -96,7 +101,7 @@ static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
     for (int i = 0; i < 40; i++)
         ids[i] = fuzz_next(&state) >> 1;
     if (fd >= 0 && kvant_index_create(&params, &index, NULL, 0) == KVANT_OK) {
-        if ((!(kind & 2) || kvant_index_train(index, rows, 24, 40) == KVANT_OK) &&
+        if ((kind / 2 % 3 == 0 || kvant_index_train(index, rows, 24, 40) == KVANT_OK) &&
             kvant_index_add(index, rows, 24, 40, kind & 1 ? ids : NULL, 1) == KVANT_OK &&
             kvant_index_save(index, path, NULL, 0) == KVANT_OK) {
             FILE *file = fopen(path, "rb");
@@ -113,16 +118,16 @@ static size_t valid_file(uint32_t kind, uint8_t *bytes, size_t room)
 
 int main(void)
 {
-    static uint8_t valid[8][16384], bytes[16384];
-    size_t sizes[8];
+    static uint8_t valid[KINDS][16384], bytes[16384];
+    size_t sizes[KINDS];
     uint64_t state = FUZZ_SEED;
-    for (uint32_t kind = 0; kind < 8; kind++)
+    for (uint32_t kind = 0; kind < KINDS; kind++)
         if ((sizes[kind] = valid_file(kind, valid[kind], sizeof bytes)) <= HEAD)
             return 1;
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        size_t n = sizes[i % 8];
-        memcpy(bytes, valid[i % 8], n);
-        if (i >= 8) /* the valid ones first */
+        size_t n = sizes[i % KINDS];
+        memcpy(bytes, valid[i % KINDS], n);
+        if (i >= KINDS) /* the valid ones first */
             fuzz_mutate(bytes, &n, HEAD, 4, &state);
         LLVMFuzzerTestOneInput(bytes, n);
     }

@@ -76,7 +76,8 @@ static kvant_index *opened(open_fn *open, const char *path)
 
 static void saved_and_found(void **state)
 {
-    static const char *const specs[] = { "turboquant-1", "turboquant-2:seed=5", "turboquant-3:dims=10", "turboquant-4", "turboquant-8", "turboquant-2:lists=3" };
+    static const char *const specs[] = { "turboquant-1", "turboquant-2:seed=5", "turboquant-3:dims=10", "turboquant-4", "turboquant-8", "turboquant-2:lists=3",
+                                         "trellis-3:states=1024", "trellis-2:lists=2,rows=int8", "int-3:asym" };
     files f = make_files();
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)

@@ -57,10 +57,12 @@ class Index(Owned):
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    Codes of 1, 2, 3, 4 or 8 bits per dimension: spec "turboquant-4". "turboquant-3:dims=256" keeps
-    256 principal dimensions, "turboquant-4:lists=128" makes inverted lists; both need train. metric:
-    "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared distances.
-    center: float32 [dim], subtracted before rounding. Results depend on neither threads nor batches;
+    Codes of 1 to 8 bits per dimension: spec "turboquant-4" or "trellis-4", which finds more and takes
+    longer to add. "trellis-3:dims=256" keeps 256 principal dimensions, "turboquant-4:lists=128" makes
+    inverted lists; both need train. "rows=int8" keeps 8 bits per dimension beside the codes, for
+    rerank. metric: "ip" (inner product) and "cosine", where larger scores are nearer, or "l2", squared
+    distances. center: float32 [dim], subtracted before rounding. centroids: float32 [lists, dim]
+    instead of k-means. Results depend on neither threads nor batches;
     equal scores come in the order of ids.
 
     device="cuda" searches on the GPU, with the same results: the first search after a change copies
@@ -71,7 +73,13 @@ class Index(Owned):
     library refuses: a NaN, an infinity, an id that is taken or missing, a change of a view."""
 
     def __init__(
-        self, dim: int, metric: str = "ip", spec: str = "turboquant-4", center: Any = None, device: str = "cpu"
+        self,
+        dim: int,
+        metric: str = "ip",
+        spec: str = "turboquant-4",
+        center: Any = None,
+        device: str = "cpu",
+        centroids: Any = None,
     ) -> None:
         super().__init__("kvant_index_free")
         self._place(device)
@@ -83,6 +91,9 @@ class Index(Owned):
             spec=c_text(checks.text(spec, "spec"), "spec"),
             center=arrays.pointer(center),
         )
+        if centroids is not None:
+            centroids, params.centroid_stride = arrays.rows(centroids, "centroids", (None, dim))
+            params.n_centroids, params.centroids = centroids.shape[0], centroids.ctypes.data
         text = text_buffer()
         status = library().kvant_index_create(c.byref(params), c.byref(self._handle), text, len(text))
         check(f"index {spec!r}", status, text)
@@ -193,7 +204,8 @@ class Index(Owned):
         allowed: int64 ids, the only ones that may be found; unknown ones are ignored. allow: a
         function of an id, called for every vector that passes allowed: slow, for few. Both may be
         given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
-        row i is the vector with id i (np.memmap will do); others keep their scores. n_probe: lists
+        row i is the vector with id i (np.memmap will do); others keep their scores. Without originals,
+        an index with rows=int8 ranks by its rows. n_probe: lists
         that are searched where the spec has lists=, at most 1024; 0: 8."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
@@ -206,10 +218,10 @@ class Index(Owned):
             query.n_allowed = allowed.size
             query.allowed = arrays.pointer(allowed if allowed.size else ids)  # NULL would allow all
         query.n_probe = checks.count(n_probe, "n_probe", least=0)
-        if rerank or originals is not None:
+        query.rerank = checks.count(rerank, "rerank", least=0)
+        if originals is not None:
             rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
-            query.rerank, query.n_originals = checks.count(rerank, "rerank"), rows.shape[0]
-            query.originals = rows.ctypes.data
+            query.n_originals, query.originals = rows.shape[0], rows.ctypes.data
         status = self._find(query, scores, ids)
         if raised:
             raise raised[0]

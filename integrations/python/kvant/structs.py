@@ -79,6 +79,9 @@ class IndexParams(Struct):
         ("metric", c.c_int),
         ("spec", c.c_char_p),
         ("center", c.c_void_p),
+        ("centroids", c.c_void_p),
+        ("centroid_stride", c.c_size_t),
+        ("n_centroids", c.c_size_t),
     ]
 
 

@@ -1,12 +1,12 @@
 /* chunks.cuh - from the words of a page of chunk codes (format.md, "Chunk codes") to operands
  * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
  *
- * A chunk's direction is looked up in shared memory: 8 bytes with up to four channels as fp16. A
- * norm or a radius multiplies the direction in fp16. The table stands there in several copies side
- * by side, because 16 lanes at a time read from 16 pairs of banks. With 16 copies no two lanes read
- * the same pair, with 8 copies at most two do. With one copy three lanes on average read the
- * fullest pair. This sets the pace, so there are as many copies as the ring of pages leaves room
- * for.
+ * A chunk's direction is looked up in shared memory: three channels as fp16 in 8 bytes, or four as
+ * bytes. A norm or a radius multiplies the direction in fp16. The table stands there in several copies
+ * side by side, so that fewer lanes read the same bank. Of 8 bytes 16 lanes at a time read from 16 pairs
+ * of banks: with 16 copies no two lanes read the same pair, with 8 copies at most two do. Of 4 bytes 3
+ * lanes on average read the fullest bank with 8 copies. This sets the pace, so there are as many copies
+ * as the ring of pages leaves room for.
  *
  * The kernel may choose which channel is which column (keys) or row (values) of the product. For
  * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
@@ -39,10 +39,10 @@ template <int AT> struct ChunkTable {
     uint32_t copy, limit;
     uint32_t norm_low[2], norm_high[2];
 
-    KVANT_INLINE uint2 at(uint32_t distance) const
+    template <class T> KVANT_INLINE T at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const uint2 *>(raw + AT + distance);
+        return *reinterpret_cast<const T *>(raw + AT + distance);
     }
 };
 
@@ -135,7 +135,7 @@ template <int B> struct Octopus : ChunkCodes {
     /* Up to 10 bits are looked up as they are; of 13 bits the norm's 3 apart. */
     static constexpr bool HAS_NORM = B == 4;
     static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane below that of 8 bits */
-    static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS);
+    static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS), ENTRY_BYTES = 8;
     static constexpr float UNIT = 1;
     static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8; /* of tiles/ */
     static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
@@ -201,7 +201,7 @@ template <int B> struct Octopus : ChunkCodes {
                                         : i == 2 ? shift_left<SHIFT - 16>(low)
                                                  : shift_left<SHIFT - 24>(low)
                                       : prmt(low, high, (4 + i) | i << 4 | (4 + next) << 8);
-            return table.at((x & MASK) >> CLOSER | table.copy);
+            return table.template at<uint2>((x & MASK) >> CLOSER | table.copy);
         }
 
         /* The norms of codes i and j as a pair of halves; norms are one byte above their codes. */
@@ -358,38 +358,56 @@ template <int B> struct Octopus : ChunkCodes {
     }
 };
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. Radii are small whole
- * numbers, so as fp16 they are subnormal, times 2^-20 where they are taken; directions are times
- * 2^15. */
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are 128
+ * + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and their
+ * products with bytes are exact if they have 4 bits. */
 template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkCodes {
     static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
-    static constexpr int ENTRIES = 24 * SECONDARIES + 1; /* the last one is zero, for every index beyond */
-    static constexpr float UNIT = 32;
-    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1; /* with 8, two slots each */
+    static constexpr int ENTRIES = 24 * SECONDARIES + 1, ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
+    static constexpr int RADIUS_LOG = 7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
+    static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
+    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
     static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
 
     template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
     {
-        return LARGE && SECONDARIES <= 96 ? 2 : 1;
+        return !LARGE ? SECONDARIES <= 96 ? 2 : 1 : SECONDARIES <= 96 ? 8 : 2;
     }
 
-    template <int COPIES, class T>
-    KVANT_INLINE static uint2 look_up(const T &table, uint32_t word, int i)
+    template <int COPIES, class T> KVANT_INLINE static uint32_t look_up(const T &table, uint32_t word, int i)
     {
-        constexpr int SHIFT = COPIES == 4 ? 5 : COPIES == 2 ? 4 : 3;
+        constexpr int SHIFT = COPIES == 8 ? 5 : COPIES == 4 ? 4 : COPIES == 2 ? 3 : 2;
         constexpr uint32_t MASK = ((1u << INDEX_BITS) - 1) << SHIFT;
         const uint32_t x = i == 0 ? word << SHIFT : word >> (16 - SHIFT);
-        return table.at(min((x & MASK) | table.copy, table.limit));
+        return table.template at<uint32_t>(min((x & MASK) | table.copy, table.limit));
     }
+
+    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
+    struct Radii {
+        uint32_t r, bias;
+
+        KVANT_INLINE explicit Radii(uint32_t radii) : r(radii), bias(multiply_halves(radii, 0xe480e480u))
+        {
+        }
+
+        /* Bytes I and J of x times the radii. */
+        template <int I, int J> KVANT_INLINE uint32_t times(uint32_t x) const
+        {
+            const uint32_t halves = prmt(x, 0x64646464u, I | J << 8 | 0x4040);
+            const __half2 y = __hfma2(*reinterpret_cast<const __half2 *>(&halves), *reinterpret_cast<const __half2 *>(&r),
+                                      *reinterpret_cast<const __half2 *>(&bias));
+            return *reinterpret_cast<const uint32_t *>(&y);
+        }
+    };
 
     /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
      * and 1 bit. */
     KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
     {
         if constexpr (RADIUS_BITS == 4)
-            return word >> 8 & 0x00f000f0u;
-        return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
+            return word >> 5 & 0x07800780u;
+        return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
     /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
@@ -400,10 +418,10 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         unrolled_for (int h = 0; h < 2; h++) {
             const uint32_t radius = radii(w[h], two >> 8 * h, one >> 8 * h);
             unrolled_for (int e = 0; e < 2; e++) {
-                const uint2 x = look_up<COPIES>(table, w[h], e);
-                const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
-                a[e][h] = multiply_halves(x.x, r);
-                a[e][h + 2] = multiply_halves(x.y, r);
+                const uint32_t x = look_up<COPIES>(table, w[h], e);
+                const Radii r(prmt(radius, 0, e ? 0x3232 : 0x1010));
+                a[e][h] = r.template times<0, 1>(x);
+                a[e][h + 2] = r.template times<2, 3>(x);
             }
         }
     }
@@ -469,12 +487,13 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
                 two = P::template value_pair<2>(words, chunk, column, h, ct);
                 one = P::template value_pair<1>(words, chunk, column, h, ct);
             }
-            const uint32_t r = radii(w, two, one);
-            const uint2 x = look_up<COPIES>(table, w, 0), y = look_up<COPIES>(table, w, 1);
-            a[0][2 * h] = multiply_halves(prmt(x.x, y.x, 0x5410), r);
-            a[0][2 * h + 1] = multiply_halves(prmt(x.x, y.x, 0x7632), r);
-            a[1][2 * h] = multiply_halves(prmt(x.y, y.y, 0x5410), r);
-            a[1][2 * h + 1] = multiply_halves(prmt(x.y, y.y, 0x7632), r);
+            const Radii r(radii(w, two, one));
+            const uint32_t x = look_up<COPIES>(table, w, 0), y = look_up<COPIES>(table, w, 1);
+            const uint32_t near = prmt(x, y, 0x5140), far = prmt(x, y, 0x7362);
+            a[0][2 * h] = r.template times<0, 1>(near);
+            a[0][2 * h + 1] = r.template times<2, 3>(near);
+            a[1][2 * h] = r.template times<0, 1>(far);
+            a[1][2 * h + 1] = r.template times<2, 3>(far);
         }
         use(2 * g, ct, a[0]);
         use(2 * g + 1, ct, a[1]);
@@ -490,27 +509,29 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
      * are rounded. */
-    __device__ static uint2 entry(const kvant_cuda_directions &book, int i)
+    __device__ static void direction(const kvant_cuda_directions &book, int i, float (&y)[4])
     {
         const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
         const float *s = book.secondaries[secondary];
-        float p[4], y[4];
+        float p[4];
         for (int k = 0; k < 4; k++)
-            p[k] = unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+            p[k] = i + 1 >= ENTRIES ? 0 : unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
         y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
         y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
         y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
         y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
-        const float size = i + 1 < ENTRIES ? 32768 : 0;
-        return make_uint2(pack_half2(size * y[0], size * y[1]), pack_half2(size * y[2], size * y[3]));
     }
 
     __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
-            const uint2 own = entry(book, i);
+            float y[4];
+            direction(book, i, y);
+            uint32_t own = 0;
+            unrolled_for (int k = 0; k < 4; k++)
+                own |= (uint32_t)min(128 + __float2int_rn(128 * y[k]), 255) << 8 * k;
             for (int k = 0; k < n_copies; k++)
-                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = own;
+                reinterpret_cast<uint32_t *>(entries)[i * n_copies + (k + i / 4) % n_copies] = own;
         }
     }
 };
@@ -534,7 +555,7 @@ template <class C> __host__ __device__ constexpr int most_warps()
 template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_bytes()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return (C::ENTRIES * 8 * C::template copies<LARGE, D>() + 15) / 16 * 16;
+        return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D>() + 15) / 16 * 16;
     else
         return 0;
 }
@@ -543,8 +564,8 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
 template <class C, bool LARGE, int D, int AT>
 KVANT_INLINE ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {
-    constexpr uint32_t COPIES = C::template copies<LARGE, D>();
-    ChunkTable<AT> t{ 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+    constexpr uint32_t COPIES = C::template copies<LARGE, D>(), BYTES = C::ENTRY_BYTES;
+    ChunkTable<AT> t{ BYTES * (lane % COPIES), BYTES * ((C::ENTRIES - 1) * COPIES + lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
         unrolled_for (int k = 0; k < 8; k++) {
             const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));
