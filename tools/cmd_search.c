@@ -101,9 +101,9 @@ static bool failed(const char *what)
 
 /* ---- Making an index ---- */
 
-static bool same_dimensions(const vectors *queries, uint32_t dim)
+static bool same_dimensions(const char *what, const vectors *v, uint32_t dim)
 {
-    return queries->dim == dim || complain("search: queries or centroids have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
+    return v->dim == dim || complain("search: %s have %u dimensions, vectors %u", what, (unsigned)v->dim, (unsigned)dim);
 }
 
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
@@ -134,7 +134,7 @@ static bool make_index(const settings *s, const char *codec, const vectors *base
     char err[256] = "";
     *index = NULL;
     if (!find_metric(s->metric, &params.metric) ||
-        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions(&centroids, base->dim))))
+        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions("centroids", &centroids, base->dim))))
         return false;
     params.centroids = centroids.rows;
     params.centroid_stride = centroids.dim;
@@ -336,7 +336,7 @@ static bool run_query(const settings *s, const char *const *files)
     answers a = { NULL, NULL };
     id_list allowed = { NULL, 0 };
     bool ok = read_ids(s->allow, &allowed) && open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
-    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
+    ok = ok && same_dimensions("queries", &queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
          ask(index, gpu, s, &queries, 0, queries.n, NULL, &allowed, &a) && print_answers(&a, queries.n, s->k, s->json);
     free(allowed.ids);
     kvant_index_gpu_free(&gpu);
@@ -499,7 +499,7 @@ static bool run_eval(const settings *s, const char *const *files)
     answers a = { NULL, NULL };
     kvant_metric metric;
     bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) && vectors_read(files[1], s->queries, &queries) &&
-              same_dimensions(&queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
+              same_dimensions("queries", &queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
     for (size_t i = 0; ok && i < n; i++)
         ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
     ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
