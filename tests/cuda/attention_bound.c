@@ -132,7 +132,7 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
         return 0;
     if (!view->sketched)
         return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
-    const double norm = kvant_half_to_float(((const uint16_t *)(at->page + view->sketch_norms))[token]);
+    const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 

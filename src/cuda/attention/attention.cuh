@@ -62,8 +62,9 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
     constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
-    if (CHUNKS && LARGE && TILES == 1 && D <= 128 && most_warps<KC>() * slot <= room)
-        return most_warps<KC>();
+    for (int warps = D == 128 && KC::BITS == 13 ? 8 : most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 2)
+        if (warps * slot <= room)
+            return warps;
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
         12 * slot <= room)
         return 12;
@@ -101,8 +102,9 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
-    static constexpr int ROOM = LARGE ? 217000 - TABLES + (TABLES && TILES == 1 ? 5000 : 0) - (TILES - 1) * 5000
-                                      : SMALL_BYTES - OTHERS;
+    static constexpr int ROOM = !LARGE                ? SMALL_BYTES - OTHERS
+                                : TABLES && TILES == 1 ? LARGE_BYTES - OTHERS
+                                                       : 217000 - TABLES - (TILES - 1) * 5000;
     static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */

@@ -97,8 +97,7 @@ template <class C, int D>
 KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
-        constexpr uint32_t COPIES = code_copies<C, D>(), BYTES = C::ENTRY_BYTES;
-        TileChunks t{ table, BYTES * (lane % COPIES), BYTES * ((C::ENTRIES - 1) * COPIES + lane % COPIES), {}, {} };
+        TileChunks t{ table, (uint32_t)C::ENTRY_BYTES * (lane % code_copies<C, D>()), {}, {} };
         if constexpr (C::CHANNELS == 3)
             unrolled_for (int k = 0; k < 8; k++) {
                 const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));
@@ -383,7 +382,6 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
     using Places = ChunkPlaces<C, D>;
-    using Turn = typename C::template Turn<code_copies<C, D>()>;
     using Four = typename C::template Four<code_copies<C, D>()>;
     const uint8_t *page;
     int warp, lane;
@@ -419,7 +417,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
         unrolled_for (int which = 0; which < 2; which++)
             unrolled_for (int h = 0; h < 2; h++) {
                 uint32_t w[3];
-                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page),
+                C::template value_words<Places>(reinterpret_cast<const uint32_t *>(page),
                                                       (which ? last : first) / 3, lane & 3, h, part, w);
                 const Four codes(w, table);
                 unrolled_for (int i = 0; i < 2; i++) {

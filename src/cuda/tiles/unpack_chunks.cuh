@@ -38,7 +38,7 @@ template <class C> KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t
     uint2 x;
     if constexpr (C::CHANNELS == 3) {
         const uint32_t index = code & (C::ENTRIES - 1);
-        x = entries[C::BITS == 7 ? index : (index & 255) << 2 | index >> 8];
+        x = entries[index];
         if constexpr (C::HAS_NORM) {
             const uint32_t norm =
                 reinterpret_cast<const uint32_t *>(entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
@@ -87,7 +87,7 @@ template <class C> __host__ __device__ constexpr int tile_copies()
 /* A ChunkTable that lies anywhere. */
 struct TileChunks {
     const uint8_t *entries;
-    uint32_t copy, limit;
+    uint32_t copy;
     uint32_t norm_low[2], norm_high[2];
 
     template <class T> KVANT_INLINE T at(uint32_t distance) const
@@ -147,7 +147,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
     constexpr uint32_t COPIES = tile_copies<C>(), BYTES = C::ENTRY_BYTES;
     const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     const float to_unit = power(-e);
-    TileChunks table{ u.table, BYTES * (u.lane % COPIES), BYTES * ((C::ENTRIES - 1) * COPIES + u.lane % COPIES), {}, {} };
+    TileChunks table{ u.table, BYTES * (u.lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3) {
         const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + BYTES * COPIES * C::ENTRIES);
         table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
