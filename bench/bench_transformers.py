@@ -79,7 +79,7 @@ def make_model(a):
 
 def grown(a):
     """Tokens that a cache has room for."""
-    return a.context + (a.rounds + 1) * (a.tokens + 2 * FEW) + 64
+    return a.context + FEW + a.rounds * (2 * FEW + a.tokens)
 
 
 def make_cache(a, model, name):

@@ -195,6 +195,18 @@ static int refused_option(const arg_spec *spec, char **argv)
     return usage_error(spec);
 }
 
+static bool take_double(const char *option, const char *text, double min, double max, double *value)
+{
+    char *end = NULL;
+    errno = 0;
+    const double x = strtod(text, &end);
+    if (errno == 0 && end != text && *end == 0 && isfinite(x) && x >= min && x <= max) {
+        *value = x;
+        return true;
+    }
+    return complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
+}
+
 static bool take_value(const arg_option *o, void *settings, const char *value)
 {
     char name[32], *part = (char *)settings + o->at;
@@ -203,7 +215,7 @@ static bool take_value(const arg_option *o, void *settings, const char *value)
     case ARG_IS_SWITCH: return *(bool *)part = true;
     case ARG_IS_TEXT: *(const char **)(void *)part = value; return true;
     case ARG_IS_U32: return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
-    case ARG_IS_DOUBLE: return args_double(name, value, o->min, o->max, (double *)(void *)part);
+    case ARG_IS_DOUBLE: return take_double(name, value, o->min, o->max, (double *)(void *)part);
     default: return o->take(part, value);
     }
 }
@@ -308,18 +320,6 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
             values[kept++] = values[i];
     *n = kept;
     return true;
-}
-
-bool args_double(const char *option, const char *text, double min, double max, double *value)
-{
-    char *end = NULL;
-    errno = 0;
-    const double x = strtod(text, &end);
-    if (errno == 0 && end != text && *end == 0 && isfinite(x) && x >= min && x <= max) {
-        *value = x;
-        return true;
-    }
-    return complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
 }
 
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)

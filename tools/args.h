@@ -57,7 +57,6 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
 /* "N,N,...": up to room numbers, ascending and each once, whatever order they were written in. */
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n);
-bool args_double(const char *option, const char *text, double min, double max, double *value);
 
 /* Of n names the one that word is most probably meant for, or NULL: a beginning of it or the other
  * way round, else a slip of the keyboard. Capital letters do not matter. */

@@ -79,12 +79,13 @@ static bool check_context(const reading *r, const struct llama_model *model)
     return hint("choose a smaller -c");
 }
 
-void reading_clear(reading *r)
+static void forget_tokens(reading *r)
 {
     ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
 }
 
-bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
+/* n tokens of the context that begins at token chunk, from its position start on. */
+static bool decode(reading *r, size_t chunk, size_t start, size_t n)
 {
     engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
     r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
@@ -101,11 +102,11 @@ bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *us
 {
     for (size_t chunk = from; chunk < r->n_tokens; chunk += r->n_ctx) {
         const size_t left = r->n_tokens - chunk, length = left < r->n_ctx ? left : r->n_ctx;
-        reading_clear(r);
+        forget_tokens(r);
         for (size_t start = 0; start < length; start += ENGINE_UBATCH) {
             const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
             on_batch(user, chunk, start, n);
-            if (!reading_decode(r, chunk, start, n))
+            if (!decode(r, chunk, start, n))
                 return false;
             r->done = chunk + start + n;
             progress_add(p, (double)n, "reading the text");
@@ -119,9 +120,9 @@ bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *us
 /* One token tells the shapes of all layers, before their rows can be told apart into heads. */
 static bool learn_shapes(reading *r)
 {
-    if (!reading_decode(r, 0, 0, 1))
+    if (!decode(r, 0, 0, 1))
         return false;
-    reading_clear(r);
+    forget_tokens(r);
     if (r->observer.n_layers > 0)
         return true;
     complain("%s: this model's graph has no flash attention on a KV cache", r->command);

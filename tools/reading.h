@@ -38,12 +38,6 @@ typedef struct reading_text {
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text);
 void reading_close(reading *r);
 
-/* Forgets the context's tokens. */
-void reading_clear(reading *r);
-/* Decodes n tokens of the context that begins at token chunk, from its position start on. False
- * after complaining. */
-bool reading_decode(reading *r, size_t chunk, size_t start, size_t n);
-
 /* The contexts from token `from` on (a multiple of n_ctx), batch by batch. Between batches on_batch hears of each
  * one before it is decoded; after Ctrl-C the batch at hand is the last. False then, or after complaining. */
 bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *user, size_t chunk, size_t start, size_t n),

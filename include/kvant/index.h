@@ -181,7 +181,7 @@ KVANT_API void kvant_index_gpu_free(kvant_index_gpu **gpu);
 /* kvant_index_search with the same results, bit for bit. Pointers are those of the host. The CPU rounds
  * queries and ranks again, with n_threads threads.
  * Threads: any number may call this at once; the GPU serves one after another.
- * Memory on the GPU: at most 40 MB beside the codes, which the copy keeps.
+ * Memory on the GPU: the first search takes at most 50 MB beside the codes, 200 MB for k above 1024.
  * KVANT_ERR_UNSUPPORTED: k or rerank is above 4096. KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_index_query *query,
                                               float *scores, uint64_t *ids);

@@ -28,7 +28,7 @@
 enum { ABI_TYPE_F32 = 0, ABI_TYPE_F16 = 1, ABI_TYPE_I32 = 26, ABI_TYPE_I64 = 27, ABI_TYPE_BF16 = 30 };
 enum { ABI_STATUS_ALLOC_FAILED = -2, ABI_STATUS_FAILED = -1, ABI_STATUS_SUCCESS = 0 };
 enum { ABI_DEVICE_CPU = 0, ABI_DEVICE_GPU = 1, ABI_DEVICE_ACCEL = 3 };
-enum { ABI_TENSOR_FLAG_COMPUTE = 16 };
+enum { ABI_TENSOR_FLAG_COMPUTE = 16, ABI_USAGE_COMPUTE = 2 };
 
 typedef struct abi_buffer abi_buffer;
 typedef struct abi_buft abi_buft;

@@ -65,7 +65,7 @@ bool kvp_is_kv(const abi_tensor *tensor)
 {
     const abi_tensor *root = kvp_root(tensor);
 
-    return root->buffer != NULL && is_ours(root->buffer->buft) && kvp_kv_name(root->name);
+    return root->buffer != NULL && is_ours(root->buffer->buft) && kvp_kv_names(root);
 }
 
 kvp_kv *kvp_kv_of(const abi_tensor *tensor)
@@ -236,7 +236,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     size_t reserved = 0;
     kvp_kv *kv;
 
-    if (tensor->view_src != NULL || !kvp_kv_name(tensor->name))
+    if (tensor->view_src != NULL || !kvp_kv_names(tensor))
         return ABI_STATUS_SUCCESS;
     if (kvp_kv_shape_read(tensor, region->remote != NULL, &shape, err, sizeof(err)))
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));

@@ -138,8 +138,12 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     pthread_mutex_unlock(&layers_lock);
 }
 
-bool kvp_kv_name(const char *name)
+bool kvp_kv_names(const abi_tensor *tensor)
 {
+    const char *name = tensor->name;
+
+    if (tensor->ne[0] == 0)
+        return false;
     if (strncmp(name, "cache_k_l", 9) != 0 && strncmp(name, "cache_v_l", 9) != 0)
         return false;
     name += 9;
@@ -150,7 +154,7 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
 {
     unsigned long layer;
 
-    if (!kvp_kv_name(tensor->name)) {
+    if (!kvp_kv_names(tensor)) {
         snprintf(err, errlen,
                  "the model keeps state in %s, which is not a plain KV cache; recurrent, hybrid and "
                  "indexed models are not supported, run them without --device KVANT",

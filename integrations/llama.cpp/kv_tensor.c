@@ -162,14 +162,14 @@ kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 
 /* Nominal rows */
 
-size_t kvp_kv_row_bytes(const kvp_kv *kv)
+static size_t row_bytes(const kvp_kv *kv)
 {
     return (size_t)kv->shape.row * sizeof(uint16_t);
 }
 
 size_t kvp_kv_stream_bytes(const kvp_kv *kv)
 {
-    return kvp_kv_row_bytes(kv) * kv->shape.n_cells;
+    return row_bytes(kv) * kv->shape.n_cells;
 }
 
 /* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes
@@ -181,7 +181,7 @@ struct batch {
 
 static struct batch next_batch(const kvp_kv *kv, size_t offset, size_t size)
 {
-    size_t row = kvp_kv_row_bytes(kv), cell = offset / row, skip = offset % row;
+    size_t row = row_bytes(kv), cell = offset / row, skip = offset % row;
     size_t left_in_stream = kv->shape.n_cells - cell % kv->shape.n_cells;
     size_t n = (skip + size + row - 1) / row;
     struct batch batch = { .cell = cell, .skip = skip };
@@ -280,7 +280,7 @@ static bool read_batch(const kvp_kv *kv, const struct batch *batch, struct scrat
 
 static bool write_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch, const void *data)
 {
-    bool whole = batch->bytes == batch->n_cells * kvp_kv_row_bytes(kv);
+    bool whole = batch->bytes == batch->n_cells * row_bytes(kv);
 
     if (!whole && !decode_batch(kv, batch, scratch))
         return false;

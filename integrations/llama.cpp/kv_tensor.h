@@ -83,8 +83,8 @@ struct kvp_kv {
     bool bind_failed; /* said once, not for every node */
 };
 
-/* True when the name is that of a cache tensor that the plug-in compresses. */
-bool kvp_kv_name(const char *name);
+/* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
+bool kvp_kv_names(const abi_tensor *tensor);
 
 /* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it
  * is not one that can be compressed. */
@@ -176,8 +176,7 @@ kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
 /* Writes at most 512 cells that have a slot. */
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads);
 
-/* Nominal bytes of one cell, and of one stream. */
-size_t kvp_kv_row_bytes(const kvp_kv *kv);
+/* Nominal bytes of one stream. */
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row

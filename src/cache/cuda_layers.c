@@ -7,6 +7,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
+#define MEMORY_ALIGN 256u /* of a part's arrays, as of the driver's allocations */
 #define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
 
 static kvant_status unsupported(uint32_t layer, kvant_role role, const char *what)
@@ -250,7 +251,8 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open)
 {
     const kvant_tensor *tensor = part->tensor;
-    return open ? (kvant_cuda_pages){ tensor->open, kvant_open_block_bytes(tensor), tensor->open_page_bytes }
+    const size_t open_bytes = kvant_open_block_bytes(tensor);
+    return open ? (kvant_cuda_pages){ (void *)((uintptr_t)tensor->open - part->n_absent * open_bytes), open_bytes, tensor->open_page_bytes }
                 : (kvant_cuda_pages){ tensor->sealed, tensor->block_bytes, kvant_tensor_codec_info(tensor)->page_bytes };
 }
 
@@ -301,22 +303,47 @@ static kvant_status plan_pending(kvant_cache *cache, uint32_t layer)
     return searches ? kvant_cuda_pending_create(l, cache->n_blocks) : KVANT_OK;
 }
 
-/* Pages of the tensor and of rows that wait, which stand behind the last open page. */
-static kvant_status create_pages(cuda_part *part, const kvant_tensor_params *params)
+/* Bytes of a part: pages of the tensor and of rows that wait, which stand behind the last open page, then these rows as
+ * floats. A role without open pages has none before those that wait. */
+static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role, size_t *exact_at, size_t *total)
 {
-    const cuda_layer *layer = part->layer;
-    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * params->codecs[0]->info.head_dim * sizeof(uint16_t);
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    kvant_tensor_params params;
     uint32_t n_open;
     size_t bytes;
-    void *exact = NULL;
-    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
-    KVANT_FORWARD(count_open_pages(params, &n_open));
-    if (layer->n_pending) {
-        bytes += (layer->first_pending - n_open + layer->n_pending) * open;
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&exact, 2 * layer->n_pending * open), "memory for rows"));
+    KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
+    KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
+    KVANT_FORWARD(count_open_pages(&params, &n_open));
+    const size_t open = (size_t)params.n_kv_heads * KVANT_PAGE_TOKENS * params.codecs[0]->info.head_dim * sizeof(uint16_t);
+    if (l->n_pending) {
+        l->parts[role].n_absent = n_open ? 0 : l->first_pending;
+        bytes += (l->n_pending + (n_open ? l->first_pending - n_open : 0)) * open;
     }
-    part->exact = exact;
-    return kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages");
+    *exact_at = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
+    *total = *exact_at + (2 * l->n_pending * open + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
+    return KVANT_OK;
+}
+
+/* Memory of all layers at once: the driver rounds every allocation up to 2 MiB. */
+static kvant_status create_pages(kvant_cache *cache)
+{
+    cuda_memory *memory = cache->memory;
+    size_t sum = 0, exact_at, bytes;
+    for (uint32_t i = 0; i < cache->params.n_layers; i++)
+        KVANT_FORWARD(plan_pending(cache, i));
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
+        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &exact_at, &bytes));
+        sum += bytes;
+    }
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory->pages, sum), "memory for pages"));
+    uint8_t *at = memory->pages;
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++, at += bytes) {
+        cuda_part *part = &memory->layers[i / 2].parts[i % 2];
+        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &exact_at, &bytes));
+        part->pages = at;
+        part->exact = (float *)(void *)(at + exact_at);
+    }
+    return KVANT_OK;
 }
 
 static kvant_status create_statistics(cuda_part *part)
@@ -341,7 +368,6 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     part->role = role;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
     KVANT_FORWARD(create_codecs(part, params.codecs[0], memory->layers, layer));
-    KVANT_FORWARD(create_pages(part, &params));
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
@@ -357,7 +383,6 @@ static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
     cuda_layer *l = kvant_cuda_layer(cache, layer);
     const cuda_part *k = &l->parts[KVANT_ROLE_K], *v = &l->parts[KVANT_ROLE_V];
     char text[512] = "";
-    KVANT_FORWARD(plan_pending(cache, layer));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_K));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_V));
     if (kvant_cuda_attention_check(k->codec, v->codec, text, sizeof text) != KVANT_OK)
@@ -397,6 +422,7 @@ kvant_status kvant_cuda_layers_create(kvant_cache *cache)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
     memory->stream = cache->params.stream;
     KVANT_FORWARD(create_workspace(cache, memory));
+    KVANT_FORWARD(create_pages(cache));
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         KVANT_FORWARD(create_layer(cache, layer));
     return KVANT_OK;
@@ -414,17 +440,15 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
             kvant_cuda_codec_free(&part->codec);
             kvant_cuda_codec_free(&part->open_codec);
         }
-        kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
         kvant_cuda_memory_free(part->feedback);
         kvant_cuda_memory_free(part->centroids);
         kvant_cuda_memory_free(part->matrix);
-        kvant_cuda_memory_free(part->exact);
         kvant_cuda_memory_free(part->statistics);
         if (i % 2)
             kvant_cuda_pending_destroy(&memory->layers[i / 2]);
     }
-    void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
+    void *device[] = { memory->pages,      memory->arguments,  memory->workspace,   memory->tables.at,
                        memory->queries.at, memory->gathered.at, memory->partial.at,
                        memory->turned.at,    memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)

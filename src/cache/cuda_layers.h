@@ -25,8 +25,9 @@ typedef struct cuda_part {
     kvant_role role;
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
     bool owns_codecs;                     /* else an earlier layer's */
-    void *pages;                          /* device: of the tensor, then of rows that wait */
-    float *exact;                         /* device: the rows that wait, as floats */
+    void *pages;                          /* in the memory's pages: of the tensor, then of rows that wait */
+    float *exact;                         /* there too: the rows that wait, as floats */
+    uint32_t n_absent;                    /* open pages whose numbers the other role alone has */
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
@@ -84,6 +85,7 @@ struct cuda_memory {
     kvant_cuda_stream stream;
     cuda_steps *steps; /* NULL: none yet */
     cuda_layer *layers;
+    void *pages; /* device: of all parts */
     uint32_t n_layers;
     cuda_arguments *arguments;
     uint32_t *refused;      /* on the host: of rows that append did not check; NULL: it checks all */

@@ -33,7 +33,8 @@ size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
     return padded(table + n_sites * sizeof(kvant_calibration_line));
 }
 
-size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site)
+/* Of n_kv_heads heads: lower triangles, one after another. */
+static size_t matrix_halves(const kvant_calibration_site *site)
 {
     return (size_t)site->n_kv_heads * site->head_dim * (site->head_dim + 1) / 2;
 }
@@ -49,7 +50,7 @@ void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibrati
     site->moment = at += row;
     site->diagonal = at += site->role == KVANT_ROLE_K ? row * site->head_dim : 0;
     site->matrix = at += site->role == KVANT_ROLE_K ? row : 0;
-    at += site->role == KVANT_ROLE_K ? (kvant_calibration_matrix_halves(site) + 1) / 2 : 0;
+    at += site->role == KVANT_ROLE_K ? (matrix_halves(site) + 1) / 2 : 0;
     for (uint32_t i = 0; i < info->n_codebooks; i++) {
         site->centroids[i] = at;
         at += row * info->clusters[i];
@@ -71,7 +72,8 @@ static kvant_status damaged(const kvant_error *error, const char *what)
     return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is damaged: %s", what);
 }
 
-kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error)
+/* What the first KVANT_FILE_HEAD bytes say of a file of n bytes: right kind, version and length. */
+static kvant_status check_header(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
     kvant_calibration_header header;
     if (n < sizeof header || memcmp(bytes, KVANT_CALIBRATION_MAGIC, sizeof header.magic) != 0)
@@ -194,7 +196,7 @@ static kvant_status check_numbers(const kvant_calibration *c, const kvant_error 
         const float *arrays = (const float *)(const void *)(c->bytes + site->offset);
         const uint16_t *halves = (const uint16_t *)(const void *)(arrays + site->matrix);
         size_t before = site->matrix,
-               n_halves = site->role == KVANT_ROLE_K ? kvant_calibration_matrix_halves(site) : 0;
+               n_halves = site->role == KVANT_ROLE_K ? matrix_halves(site) : 0;
         size_t behind = before + (n_halves + 1) / 2;
         if (!all_finite(arrays, before) || !finite_halves(halves, n_halves) ||
             !all_finite(arrays + behind, site->bytes / sizeof(float) - behind))
@@ -207,7 +209,7 @@ static kvant_status check_numbers(const kvant_calibration *c, const kvant_error 
 
 static kvant_status parse(kvant_calibration *c, const kvant_error *error)
 {
-    KVANT_FORWARD(kvant_calibration_check_header(c->bytes, c->info.bytes, error));
+    KVANT_FORWARD(check_header(c->bytes, c->info.bytes, error));
     if (header_of(c)->checksum != kvant_calibration_checksum(c->bytes, c->info.bytes))
         return damaged(error, "its checksum does not match");
     KVANT_FORWARD(read_info(c, error));
@@ -293,7 +295,7 @@ kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, c
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
     uint8_t *bytes;
     size_t n;
-    KVANT_FORWARD(kvant_read_file(path, kvant_calibration_check_header, &bytes, &n, &error));
+    KVANT_FORWARD(kvant_read_file(path, check_header, &bytes, &n, &error));
     kvant_status status = kvant_calibration_parse(bytes, n, out, &error);
     if (status != KVANT_OK)
         kvant_free(bytes);

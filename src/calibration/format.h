@@ -56,9 +56,6 @@ bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n);
  * above. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);
 
-/* Halves of the matrices of n_kv_heads heads: lower triangles, one after another. */
-size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site);
-
 /* Bytes before the first site's arrays. */
 size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites);
 
@@ -69,7 +66,3 @@ uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n);
  * and else stay the caller's. */
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);
-
-/* What the first KVANT_FILE_HEAD bytes say of a file of n bytes: right kind, version and
- * length. */
-kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);

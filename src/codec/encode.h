@@ -45,11 +45,6 @@ void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernel
 
 /* An open page holds the y of 64 tokens as fp16, token after token. Every codec of one head_dim has
  * the same. */
-static inline size_t kvant_open_page_bytes(uint32_t head_dim)
-{
-    return (size_t)KVANT_PAGE_TOKENS * head_dim * sizeof(uint16_t);
-}
-
 void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t first,
                              uint32_t n, void *page);
 

@@ -160,6 +160,15 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
+/* What was stored is there for bulk copies that are asked for behind the next barrier. */
+KVANT_INLINE void fence_for_copies()
+{
+    __threadfence();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
 /* A line into the second-level cache. */
 KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {

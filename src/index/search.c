@@ -75,13 +75,18 @@ static float round_query(const search *s, float *y, uint8_t *codes)
 static void store_query(const search *s, size_t i, const uint8_t *codes)
 {
     const uint32_t n = tile_size(s, i / TILE), dim = s->index->code_dim;
-    int8_t *x = s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
+    uint8_t *x = (uint8_t *)s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
     int32_t sum = 0;
-    for (uint32_t j = 0; j < dim; j++) {
-        const int number = codes[j] - 128;
-        x[(size_t)(j / 4) * n * 4 + j % 4] = (int8_t)number;
-        sum += number;
+    for (uint32_t j = 0; j < dim; j++)
+        sum += codes[j] - 128;
+    for (uint32_t quad = 0; quad < dim / 4; quad++) {
+        uint32_t word;
+        memcpy(&word, codes + 4 * (size_t)quad, sizeof word);
+        word ^= 0x80808080u; /* bytes with a sign */
+        memcpy(x + (size_t)quad * n * 4, &word, sizeof word);
     }
+    for (uint32_t j = dim / 4 * 4; j < dim; j++)
+        x[(size_t)(j / 4) * n * 4 + j % 4] = codes[j] ^ 0x80u;
     s->sums[i] = sum;
 }
 

@@ -358,10 +358,6 @@ void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t gr
 void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
                        uint32_t i);
 
-/* The levels of a token's trellis codes, padded_dim of them. */
-void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
-                               uint32_t token, int8_t *levels);
-
 /* Overwrite the entries that the level improves on those of the level before. Present when the
  * build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);

@@ -48,13 +48,5 @@ typedef struct kvant_trellis_work {
     uint32_t room;       /* steps, at least 1 */
 } kvant_trellis_work;
 
-/* The subset of a window of memory + 1 bits, the newest lowest. */
-static inline uint32_t kvant_trellis_subset(const kvant_trellis *trellis, uint32_t window)
-{
-    const uint32_t ends = (window ^ window >> trellis->memory) & 1;
-    const uint32_t middle = window >> 1 & ((1u << (trellis->memory - 1)) - 1);
-    return trellis->subsets[middle][0] / 2u ^ (ends ? KVANT_TRELLIS_SWAP : 0);
-}
-
 /* Of every step of a circle of n, by the trellis bits of all of them; n is above the memory. */
 void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n, uint8_t *subsets);

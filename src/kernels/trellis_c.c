@@ -107,8 +107,9 @@ void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, ui
                 add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
 }
 
-void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
-                               uint32_t token, int8_t *levels)
+/* Of a token's codes, padded_dim of them. */
+static void token_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, uint32_t token,
+                         int8_t *levels)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
     kvant_layout_get(layout, page, token, codes);
@@ -131,7 +132,7 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
         memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
         int8_t levels[KVANT_MAX_PADDED_DIM];
-        kvant_trellis_page_levels(trellis, layout, page, token, levels);
+        token_levels(trellis, layout, page, token, levels);
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t j = 0; j < layout->padded_dim; j++) {
                 const uint32_t row = key ? token : j, column = key ? j : token;

@@ -8,7 +8,6 @@
 
 #include <kvant/codec.h>
 
-#define KVANT_MAX_CHUNK_BITS 31u
 #define KVANT_MAX_CHUNK_PLANES 5 /* 16, 8, 4, 2, 1 */
 
 typedef struct kvant_chunk_plane {
@@ -25,7 +24,7 @@ typedef struct kvant_chunk_layout {
     size_t code_bytes; /* a multiple of 16 */
 } kvant_chunk_layout;
 
-/* bits: 1 .. KVANT_MAX_CHUNK_BITS; n_chunks: 1 .. KVANT_MAX_HEAD_DIM. */
+/* bits: 1 .. 31; n_chunks: 1 .. KVANT_MAX_HEAD_DIM. */
 void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks, uint32_t bits);
 
 /* Writes or reads the codes of all chunks of one token; codes: n_chunks numbers below 2^bits. */

@@ -5,9 +5,8 @@
  *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
  *   where
  *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t
- *             its
- *             stored scale, step_error the largest distance of a codebook entry from the byte that stands
- *             for it;
+ *             its stored scale, step_error the largest distance of a codebook entry, or of a number of a
+ *             quaternion, from the byte that stands for it;
  *   e^(2 delta) - 1 bounds the relative error of a probability;
  *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
  *   scales of groups of 32 tokens of a channel multiply query numbers, which are rounded to fp16 again;
@@ -23,7 +22,11 @@
  * their weights are relative to the largest weight times unit.
  * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
  * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
- * unit is at most four times the row's largest number, and a number at most 8 units. */
+ * unit is at most four times the row's largest number, and a number at most 8 units. Tiers and sketches are products
+ * with a rotation that is rounded to fp16, 2^-11 of every term: with levels rounded too, 2^-10 of a tier's length per
+ * number; of a sketch 2^-11 of its norm times the sum of a column's magnitudes, at most sqrt(d) times the column's
+ * length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The codes' numbers, which are at
+ * most the result and the sketch's share, are rounded once more. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -40,10 +43,29 @@ typedef enum units { NO_UNITS, PAGE_UNITS, ROW_UNITS } units;
 #define CHUNK_RELATIVE (3.02 * 0x1p-11)
 #define CHUNK_ABSOLUTE 0x1p-20
 
+/* A unit times a secondary has components of the secondary, or half their sum with any signs. Bytes count
+ * them in 128ths, up to 127. */
+static double direction_error(const kvant_cuda_book *book)
+{
+    double top = 0;
+    for (uint32_t i = 0; i < book->n_secondaries; i++) {
+        double sum = 0;
+        for (int k = 0; k < 4; k++) {
+            sum += fabs(book->secondaries[i][k]);
+            top = fmax(top, fabs(book->secondaries[i][k]));
+        }
+        top = fmax(top, sum / 2);
+    }
+    return fmax(0x1p-8, top - 127.0 / 128) + 0x1p-20;
+}
+
+/* The largest distance of a number from what stands for it, for a scale of 1. */
 static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
     double worst = 0;
+    if (p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6)
+        return direction_error(&codec->book) * ((1 << codec->book.radius_bits) - 1);
     const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
@@ -102,6 +124,24 @@ static bool is_any(const fixture *f)
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
 }
 
+/* Of any/: what a number of a rotated tile is wrong by, but for 2^-11 of itself; length: of the row. */
+static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
+{
+    const kvant_general_view *view = &codec->general.view;
+    if (at->open || !kvant_cuda_is_general(&codec->params))
+        return 0;
+    if (!view->sketched)
+        return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
+    const double norm = kvant_half_to_float(((const uint16_t *)(at->page + view->sketch_norms))[token]);
+    return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
+}
+
+/* How often a number is rounded to fp16. */
+static double roundings(const kvant_cuda_codec *codec, const located *at)
+{
+    return !at->open && kvant_cuda_is_general(&codec->params) && codec->general.view.sketched ? 2 : 1;
+}
+
 /* The arithmetic for a codec. */
 static units units_for(units units, const kvant_cuda_codec *codec)
 {
@@ -138,11 +178,11 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     }
 }
 
-/* What is rounded before the last product is in other units: the norm of a triplet is below 8, the length of a
- * quaternion at most 1 where its direction is times 2^15. */
+/* What is rounded before the last product is in other units: the norm of a triplet is below 8, numbers of
+ * quaternions are products of a direction times 2^15 and of a radius of at most 1, or times up to 2^12 / 2^-9. */
 static double length_range(const kvant_cuda_params *p)
 {
-    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p15 : 1;
+    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p20 : 1;
 }
 
 /* Decodes the page that holds token t when t is its first. */
@@ -230,11 +270,12 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
     double unit = exp2(floor(log2(largest_q)) + 1);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
-        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0;
+        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0, squares = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
         for (uint32_t j = 0; j < d; j++) {
             sum += (double)q[j] * row[j];
             y1 += fabs(y[j]);
+            squares += (double)y[j] * y[j];
             qy += fabs((double)rotated[j] * y[j]);
             largest = fmax(largest, fabs(y[j]));
         }
@@ -243,7 +284,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
-            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy + 0x1p-23 * largest * q1;
+            of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
+                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
@@ -299,7 +341,8 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         total += w;
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
-            rounded += 2 * w * sqrt(norm);
+            rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
+            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
             summed += w * sqrt(norm);
             small += 8 * root;
             largest = fmax(largest, 4 * w * sqrt(norm));

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "../../src/codec/encode.h"
+#include "../../src/cuda/any/fragments.h"
 #include "../../src/cuda/any/general_encode.h"
 #include "../../src/cuda/table.h"
 #include "../unit/calibrated.h"
@@ -155,6 +156,35 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
     }
 }
 
+/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back. */
+static void check_fragments(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
+{
+    const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
+    const kvant_rotation_place *places[] = { g->view.sketched ? &g->view.projection : &g->view.tiers.rotations[0], &g->view.tiers.rotations[1] };
+    float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
+    const size_t bytes = kvant_cuda_fragment_bytes(g);
+    if (bytes == 0)
+        return;
+    uint16_t *halves = malloc(bytes);
+    kvant_cuda_fragments(g, g->tables, halves);
+    for (uint32_t j = 0; j < d; j++)
+        row[j] = from[j] = normal(rng);
+    general_rotate_back(alone, places[0], g->tables, from, to);
+    if (n < d)
+        general_rotate_back(alone, places[1], g->tables, from + n, to + n);
+    for (uint32_t column = 0; column < d; column++) {
+        double sum = 0, bound = 0;
+        for (uint32_t i = 0; i < d; i++) {
+            const uint32_t k = i % 16, lane = 4 * (column % 8) + k % 8 / 2, registers = column % 16 / 8 * 2 + k / 8;
+            const double term = (double)row[i] * kvant_half_to_float(halves[(((size_t)(column / 16) * tiles + i / 16) * 32 + lane) * 8 + 2 * registers + k % 2]);
+            sum += term, bound += fabs(term) * 0x1p-10;
+        }
+        if (!(fabs(sum - to[column]) <= bound + 1e-6))
+            fail_msg("%s, head_dim %u: column %u of the rotation gives %g, not %g", codec->info.spec, d, column, sum, (double)to[column]);
+    }
+    free(halves);
+}
+
 static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
 {
     const uint32_t d = codec->info.head_dim;
@@ -175,6 +205,7 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
     for (size_t i = 0; i < codec->info.page_bytes; i++) /* foreign bytes do no harm, and mean the same */
         pages[0][i] = (uint8_t)test_random(rng);
     check_decoded(codec, &gpu.general, pages[0]);
+    check_fragments(codec, &gpu.general, rng);
     free(rows);
     free(pages[0]);
     free(pages[1]);

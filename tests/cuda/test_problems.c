@@ -393,6 +393,111 @@ static void test_families(void **unused)
         }
 }
 
+typedef struct row_arrays {
+    int64_t *slots, *cells; /* and on the GPU: */
+    void *gpu_slots, *gpu_cells, *gpu_rows[2];
+} row_arrays;
+
+enum { FIRST_CELL = 1000 };
+
+/* The last token of every sequence once more, with other numbers. */
+static row_arrays make_rows(const fixture *f, kvant_cuda_append_args *args)
+{
+    const attention_case *c = f->c;
+    const size_t width = (size_t)c->n_kv_heads * c->head_dim, stride = (size_t)f->blocks_per_row * 64;
+    row_arrays r = { malloc(c->batch * sizeof(int64_t)), malloc(c->batch * sizeof(int64_t)), NULL, NULL, { NULL } };
+    float *numbers = malloc(c->batch * width * sizeof *numbers);
+    for (uint32_t b = 0; b < c->batch; b++) {
+        const int32_t last = c->lengths[b] - 1, entry = last < 0 ? 0 : f->table[b * f->blocks_per_row + (uint32_t)last / 64];
+        r.slots[b] = last < 0 ? -1 : (int64_t)(entry < 0 ? -1 - entry : entry) * 64 + last % 64;
+        r.cells[b] = (int64_t)(FIRST_CELL + b * stride) + last;
+    }
+    *args = (kvant_cuda_append_args){ .size = sizeof *args, .type = KVANT_CUDA_F32, .n_tokens = c->batch, .n_kv_heads = c->n_kv_heads };
+    args->slots = r.gpu_slots = device_copy(r.slots, c->batch * sizeof(int64_t));
+    r.gpu_cells = device_copy(r.cells, c->batch * sizeof(int64_t));
+    for (int role = 0; role < 2; role++) {
+        for (size_t i = 0; i < c->batch * width; i++)
+            numbers[i] = random_normal();
+        r.gpu_rows[role] = device_copy(numbers, c->batch * width * sizeof *numbers);
+        *(role ? &args->v : &args->k) = (kvant_cuda_rows){
+            .codec = c->open ? f->open.gpu_codec[role] : role ? f->cache.gpu_v : f->cache.gpu_k,
+            .pages = c->open ? open_pages(&f->open, (kvant_role)role) : cache_pages(&f->cache, (kvant_role)role),
+            .rows = r.gpu_rows[role],
+            .token_stride = width,
+            .head_stride = c->head_dim,
+            .center = f->gpu_center,
+            .scale = role ? f->gpu_v_scale : f->gpu_k_scale
+        };
+    }
+    free(numbers);
+    return r;
+}
+
+static void free_rows(row_arrays *r)
+{
+    free(r->slots);
+    free(r->cells);
+    cudaFree(r->gpu_slots);
+    cudaFree(r->gpu_cells);
+    cudaFree(r->gpu_rows[0]);
+    cudaFree(r->gpu_rows[1]);
+}
+
+/* Attention that appends: pages and outputs are those of an append and attention behind it. */
+static void new_rows(const attention_case *c)
+{
+    fixture f;
+    fixture_open(&f, c, NULL);
+    kvant_cuda_append_args rows;
+    row_arrays arrays = make_rows(&f, &rows);
+    kvant_cuda_attention_args args = attention_args(&f);
+    const size_t bytes = c->open ? 2 * f.open.page_bytes * c->n_kv_heads * f.open.n_blocks : f.cache.n_blocks * f.cache.block_bytes;
+    void *pool = c->open ? f.open.gpu_pool : f.cache.gpu_pool;
+    uint8_t *before = malloc(bytes), *want = malloc(bytes), *pages = malloc(bytes), *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
+    device_read(before, pool, bytes);
+    assert_int_equal(kvant_cuda_append(&rows, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    device_read(want, pool, bytes);
+    device_read(out, f.gpu_out, f.out_bytes);
+    assert_memory_not_equal(before, want, bytes);
+    args.rows = rows;
+    args.row_first = FIRST_CELL;
+    args.row_stride = (int64_t)f.blocks_per_row * 64;
+    for (int i = 0; i < 6; i++) { /* without cells by a launch of its own; early, after nothing */
+        args.row_cells = i == 0 ? NULL : arrays.gpu_cells;
+        args.table_ready = args.rows.slots_ready = i % 2;
+        check_cuda(cudaMemcpy(pool, before, bytes, cudaMemcpyHostToDevice));
+        check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
+        assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+        device_read(pages, pool, bytes);
+        device_read(again, f.gpu_out, f.out_bytes);
+        if (memcmp(pages, want, bytes) != 0 || memcmp(again, out, f.out_bytes) != 0)
+            fail_msg("%s, head_dim %u, batch %u, open %u, run %d: %s differ", c->k_spec, c->head_dim, c->batch, c->open, i,
+                     memcmp(pages, want, bytes) != 0 ? "pages" : "outputs");
+    }
+    free(before), free(want), free(pages), free(out), free(again);
+    free_rows(&arrays);
+    fixture_close(&f);
+}
+
+static void test_new_rows(void **unused)
+{
+    (void)unused;
+    static const int32_t few[] = { 1, 64, 65, 700, 0, 128, 1000, 191 }, one[] = { 9000 };
+    static const char *const specs[] = { "int-4", "turboquant-4", "trellis-4", "octopus-4" };
+    for (int i = 0; i < (small_tests() ? 2 : 4); i++)
+        for (uint32_t open = i < 2 ? 0 : 1; open < 4; open += open == 0 ? 1 : 2)
+            for (uint32_t dim = 64; dim <= 128; dim += 64) {
+                attention_case c = case_of(specs[i], specs[i], dim, 2, 8, open);
+                new_rows(&c);
+                c.lengths = few, c.batch = small_tests() ? 3 : 8, c.center = true;
+                new_rows(&c);
+                c.lengths = one, c.batch = 1, c.n_heads = 2;
+                if (!small_tests())
+                    new_rows(&c);
+            }
+}
+
 /* The struct's size is the caller's: what an older version does not have is zero, what a newer one has must be. */
 static void test_sizes(void **unused)
 {
@@ -457,6 +562,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_codes), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_new_rows),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

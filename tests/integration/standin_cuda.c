@@ -185,7 +185,7 @@ static bool reads_foreign(const struct gpu *gpu, const struct ggml_tensor *node)
 
     for (int i = 0; i < GGML_MAX_SRC; i++)
         foreign = foreign || (node->src[i] != NULL && is_foreign(gpu, node->src[i]));
-    return foreign && node->op != GGML_OP_VIEW && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
+    return foreign && !ggml_is_empty(node) && node->op != GGML_OP_VIEW && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
            node->op != GGML_OP_TRANSPOSE && node->op != GGML_OP_NONE;
 }
 

@@ -218,6 +218,7 @@ static void constants_match(void **state)
     assert_int_equal(KVANT_BLOCK_IQ4_NL, GGML_TYPE_IQ4_NL);
     assert_int_equal(ABI_N_TASKS_MAX, GGML_N_TASKS_MAX);
     assert_int_equal(ABI_TENSOR_FLAG_COMPUTE, GGML_TENSOR_FLAG_COMPUTE);
+    assert_int_equal(ABI_USAGE_COMPUTE, GGML_BACKEND_BUFFER_USAGE_COMPUTE);
     assert_int_equal(sizeof(enum ggml_type), sizeof(int32_t));
     assert_int_equal(sizeof(enum ggml_op), sizeof(int32_t));
     assert_int_equal(sizeof(enum ggml_status), sizeof(int32_t));

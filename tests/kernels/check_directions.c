@@ -2,7 +2,6 @@
  * baselines). The same choices and bits at every level. */
 #include "check.h"
 
-#include <float.h>
 
 /* Increasing levels between -1 and 1, or from 0 on; thresholds between them, the last ones above every number. */
 static void fill_levels(checker *check, uint32_t bits, bool norms, uint32_t room, float *levels, float *thresholds)
@@ -11,7 +10,7 @@ static void fill_levels(checker *check, uint32_t bits, bool norms, uint32_t room
     for (uint32_t k = 0; k < n; k++)
         levels[k] = ((float)k + 0.8f * check_uniform(check)) * (norms ? 3.0f : 2.0f) / (float)n - (norms ? 0 : 1);
     for (uint32_t k = 0; k < room; k++)
-        thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : FLT_MAX;
+        thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : INFINITY;
 }
 
 typedef struct search {

@@ -334,6 +334,7 @@ class Refusals(TestCase):
         self.refused(ValueError, "layer: 3", self.cache.append, 3, self.sequence, rows(1, 1), rows(2, 1))
         self.refused(ValueError, "no sequence 1", self.cache.append, 0, 1, rows(1, 1), rows(2, 1))
         self.refused(ValueError, "no sequence 'a'", self.cache.fork, "a")
+        self.refused(ValueError, "no sequence None", self.cache.append, 0, None, rows(1, 1), rows(2, 1))
         self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.new_sequence).status, 60)
         self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.fork, self.sequence).status, 60)
         error = self.refused(

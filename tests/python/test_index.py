@@ -288,5 +288,35 @@ class Refusals(TestCase):
         self.assertEqual(repr(index), f"<kvant.Index of {N} vectors, {DIM} numbers each, turboquant-2, ip>")
 
 
+class OnAGpu(TestCase):
+    """On the stand-in of tests/cuda, or on the library that KVANT_CUDA_LIBRARY names."""
+
+    def test_results_are_those_of_the_cpu_after_every_change(self):
+        index, rows = filled("turboquant-3", "l2", device="cuda")
+        twin, _ = filled("turboquant-3", "l2")
+        changes = (lambda i: None, lambda i: i.remove_ids(np.arange(0, N, 3)), lambda i: i.add(rows[:50] + 1))
+        for change in changes:
+            for each in (index, twin):
+                change(each)
+            for ours, theirs in zip(index.search(rows[:40], 7), twin.search(rows[:40], 7)):
+                np.testing.assert_array_equal(ours, theirs)
+
+    def test_files_go_there(self):
+        index, rows = filled()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "a.kvindex"
+            index.save(path)
+            for opened in (kvant.Index.view(path, device="cuda"), kvant.Index.load(path, device="cuda")):
+                np.testing.assert_array_equal(opened.search(rows[:3], 5)[1], index.search(rows[:3], 5)[1])
+
+    def test_refusals(self):
+        index, rows = filled(device="cuda")
+        self.refused(ValueError, "device: 'gpu'", kvant.Index, DIM, device="gpu")
+        lists = kvant.Index(DIM, spec="turboquant-4:lists=4", device="cuda")
+        lists.train(rows)
+        lists.add(rows)
+        self.refused(kvant.Error, "lists=", lists.search, rows, 5)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -171,7 +171,7 @@ static void rows_that_are_no_numbers_are_refused(void **state)
 static void read_open_page(subject *s)
 {
     uint32_t padded = s->codec->layout.padded_dim;
-    void *page = aligned(kvant_open_page_bytes(s->d));
+    void *page = aligned((size_t)KVANT_PAGE_TOKENS * s->d * sizeof(uint16_t));
     float *tile = aligned((size_t)padded * KVANT_PAGE_TOKENS * sizeof *tile), *back = aligned(ROWS * s->d * 4u);
     kvant_codec_transform_rows(s->codec, s->kernels, NULL, s->rows, s->d, ROWS, s->y);
     kvant_codec_encode_open(s->codec, s->kernels, s->y, 0, 7, page);

@@ -30,13 +30,17 @@ static kvp_gpu_backend *state_of(abi_backend *backend)
     return b;
 }
 
+static void finish(kvp_gpu_backend *b)
+{
+    kvp_cu_ok(kvp_cu.stream_finish(b->stream), "waiting");
+    b->inner.synchronize(b->backend);
+}
+
 void kvp_gpu_finish(kvp_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->list_lock);
-    for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next) {
-        kvp_cu_ok(kvp_cu.stream_finish(b->stream), "waiting");
-        b->inner.synchronize(b->backend);
-    }
+    for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next)
+        finish(b);
     pthread_mutex_unlock(&gpu->list_lock);
 }
 
@@ -142,23 +146,29 @@ static abi_tensor *next_computed(const abi_graph *graph, int *i)
     return NULL;
 }
 
-/* Node *i, and the next one with it if they are a layer's keys and values; *i becomes the last one's number. */
+/* Node *i, and the next ones with it if they are a layer's keys and values and attention over them; *i becomes the last
+ * one's number. */
 static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
 {
-    abi_tensor *node = graph->nodes[*i], *next = NULL;
+    abi_tensor *node = graph->nodes[*i], *values = NULL, *attending = NULL;
     int behind = *i;
 
-    if (node->op == kvp_api.op.set_rows) {
-        next = next_computed(graph, &behind);
-        if (next != NULL && kvp_gpu_pairs(node, next))
+    if (node->op == kvp_api.op.set_rows)
+        values = next_computed(graph, &behind);
+    if (values != NULL && !kvp_gpu_pairs(node, values))
+        values = NULL;
+    if (values != NULL) {
+        *i = behind;
+        attending = next_computed(graph, &behind);
+        if (attending != NULL && kvp_gpu_attends(node, values, attending))
             *i = behind;
         else
-            next = NULL;
+            attending = NULL;
     }
     const char *skip = getenv("KVANT_SKIP");
     if (skip == NULL || !(atoi(skip) & 4) || !kvp_gpu_capturable(node))
         to_ours(b);
-    return kvp_gpu_compute(b, node, next);
+    return kvp_gpu_compute(b, node, values, attending);
 }
 
 static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
@@ -264,16 +274,20 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
-/* The masks of the graph's attention. */
+/* The masks of the graph's attention, which also tells the caches their head_dim: with -sm tensor no graph was seen before. */
 static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_attended = 0;
-    for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->nodes[i]->op == kvp_api.op.flash_attn_ext && is_ours(graph->nodes[i]) &&
-            !kvp_gpu_find_attended(b, graph->nodes[i])) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->nodes[i]->op != kvp_api.op.flash_attn_ext || !is_ours(graph->nodes[i]))
+            continue;
+        if (kvp_attention_supported(graph->nodes[i]) && kvp_kv_of(graph->nodes[i]->src[1]) != NULL)
+            b->context = kvp_kv_of(graph->nodes[i]->src[1])->layers;
+        if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
             kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
             return false;
         }
+    }
     return true;
 }
 
@@ -307,7 +321,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    if ((!known && !(find_writes(b, graph) && find_masks(b, graph))) || !prepare(b, &waits))
+    if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
     if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
@@ -331,16 +345,33 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 
 /* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that: the graph after the one
  * that notices fails, as the first would have on the CPU. */
-static atomic_uint n_failures; /* of graphs, for rows that were refused before */
-
 static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_take_word(b->refused);
 
     if (status == KVANT_OK || getenv("KVANT_SKIP"))
         return;
-    b->failed = atomic_load(&n_failures) + 1;
+    b->failed = true;
     kvp_error("%s: cannot store new rows: %s", b->gpu->name, kvant_strerror(status));
+}
+
+/* What other GPUs of the context refused of the same batch is no failure of its own. */
+static void forget_refusals(const kvp_gpu_backend *b)
+{
+    abi_device *device;
+
+    for (size_t i = 0; (device = kvp_gpu_device(i)) != NULL; i++) {
+        kvp_gpu *gpu = kvp_gpu_of(device);
+        pthread_mutex_lock(&gpu->list_lock);
+        for (kvp_gpu_backend *other = gpu->backends; other != NULL; other = other->next) {
+            if (other->context != b->context)
+                continue;
+            finish(other);
+            kvp_gpu_take_word(other->refused);
+            other->failed = false;
+        }
+        pthread_mutex_unlock(&gpu->list_lock);
+    }
 }
 
 static void backend_synchronize(abi_backend *backend)
@@ -357,8 +388,8 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     bool ours = false;
 
     notice_refusals(b);
-    if (b->failed == atomic_load(&n_failures) + 1) {
-        atomic_fetch_add(&n_failures, 1);
+    if (b->failed) {
+        forget_refusals(b);
         return ABI_STATUS_FAILED;
     }
     for (int i = 0; i < graph->n_nodes && !ours; i++)
@@ -429,6 +460,13 @@ static bool start(kvp_gpu_backend *b)
         !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
+    for (int i = 0; getenv("KVANT_STREAMS") && i < atoi(getenv("KVANT_STREAMS")); i++) {
+        cu_stream extra;
+        kvp_cu.stream_new(&extra, CU_NON_BLOCKING);
+        if (kvp_gpu_grow(gpu, &b->lengths, 4096, false))
+            kvp_cu.fill((cu_address)(uintptr_t)b->lengths.at, 0, 64, extra);
+        kvp_cu.stream_finish(extra);
+    }
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
     b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };

@@ -35,30 +35,18 @@ static bool upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 
 static bool count_to(kvp_gpu *gpu, uint32_t n)
 {
-    int64_t *cells;
+    const size_t bytes = n * sizeof(int32_t);
     int32_t *numbers;
     bool ok;
 
-    if (n <= gpu->n_cells)
+    if (bytes <= gpu->numbers.bytes)
         return true;
-    cells = malloc(n * sizeof(*cells));
-    numbers = malloc(n * sizeof(*numbers));
-    for (uint32_t i = 0; cells != NULL && numbers != NULL && i < n; i++)
-        cells[i] = numbers[i] = (int32_t)i;
-    ok = cells != NULL && numbers != NULL && kvp_gpu_grow(gpu, &gpu->cells, n * sizeof(*cells), false) &&
-         kvp_gpu_grow(gpu, &gpu->numbers, n * sizeof(*numbers), false) &&
-         upload(gpu, gpu->cells.at, cells, n * sizeof(*cells)) &&
-         upload(gpu, gpu->numbers.at, numbers, n * sizeof(*numbers));
-    if (ok)
-        gpu->n_cells = n;
-    free(cells);
+    numbers = malloc(bytes);
+    for (uint32_t i = 0; numbers != NULL && i < n; i++)
+        numbers[i] = (int32_t)i;
+    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) && upload(gpu, gpu->numbers.at, numbers, bytes);
     free(numbers);
     return ok;
-}
-
-const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu)
-{
-    return gpu->cells.at;
 }
 
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu)

@@ -112,18 +112,20 @@ static size_t padded(const kvp_gpu *gpu, size_t bytes)
 
 static bool is_cache(const abi_tensor *tensor)
 {
-    return tensor->view_src == NULL && kvp_kv_name(tensor->name);
+    return tensor->view_src == NULL && kvp_kv_names(tensor);
 }
 
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
-    const kvp_gpu *gpu = gpu_of_buft(buft);
+    kvp_gpu *gpu = gpu_of_buft(buft);
 
+    if (tensor->ne[0] == 0)
+        return inner_alloc_size(gpu, tensor);
     if (!is_cache(tensor)) {
         asked.cache = false;
         if (strncmp(tensor->name, "cache_", 6) == 0)
             kvp_kv_note_state();
-        return inner_alloc_size(gpu, tensor);
+        return inner_alloc_size(gpu, tensor) + kvp_gpu_room(gpu, tensor);
     }
     if (!asked.cache) {
         asked.keys = asked.values = false;

@@ -16,24 +16,18 @@ typedef struct CUgraph_st *cu_graph;
 typedef struct CUgraphExec_st *cu_graph_exec;
 typedef struct CUgraphNode_st *cu_node;
 
-enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3, CU_NODE_KERNEL = 0, CU_EDGE_EARLY = 1 };
+enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
 
 typedef struct cu_edge_data {
     unsigned char from_port, to_port, type, reserved[5];
 } cu_edge_data;
-
-typedef struct cu_kernel_params { /* what the driver writes; function and kernel are all that counts here */
-    void *function;
-    unsigned grid[3], block[3], shared_bytes;
-    void **arguments, **extra, *kernel, *context; /* kernel: where function is NULL */
-} cu_kernel_params;
 
 typedef struct cu_update_info {
     int result;
     void *error_node, *error_from;
 } cu_update_info;
 
-/* X(member, exported name, parameters); all return 0 for success. The last six may be NULL: drivers have them from 12.3 on. */
+/* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers have them from 12.3 on. */
 #define KVP_CUDA_FUNCTIONS(X)                                                                                          \
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                                          \
@@ -62,15 +56,9 @@ typedef struct cu_update_info {
     X(graph_free, cuGraphDestroy, (cu_graph graph))                                                                    \
     X(exec_free, cuGraphExecDestroy, (cu_graph_exec exec))                                                             \
     X(error_name, cuGetErrorName, (int error, const char **name))                                                      \
-    X(node_type, cuGraphNodeGetType, (cu_node node, int *type))                                                        \
     X(edges, cuGraphGetEdges_v2, (cu_graph graph, cu_node * from, cu_node * to, cu_edge_data * data, size_t * n))      \
-    X(edges_add, cuGraphAddDependencies_v2,                                                                            \
-      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data, size_t n))                    \
     X(edges_remove, cuGraphRemoveDependencies_v2,                                                                      \
-      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data, size_t n))                    \
-    X(kernel_params, cuGraphKernelNodeGetParams_v2, (cu_node node, cu_kernel_params * params))                         \
-    X(function_name, cuFuncGetName, (const char **name, void *function))                                               \
-    X(kernel_name, cuKernelGetName, (const char **name, void *kernel))
+      (cu_graph graph, const cu_node *from, const cu_node *to, const cu_edge_data *data, size_t n))
 
 typedef struct kvp_driver {
 #define KVP_CUDA_MEMBER(member, name, parameters) int (*member) parameters;

@@ -127,8 +127,7 @@ struct kvp_gpu {
     kvp_gpu_seen *seen, positions;                  /* under the lock */
     kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
-    uint32_t n_cells;
-    kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
     atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
@@ -147,6 +146,7 @@ typedef struct kvp_gpu_cells {
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
     bool uncentred;                         /* attention has a softcap */
+    bool has_room;                          /* behind the outputs of attention on it */
     kvp_gpu_cache *cache;
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
@@ -163,6 +163,10 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    struct kvp_gpu_scratch { /* of the attention node at hand */
+        void *at;
+        size_t bytes;
+    } scratch;
     kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
@@ -186,7 +190,8 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
+    bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
+    const void *context;  /* the same for all of these; not read */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -234,7 +239,6 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
 
 /* The numbers 0, 1, ... on the GPU. */
-const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu);
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 
 /* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
@@ -281,8 +285,15 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+/* Whether attention sees the rows of a pair, one per stream, and can store them. */
+bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
+
+/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
+ * that comes with a pair. */
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
+
+/* Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
 void kvp_gpu_set_accel(bool on);

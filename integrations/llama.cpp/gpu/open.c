@@ -60,6 +60,24 @@ static bool make_room(kvp_gpu_cache *cache)
            kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
 }
 
+/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
+static bool have_pages(kvp_kv *kv, uint32_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
+    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
+
+    if (cells->open_pages.base != NULL)
+        return true;
+    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
+        return false;
+    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
+        return false;
+    cells->open_pages =
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+    return true;
+}
+
 /* Families whose rows take as long alone as 64 of them. */
 static bool searches(const char *spec)
 {
@@ -81,7 +99,12 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->learns = cache->learning = cache->learns || cells->learns;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
-    return !cache->keeps || make_room(cache);
+    if (cache->keeps && !make_room(cache))
+        return false;
+    for (uint32_t i = 0; i < cache->n_pages; i++)
+        if (cache->table != NULL && cache->pages[i].block != NO_PAGE)
+            return have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
+    return true;
 }
 
 void kvp_gpu_cache_leave(kvp_kv *kv)
@@ -108,32 +131,20 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache);
 }
 
-/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
-static bool have_pages(kvp_kv *kv, uint32_t n)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
-    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
-
-    if (cells->open_pages.base != NULL)
-        return true;
-    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
-        return false;
-    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
-        return false;
-    cells->open_pages =
-        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
-    return true;
-}
-
 /* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
+
+static int n_side(void)
+{
+    const char *n = getenv("KVANT_SIDE");
+    return n != NULL ? atoi(n) : KVP_SIDE_STREAMS;
+}
 
 static bool spread(kvp_gpu *gpu, cu_stream stream)
 {
     bool ok = (gpu->order != NULL || kvp_cu_ok(kvp_cu.event_new(&gpu->order, CU_NO_TIMING), "an event")) &&
               kvp_cu_ok(kvp_cu.event_record(gpu->order, stream), "ordering");
 
-    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+    for (int i = 0; i < n_side() && ok; i++)
         ok = (gpu->side[i] != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->side[i], CU_NON_BLOCKING), "a stream")) &&
              kvp_cu_ok(kvp_cu.stream_wait(gpu->side[i], gpu->order, 0), "ordering");
     return ok;
@@ -143,9 +154,13 @@ static bool gather(kvp_gpu *gpu, cu_stream stream)
 {
     bool ok = true;
 
-    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+    for (int i = 0; i < n_side() && ok; i++)
         ok = kvp_cu_ok(kvp_cu.event_record(gpu->order, gpu->side[i]), "ordering") &&
              kvp_cu_ok(kvp_cu.stream_wait(stream, gpu->order, 0), "ordering");
+    for (int i = 0; i < n_side() && getenv("KVANT_DROP"); i++) {
+        kvp_cu.stream_free(gpu->side[i]);
+        gpu->side[i] = NULL;
+    }
     return ok;
 }
 
@@ -178,7 +193,7 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
                                .rows = (const char *)open->base + page * open->block_stride,
                                .token_stride = cells->head_dim,
                                .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
+        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % n_side()]) == KVANT_OK;
     }
     ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
@@ -205,7 +220,7 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
                                               .token_stride = cells->head_dim,
                                               .head_stride = open->head_stride / sizeof(uint16_t),
                                               .transformed = 1 };
-        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
+        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % n_side()]) == KVANT_OK;
     }
     return ok && gather(cache->gpu, stream);
 }

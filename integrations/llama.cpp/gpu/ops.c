@@ -140,7 +140,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
 }
 
 /* open: to open pages. */
-static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     kvant_cuda_append_args args = { .size = sizeof(args),
@@ -160,28 +160,61 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
     }
+    return args;
+}
+
+static kvant_status append(const kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+{
+    const kvant_cuda_append_args args = append_of(b, nodes, n, open);
+
     return kvant_cuda_append(&args, b->stream);
 }
 
-/* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. */
-static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
+/* Rows that attention appends, and their cells. */
+typedef struct new_rows {
+    kvant_cuda_append_args append;
+    const int64_t *cells;
+} new_rows;
+
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *rows);
+
+/* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
+ * attention of the same layer, which comes next. */
+static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending)
 {
     abi_tensor *nodes[2] = { node, values };
     const int n = values != NULL ? 2 : 1;
     const kvp_gpu_cache *cache;
     kvant_status status = KVANT_OK;
+    bool sealed, open;
 
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i]))
             return ABI_STATUS_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
-    if (!cache->keeps || !cache->waits)
+    sealed = !cache->keeps || !cache->waits;
+    open = cache->keeps && cache->any_open;
+    if (attending != NULL && sealed != open) {
+        const new_rows rows = { append_of(b, nodes, n, open), node->src[1]->data };
+        return attention(b, attending, &rows);
+    }
+    if (sealed)
         status = append(b, nodes, n, false);
-    if (cache->keeps && cache->any_open && status == KVANT_OK)
+    if (open && status == KVANT_OK)
         status = append(b, nodes, n, true);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
+    else if (attending != NULL)
+        return attention(b, attending, NULL);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
+
+/* Whether attention sees the rows of a pair, one per stream, and comes when they do. */
+bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending)
+{
+    return attending->op == kvp_api.op.flash_attn_ext && kvp_root(attending->src[1]) == kvp_root(keys) &&
+           kvp_root(attending->src[2]) == kvp_root(values) && attending->src[0]->ne[1] == 1 &&
+           attending->src[0]->ne[3] == keys->src[0]->ne[1] && getenv("KVANT_APART") == NULL;
 }
 
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
@@ -211,7 +244,8 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
            (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams)
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams,
+                                              const new_rows *rows)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
@@ -251,8 +285,8 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v_center = v->center,
         .k_scale = k->query_scale,
         .v_scale = v->query_scale,
-        .workspace = b->workspace.at,
-        .workspace_bytes = b->workspace.bytes,
+        .workspace = b->scratch.at,
+        .workspace_bytes = b->scratch.bytes,
         .query_tokens = (uint32_t)q->ne[1],
         .causal = b->attended[attended].plain && q->ne[1] > 1,
         .q_token_stride = q->nb[1] / sizeof(float),
@@ -263,6 +297,10 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .table_ready = 1,
+        .rows = rows != NULL ? rows->append : (kvant_cuda_append_args){ 0 },
+        .row_cells = rows != NULL ? rows->cells : NULL,
+        .row_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
+        .row_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
     };
 }
 
@@ -322,9 +360,9 @@ static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k,
     return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
 }
 
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const new_rows *rows)
 {
-    const kvant_cuda_attention_args plain = arguments_of(b, node, streams);
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, rows);
     kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
@@ -336,25 +374,64 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part stre
     return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
-/* Memory for partial results; for many query rows also for unpacked pages: of the whole cache, or as much as is allowed.
- * What it grows out of is kept, so it is asked for at its full size. */
+/* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
+static size_t unpacked_bytes(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
+    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t blocks = (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
+    const size_t bytes = blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
+
+    if (rows <= KVANT_CUDA_SCRATCH_ROWS)
+        return 0;
+    return bytes < KVANT_CUDA_SCRATCH_BYTES ? bytes : KVANT_CUDA_SCRATCH_BYTES;
+}
+
+#define ROOM_ALIGN 256u
+
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
+{
+    kvp_gpu_cells *k;
+    size_t unpacked;
+
+    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) || !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
+        return 0;
+    k = kvp_gpu_cells_of(node->src[1]);
+    if (k != NULL)
+        k->has_room = true;
+    unpacked = unpacked_bytes(node);
+    return unpacked > 0 ? kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked + ROOM_ALIGN : 0;
+}
+
+/* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
+    const uintptr_t behind = ((uintptr_t)node->data + kvp_api.nbytes(node) + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+
+    if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
+        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->stream), "memory");
+    }
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
+        return false;
+    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes };
+    return true;
+}
+
+static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const abi_tensor *q = node->src[0];
     const size_t rows = (size_t)q->ne[1] * (size_t)q->ne[2];
-    size_t scratch = 0;
 
-    if (rows / k->n_kv_heads > KVANT_CUDA_SCRATCH_ROWS)
-        scratch = kvp_kv_blocks(&kvp_kv_of(node->src[1])->shape) * k->n_kv_heads * KVANT_CUDA_SCRATCH_PER_BLOCK(k->head_dim) + 1024;
-    if (scratch > KVANT_CUDA_SCRATCH_BYTES)
-        scratch = KVANT_CUDA_SCRATCH_BYTES;
-    return kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim) + scratch, true) &&
+    return have_workspace(b, node, k) &&
            (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
            (!is_full(k) ||
             kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
 }
 
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
+/* rows: NULL, or what is appended first. */
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *rows)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
@@ -363,12 +440,16 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (!have_workspace(b, node, k))
+    if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
+    if (rows != NULL && streams.n < n_streams) {
+        status = kvant_cuda_append(&rows->append, b->stream);
+        rows = NULL;
+    }
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        status = attend(b, node, streams);
+        status = attend(b, node, streams, rows);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -403,7 +484,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     return status;
 }
 
-int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending)
 {
     const char *skip = getenv("KVANT_SKIP");
     if (skip != NULL && (atoi(skip) & 1) && node->op == kvp_api.op.set_rows && kvp_gpu_capturable(node))
@@ -413,9 +494,9 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (!kvp_gpu_touches(node))
         return kvp_gpu_accelerate(b, node);
     if (node->op == kvp_api.op.set_rows)
-        return set_rows(b, node, values);
+        return set_rows(b, node, values, attending);
     if (node->op == kvp_api.op.flash_attn_ext)
-        return attention(b, node);
+        return attention(b, node, NULL);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
     kvp_error("%s: operation %s on a compressed cache is not supported", node->name, kvp_api.op_name(node->op));

@@ -42,7 +42,8 @@ def on_host(value: Any, what: str) -> np.ndarray:
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:  # another device, a dtype that NumPy lacks, a gradient
-        raise TypeError(f"{what}: its memory cannot be used as a NumPy array: {error}") from None
+        kind = f"{getattr(value, 'dtype', 'dtype unknown')} on {getattr(value, 'device', 'some device')}"
+        raise TypeError(f"{what}: its memory cannot be used as a NumPy array ({kind}): {error}") from None
 
 
 def contiguous(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -22,6 +22,7 @@ from .places import Gpu, Host
 from .scheme import Scheme
 
 _FULL = 60  # KVANT_ERR_FULL
+_NONE = object()
 
 
 class CacheInfo(NamedTuple):
@@ -93,6 +94,7 @@ class Cache(Owned):
         super().__init__("kvant_cache_free", scheme)
         self._lock = threading.Lock()
         self._sequences: set[int] = set()
+        self.n_stepping = 0  #: sequences of begin_steps
         stream = checks.count(stream, "stream", least=0, most=2**64 - 1)
         self._place = Host() if checks.text(device, "device") == "cpu" else Gpu(stream)
         self.n_layers = checks.count(n_layers, "n_layers")
@@ -148,11 +150,11 @@ class Cache(Owned):
     def _layer(self, layer: int) -> int:
         return checks.count(layer, "layer", least=0, most=self.n_layers - 1)
 
-    def _open(self, sequence: int | None = None) -> int | None:
+    def _open(self, sequence: Any = _NONE) -> Any:
         """sequence after checking that it is there, and that the cache is. With the lock held."""
         if not self._handle:
             raise ValueError("the cache was closed")
-        if sequence is not None and sequence not in self._sequences:
+        if sequence is not _NONE and sequence not in self._sequences:
             raise ValueError(f"sequence: there is no sequence {sequence!r}")
         return sequence
 
@@ -288,7 +290,7 @@ class Cache(Owned):
         return out
 
     def _numbers(self, sequences: Sequence[int]) -> Any:
-        return (c.c_int32 * len(sequences))(*(self._open(sequence) or 0 for sequence in sequences))
+        return (c.c_int32 * len(sequences))(*(self._open(sequence) for sequence in sequences))
 
     def read(self, layer: int, sequence: int, first: int = 0, n: int | None = None) -> tuple[Any, Any]:
         """The keys and values of n tokens from first on, all by default, as attention sees them:
@@ -330,6 +332,7 @@ class Cache(Owned):
             numbers = self._numbers(sequences)
             status = library().kvant_steps_begin(self._handle, numbers, len(sequences), c.byref(found))
             check("steps", status, SAID)
+            self.n_stepping = len(sequences)
         return found.n_steps, found.graph, found.floats
 
     def next_step(self) -> None:

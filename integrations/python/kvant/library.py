@@ -279,7 +279,7 @@ def c_text(value: Any, what: str) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{what}: a string is needed, not {value!r}")
+        raise TypeError(f"{what}: a string or a path is needed, not {value!r}")
     encoded = os.fsencode(value)
     if b"\0" in encoded:
         raise ValueError(f"{what}: {value!r} holds a zero byte")

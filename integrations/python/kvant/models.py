@@ -29,11 +29,14 @@ _SAMPLED = 16  # one query in so many shows which keys attention looks at
 
 
 def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
-    """int64 [n]. Tensors are token ids already."""
-    if torch.is_tensor(texts):
-        return texts.reshape(-1).to("cpu", torch.int64)
+    """int64 [n]. Arrays are token ids already."""
+    if hasattr(texts, "__array__"):
+        ids = torch.as_tensor(texts)
+        if ids.is_floating_point():
+            raise TypeError(f"texts: token ids are whole numbers, not {ids.dtype}")
+        return ids.reshape(-1).to("cpu", torch.int64)
     if tokenizer is None:
-        raise TypeError("tokenizer: texts that are no tensors of token ids need one")
+        raise TypeError("tokenizer: texts that are no arrays of token ids need one")
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64) for text in texts]
     return torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64)
@@ -127,7 +130,7 @@ def calibrate(
     progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
-    texts: strings, or a tensor of token ids. save() writes them to the .kvcal that
+    texts: strings, or an array of token ids. save() writes them to the .kvcal that
     KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is, and the
     statistics are summed there. progress is called with the part that is done, 0 to 1. clusters:
     sizes of sets of centroids for kmeans codecs, which take minutes on the CPU.

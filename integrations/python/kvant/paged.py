@@ -230,29 +230,8 @@ class PagedCache:
         )
         self._call("seal", args)
 
-    def attention(
-        self,
-        q,
-        block_table,
-        lengths,
-        scale=None,
-        out=None,
-        lse=None,
-        v_center=None,
-        k_scale=None,
-        v_scale=None,
-        causal=True,
-        window=0,
-        logit_softcap=0.0,
-        max_bias=0.0,
-        mask=None,
-        sinks=None,
-    ):
-        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per
-        sequence, [batch, tokens, heads, head_dim]; block_table int32 [batch, blocks]; lengths int32
-        [batch], the query tokens counted. lse: float32 [batch, (tokens,) heads] to fill, or None.
-        mask: float16 [batch, tokens, cells], with a cell for every token of the table; sinks:
-        float32 [heads]."""
+    def _check_attention(self, q, block_table, lengths, out, lse, mask, sinks):
+        """Tensors of `attention`: whether q has several tokens per sequence, and the output."""
         several = len(getattr(q, "shape", ())) == 4
         shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
         checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
@@ -276,6 +255,33 @@ class PagedCache:
             checks.tensor(sinks, "sinks", (heads,), ("float32",), self.device)
         if lse is not None:
             checks.tensor(lse, "lse", tuple(q.shape[:-1]), ("float32",), self.device, written=True)
+        return several, out
+
+    def attention(
+        self,
+        q,
+        block_table,
+        lengths,
+        scale=None,
+        out=None,
+        lse=None,
+        v_center=None,
+        k_scale=None,
+        v_scale=None,
+        causal=True,
+        window=0,
+        logit_softcap=0.0,
+        max_bias=0.0,
+        mask=None,
+        sinks=None,
+    ):
+        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per
+        sequence, [batch, tokens, heads, head_dim]; block_table int32 [batch, blocks]; lengths int32
+        [batch], the query tokens counted. lse: float32 [batch, (tokens,) heads] to fill, or None.
+        mask: float16 [batch, tokens, cells], with a cell for every token of the table; sinks:
+        float32 [heads]."""
+        several, out = self._check_attention(q, block_table, lengths, out, lse, mask, sinks)
+        batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         scale = 1 / math.sqrt(self.head_dim) if scale is None else float(scale)
         if not math.isfinite(scale):
             raise ValueError(f"scale: {scale} is not finite")

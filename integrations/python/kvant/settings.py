@@ -28,7 +28,7 @@ def preset(name: str, calibrated: bool = False) -> Preset:
     found = s.Preset.new()
     status = library().kvant_preset_get(c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found))
     if status:
-        raise ValueError(f"name: there is no preset {name!r}")
+        raise ValueError(f"preset: there is no preset {name!r}; there are quality, balanced and small")
     return Preset(**found.plain())
 
 

@@ -19,6 +19,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
+from . import checks
 from . import structs as s
 from .cache import Cache
 from .codec import Codec
@@ -256,10 +257,8 @@ def _cache_step(
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES:
         raise ValueError(f"q, k, v: one dtype of {list(_TYPES)} is needed, not {q.dtype}, {k.dtype}, {v.dtype}")
     held, out, sinks = _cache(cache), torch.empty_like(q), None if sinks is None else _plain(sinks)
-    if q.dim() != 3 or q.shape[1:] != (held.n_heads, held.head_dim) or k.shape != v.shape:
-        raise ValueError(f"q, k, v: shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)} do not fit the cache")
-    if k.shape != (q.shape[0], held.n_kv_heads, held.head_dim):
-        raise ValueError(f"k: {list(k.shape)} does not fit the cache")
+    for x, name, heads in ((q, "q", held.n_heads), (k, "k", held.n_kv_heads), (v, "v", held.n_kv_heads)):
+        checks.shapes(tuple(x.shape), name, (held.n_stepping, heads, held.head_dim))
     step = s.Step.new(
         q=q.data_ptr(),
         k=k.data_ptr(),

@@ -6,7 +6,6 @@
  * times as much as other triplets: at head_dim 64 it makes 6 % of the whole error. Decoders ignore
  * the padding, so it may be anything. Joint rounding tries several paddings in idle lanes and keeps
  * the padding with the least error in the real channels. Decoders need not know. */
-#include <float.h>
 #include <math.h>
 
 #include "../../base/half.h"
@@ -27,7 +26,7 @@ static const float pads_of_two[] = { 0.3125f, 1.25f, 0.0625f, -0.625f, -2, -0.87
 static void fill_thresholds(const float *levels, uint32_t n, float *thresholds, uint32_t n_thresholds)
 {
     for (uint32_t k = 0; k < n_thresholds; k++)
-        thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : FLT_MAX;
+        thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : INFINITY;
 }
 
 void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits)

@@ -11,36 +11,65 @@
 namespace kvant
 {
 
-/* Whether the codec has such codes and nothing beside them. */
-__host__ __device__ inline bool has_chunk_tiles(const kvant_cuda_codec &codec)
-{
-    const kvant_general_view &view = codec.general.view;
-    return kvant_cuda_is_general(&codec.params) && !view.sketched &&
-           (view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS);
-}
-
 /* The two codes of a word and its fellows in other planes. */
 struct CodePair {
     uint32_t code[2];
 };
 
-/* at: first word and bit of the pair in each plane of p bits, `use(p)`. */
-template <class F> KVANT_INLINE CodePair read_pair(const uint32_t *words, int bits, int n_chunks, bool keys, F &&place_of)
-{
-    CodePair pair{};
-    int shift = 0;
-    unrolled_for (int p = 16; p > 0; p /= 2) {
-        if (!(bits & p))
-            continue;
-        const Place at = place_of(p);
-        const uint32_t word = __ldg(words + at.word) >> at.bit, ones = (1u << p) - 1;
-        pair.code[0] |= (word & ones) << shift;
-        pair.code[1] |= (word >> 16 & ones) << shift;
-        words += chunk_plane_words(p, n_chunks, keys);
-        shift += p;
+/* A lane's words: of keys those of its token, of values those of its chunk. What depends on the lane alone is computed
+ * once. PLANES: at most, of codes of up to 23 bits. */
+template <bool KEYS> struct ChunkWords {
+    static constexpr int PLANES = 4;
+    const uint32_t *words[PLANES];
+    int log[PLANES], bit[PLANES], n_planes, n_chunks; /* bit: of keys */
+
+    /* own: the lane's token, or its chunk. */
+    KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int own) : n_planes(0), n_chunks(n_chunks_)
+    {
+        const uint32_t *plane = static_cast<const uint32_t *>(codes);
+        unrolled_for (int i = 0; i < PLANES; i++) {
+            log[i] = bit[i] = 0, words[i] = plane;
+            if (bits == 0)
+                continue;
+            log[i] = 31 - __clz(bits & 31);
+            const int p = 1 << log[i];
+            const Place first = KEYS ? chunk_place(p, n_chunks, true, own, 0) : Place{ own, 0 };
+            words[i] += first.word, bit[i] = first.bit;
+            plane += chunk_plane_words(p, n_chunks, KEYS);
+            bits -= p, n_planes = i + 1;
+        }
     }
-    return pair;
-}
+
+    /* Keys: chunks 2 at and + 1 of the lane's token. */
+    KVANT_INLINE CodePair chunks(int at) const
+    {
+        return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])) >> bit[i]; });
+    }
+
+    /* Values: tokens t and t + 1 of the lane's chunk; t is even. */
+    KVANT_INLINE CodePair tokens(int t) const
+    {
+        const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* as chunk_place */
+        return read([&](int i) {
+            const int fields = 4 - log[i]; /* of a word: their binary logarithm */
+            return __ldg(words[i] + n_chunks * (k >> fields)) >> ((k & ((1 << fields) - 1)) << log[i]);
+        });
+    }
+
+    template <class F> KVANT_INLINE CodePair read(F &&word) const
+    {
+        CodePair pair{};
+        int shift = 0;
+        unrolled_for (int i = 0; i < PLANES; i++)
+            if (i < n_planes) {
+                const uint32_t x = word(i), ones = (1u << (1 << log[i])) - 1;
+                pair.code[0] |= (x & ones) << shift;
+                pair.code[1] |= (x >> 16 & ones) << shift;
+                shift += 1 << log[i];
+            }
+        return pair;
+    }
+};
 
 /* Numbers of a code for a scale, in halves. */
 struct ChunkDecoder {
@@ -114,7 +143,6 @@ __device__ __noinline__ void decode_chunks(const kvant_general &g, const Decoded
     const ChunkDecoder decoder(g, tile.page);
     const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits, own = tile.first + tile.lane;
     const bool valid = tile.lane < tile.valid;
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(tile.page);
     const float stored = valid ? __half2float(__ushort_as_half(__ldg(decoder.slots - PAGE_TOKENS + own))) : 0,
                 top = CHANNELS == 3 ? stored : 0.25f * stored * (float)((1 << g.view.chunks.length_bits) - 1),
                 other = CHANNELS == 4 && valid ? 0.25f * decoder.largest_outlier(own) : 0,
@@ -125,24 +153,25 @@ __device__ __noinline__ void decode_chunks(const kvant_general &g, const Decoded
         return CHANNELS == 3 ? decoder.triplet(code, scale_of) : decoder.word(code, scale_of, inverse_of, token);
     };
     if constexpr (KEYS) {
+        const ChunkWords<true> codes(tile.page, bits, n, own);
         __half *row = tile.numbers + tile.lane * tile.stride;
-#pragma unroll 1
-        for (int c = 2 * tile.rank; c < n; c += 2 * tile.team_warps) {
-            const CodePair pair = read_pair(words, bits, n, true, [&](int p) { return chunk_place(p, n, true, own, c); });
+#pragma unroll 2
+        for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
+            const CodePair pair = codes.chunks(c);
             unrolled_for (int i = 0; i < 2; i++)
-                put_chunk<CHANNELS>(row + CHANNELS * (c + i), number(pair.code[i], scale, inverse, own));
+                put_chunk<CHANNELS>(row + CHANNELS * (2 * c + i), number(pair.code[i], scale, inverse, own));
         }
     } else {
-#pragma unroll 1
-        for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
-            const float scales[2] = { __shfl_sync(FULL, scale, t), __shfl_sync(FULL, scale, t + 1) },
-                        inverses[2] = { __shfl_sync(FULL, inverse, t), __shfl_sync(FULL, inverse, t + 1) };
-            for (int c = tile.lane; c < n; c += 32) {
-                const CodePair pair =
-                    read_pair(words, bits, n, false, [&](int p) { return chunk_place(p, n, false, tile.first + t, c); });
+        for (int first = 0; first < n; first += 32) {
+            const int c = min(first + tile.lane, n - 1); /* lanes beyond the end do the last chunk, too */
+            const ChunkWords<false> codes(tile.page, bits, n, c);
+#pragma unroll 2
+            for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
+                const CodePair pair = codes.tokens(tile.first + t);
                 unrolled_for (int i = 0; i < 2; i++)
                     put_chunk<CHANNELS>(tile.numbers + (t + i) * tile.stride + CHANNELS * c,
-                                        number(pair.code[i], scales[i], inverses[i], tile.first + t + i));
+                                        number(pair.code[i], __shfl_sync(FULL, scale, t + i),
+                                               __shfl_sync(FULL, inverse, t + i), tile.first + t + i));
             }
         }
     }

@@ -1,4 +1,5 @@
-/* decode_planes.cuh - tiles of codecs with a code per channel: uniform codes and codebooks of 1 to 8 bits.
+/* decode_planes.cuh - tiles of codecs with a code per channel: how codes are read and put into their places, and
+ * codebooks of 1 to 8 bits. decode_uniform.cuh has uniform codes.
  *
  * A page's words are in the order of the operand of mma.m16n8k16 (layout.cuh), so a lane that reads the
  * words of 16 x 16 numbers has the codes of the four registers of an operand, which stmatrix puts
@@ -184,229 +185,24 @@ KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
     }
 }
 
-/* A scale and a zero point, as halves, that turn a code x 2^-24 into a number over the unit. */
-struct ToUnit {
-    float scale, zero; /* what stored ones are multiplied by */
-
-    /* 2^e is above the scale, and 2^(e + 23) above the zero point. The unit is 2^(e + 9). */
-    KVANT_INLINE float set(float top)
-    {
-        const int e = max((__float_as_int(top) >> 23) - 126, -24);
-        scale = __int_as_float((15 - e + 127) << 23);
-        zero = __int_as_float((-9 - e + 127) << 23);
-        return __int_as_float((9 + e + 127) << 23);
-    }
-};
-
 KVANT_INLINE float half_at(const uint16_t *numbers, int at)
 {
     return __half2float(__ushort_as_half(__ldg(numbers + at)));
 }
 
-KVANT_INLINE float top_of(float scale, float zero)
+template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const DecodedTile tile)
 {
-    return fmaxf(fabsf(scale), fabsf(zero) * 0x1p-23f);
+    each_operand<BITS, KEYS, true>(tile, [](int) {}, [](uint32_t pair, int, int) { return pair; });
 }
 
-KVANT_INLINE uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
+/* Codes of 2 to 4 bits into the places of their channels, for decoders in which they depend on each other. */
+template <bool KEYS> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
 {
-    const __half2 y = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));
-    return *reinterpret_cast<const uint32_t *>(&y);
+    bits == 2 ? place_codes_of<2, KEYS>(tile) : bits == 3 ? place_codes_of<3, KEYS>(tile) : place_codes_of<4, KEYS>(tile);
+    tile.wait();
 }
 
-/* What decoders of uniform codes read of a codec. */
-struct UniformCodes {
-    int metadata, n_scales; /* no scales: no zero points */
-    int group, per_channel;
-    float offset;
-};
-
-/* Scales and zero points of uniform codes, as pairs of halves for the registers of an operand. ONCE: a token's are the
- * same in the whole operand. */
-template <bool KEYS, bool ONCE> struct UniformScales {
-    static constexpr int N = TILE_TOKENS / 16;
-    const DecodedTile &tile;
-    const uint16_t *scales, *zeros; /* zeros NULL: the offset times the scale */
-    int group;
-    float offset;
-    ToUnit to[N];
-    uint32_t scale[N][ONCE ? 2 : 4], zero[N][ONCE ? 2 : 4];
-
-    /* Of register q. */
-    KVANT_INLINE static int at(int q)
-    {
-        return !ONCE ? q : KEYS ? q & 1 : q >> 1;
-    }
-
-    __device__ UniformScales(const DecodedTile &tile_, const UniformCodes &codes)
-        : tile(tile_), scales(reinterpret_cast<const uint16_t *>(tile_.page + codes.metadata)),
-          zeros(codes.n_scales ? scales + codes.n_scales : nullptr), group(codes.group), offset(codes.offset)
-    {
-    }
-
-    KVANT_INLINE uint32_t packed(float s, float z, const ToUnit &by) const
-    {
-        return pack_half2(s * by.scale, (zeros ? z : s * offset) * by.zero);
-    }
-
-    /* ---- scales of tokens, one or one per group of channels: lanes have a token each ---- */
-
-    KVANT_INLINE int own_token() const
-    {
-        return tile.first + tile.lane;
-    }
-
-    KVANT_INLINE bool has_token() const
-    {
-        return tile.lane < tile.valid;
-    }
-
-    KVANT_INLINE void begin_tokens(int channels)
-    {
-        float top = 0;
-        for (int first = 0, at = own_token(); first < channels; first += group, at += PAGE_TOKENS)
-            top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
-        const float unit = to[0].set(has_token() ? top : 0);
-        if (tile.rank == 0)
-            tile.units[tile.lane] = unit;
-    }
-
-    KVANT_INLINE uint32_t own_scale(int g) const
-    {
-        const int at = g * PAGE_TOKENS + own_token();
-        return has_token() ? packed(half_at(scales, at), zeros ? half_at(zeros, at) : 0, to[0]) : 0;
-    }
-
-    /* own: of the first and the last 8 channels of an operand. */
-    KVANT_INLINE void share(const uint32_t (&own)[ONCE ? 1 : 2])
-    {
-        unrolled_for (int k = 0; k < N; k++)
-            unrolled_for (int h = 0; h < 2; h++)
-                unrolled_for (int c = 0; c < (ONCE ? 1 : 2); c++) {
-                    const int q = ONCE ? h : KEYS ? h + 2 * c : c + 2 * h;
-                    if (KEYS) {
-                        const uint32_t x = __shfl_sync(FULL, own[c], 16 * k + (tile.lane >> 2) + 8 * h);
-                        scale[k][q] = prmt(x, x, 0x1010), zero[k][q] = prmt(x, x, 0x3232);
-                    } else {
-                        const int from = 16 * k + 2 * (tile.lane & 3) + 8 * h;
-                        const uint32_t x = __shfl_sync(FULL, own[c], from), y = __shfl_sync(FULL, own[c], from + 1);
-                        scale[k][q] = prmt(x, y, 0x5410), zero[k][q] = prmt(x, y, 0x7632);
-                    }
-                }
-    }
-
-    /* ---- scales of channels, one per group of tokens ---- */
-
-    KVANT_INLINE int first_of(int k) const
-    {
-        return (tile.first + 16 * k) / group * tile.d;
-    }
-
-    KVANT_INLINE void begin_channels()
-    {
-        unrolled_for (int k = 0; k < N; k++) {
-            float top = 0;
-            for (int channel = tile.lane; channel < tile.d && 16 * k < tile.valid; channel += 32) {
-                const int at = first_of(k) + channel;
-                top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
-            }
-            const float unit = to[k].set(largest_of(top));
-            if (tile.rank == 0 && tile.lane < 16)
-                tile.units[16 * k + tile.lane] = unit;
-        }
-    }
-
-    KVANT_INLINE float2 stored(const uint16_t *numbers, int at) const /* of an operand's row, or of two columns */
-    {
-        if (!KEYS) {
-            const float x = half_at(numbers, at);
-            return make_float2(x, x);
-        }
-        const uint32_t pair = __ldg(reinterpret_cast<const uint32_t *>(numbers + at));
-        return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
-    }
-
-    KVANT_INLINE void load_channels(int i)
-    {
-        static_assert(!ONCE, "other scales for every operand");
-        unrolled_for (int k = 0; k < N; k++) {
-            if (k > 0 && first_of(k) == first_of(0) && 16 * k < tile.valid) { /* the same scales */
-                unrolled_for (int q = 0; q < 4; q++)
-                    scale[k][q] = scale[0][q], zero[k][q] = zero[0][q];
-                continue;
-            }
-            unrolled_for (int h = 0; h < 2; h++) { /* halves of the operand's channels */
-                const int at = first_of(k) + 16 * i + 8 * h + (KEYS ? 2 * (tile.lane & 3) : tile.lane >> 2);
-                float2 s = make_float2(0, 0), z = s;
-                if (16 * k < tile.valid) {
-                    s = stored(scales, at);
-                    z = zeros ? stored(zeros, at) : make_float2(s.x * offset, s.y * offset);
-                }
-                unrolled_for (int other = 0; other < 2; other++) {
-                    const int q = KEYS ? 2 * h + other : h + 2 * other;
-                    scale[k][q] = pack_half2(s.x * to[k].scale, s.y * to[k].scale);
-                    zero[k][q] = pack_half2(z.x * to[k].zero, z.y * to[k].zero);
-                }
-            }
-        }
-    }
-};
-
-/* Groups of tokens, or any groups of a token's channels. */
-template <int BITS, bool KEYS>
-__device__ __noinline__ void decode_groups(const UniformCodes code, const DecodedTile tile)
-{
-    UniformScales<KEYS, false> scales(tile, code);
-    const bool per_channel = code.per_channel;
-    if (per_channel)
-        scales.begin_channels();
-    else
-        scales.begin_tokens(tile.d);
-    int group = tile.first_channel / code.group - 1, end = (group + 1) * code.group; /* of the channel before */
-    uint32_t own = 0;
-    bool mixed = false; /* the operand before this one had channels of two groups */
-    auto begin = [&](int i) {
-        if (per_channel)
-            scales.load_channels(i);
-        else if (mixed || 16 * i + 8 >= end) {
-            uint32_t halves[2];
-            unrolled_for (int h = 0; h < 2; h++) {
-                mixed = 16 * i + 8 * h >= end;
-                if (mixed)
-                    own = scales.own_scale(++group), end += scales.group;
-                halves[h] = own;
-            }
-            scales.share(halves);
-        }
-    };
-    each_operand<BITS, KEYS, false>(tile, begin, [&](uint32_t pair, int k, int q) {
-        return multiply_add(pair, scales.scale[k][q], scales.zero[k][q]);
-    });
-}
-
-/* One scale per token, or (GROUPED) one for every `group` of its channels, a multiple of 16. */
-template <int BITS, bool KEYS, bool GROUPED>
-__device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
-{
-    UniformScales<KEYS, true> scales(tile, code);
-    scales.begin_tokens(GROUPED ? tile.d : 1);
-    int group = GROUPED ? tile.first_channel / code.group : 0, end = group * code.group; /* of the channel before */
-    auto load = [&] {
-        const uint32_t own[1] = { scales.own_scale(group) };
-        scales.share(own);
-    };
-    if (!GROUPED)
-        load();
-    auto begin = [&](int i) {
-        if (GROUPED && 16 * i >= end)
-            load(), group++, end += code.group;
-    };
-    each_operand<BITS, KEYS, true>(tile, begin, [&](uint32_t pair, int k, int q) {
-        return multiply_add(pair, scales.scale[k][scales.at(q)], scales.zero[k][scales.at(q)]);
-    });
-}
-
-/* Levels in shared memory. A token's unit is a power of two above its scale. */
+/* A token's unit is a power of two above its scale. */
 template <int BITS, bool KEYS>
 __device__ __noinline__ void decode_codebook(int metadata, const float *levels, const DecodedTile tile)
 {
@@ -429,30 +225,12 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
     });
 }
 
-__host__ __device__ inline bool has_groups(const kvant_cuda_codec &codec)
+template <bool KEYS, int BITS = 1>
+KVANT_INLINE void decode_book(int bits, int metadata, const float *levels, const DecodedTile &tile)
 {
-    return codec.any.per_channel || codec.any.group < codec.params.head_dim;
-}
-
-/* PLAIN: the codec has no groups. */
-template <bool KEYS, bool PLAIN, int BITS = 1>
-KVANT_INLINE void decode_planes(const kvant_cuda_codec &codec, const float *levels, const DecodedTile &tile)
-{
-    const kvant_cuda_params &c = codec.params;
-    const UniformCodes uniform{ (int)c.metadata_offset, c.symmetric ? 0 : (int)c.n_scales, (int)codec.any.group,
-                                (int)codec.any.per_channel, c.offset };
-    if constexpr (BITS <= 8) {
-        if (c.bits != BITS)
-            return decode_planes<KEYS, PLAIN, BITS + 1>(codec, levels, tile);
-        if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
-            return decode_codebook<BITS, KEYS>((int)c.metadata_offset, levels, tile);
-        if constexpr (!PLAIN && BITS > 1)
-            if (has_groups(codec))
-                return uniform.per_channel || uniform.group % 16 != 0 ? decode_groups<BITS, KEYS>(uniform, tile)
-                                                                      : decode_uniform<BITS, KEYS, true>(uniform, tile);
-        if constexpr (BITS > 1) /* uniform codes of one bit do not exist */
-            decode_uniform<BITS, KEYS, false>(uniform, tile);
-    }
+    if constexpr (BITS <= 8)
+        bits == BITS ? decode_codebook<BITS, KEYS>(metadata, levels, tile)
+                     : decode_book<KEYS, BITS + 1>(bits, metadata, levels, tile);
 }
 
 } // namespace kvant

@@ -7,7 +7,10 @@
 #pragma once
 
 #include "decode_chunks.cuh"
+#include "decode_polar.cuh"
+#include "decode_rotated.cuh"
 #include "decode_trellis.cuh"
+#include "decode_uniform.cuh"
 
 namespace kvant
 {
@@ -32,54 +35,65 @@ template <class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read
     }
 }
 
-__device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
+__device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
     fill_rows(tile, [&](int token) {
         return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
     });
 }
 
-__device__ __noinline__ void decode_open(const DecodedTile tile)
+__device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cuda_type type)
 {
     fill_rows(tile, [&](int token) {
-        return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, KVANT_CUDA_F16, tile.d, tile.lane);
+        return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, type, tile.d, tile.lane);
     });
 }
 
-/* What a kernel can decode: a decoder that needs many registers would keep attention's sums in memory for all. */
-enum class Decoders {
-    PLAIN, /* a code per channel and a scale per token */
-    TILES, /* groups, trellises and chunks, too */
-    ALL
-};
-
-__host__ __device__ inline Decoders decoders_for(const kvant_cuda_codec &codec)
+template <bool KEYS> KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
 {
-    switch (codec.params.codes) {
-    case KVANT_CUDA_CODES_OPEN:
-    case KVANT_CUDA_CODES_CODEBOOK: return Decoders::PLAIN;
-    case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? Decoders::TILES : Decoders::PLAIN;
-    case KVANT_CUDA_CODES_TRELLIS: return Decoders::TILES;
-    default: return has_chunk_tiles(codec) ? Decoders::TILES : Decoders::ALL;
-    }
+    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, tile) : decode_chunks<4, KEYS>(g, tile);
 }
 
-/* Of a sealed page. */
-template <bool KEYS, Decoders WITH>
+/* Codecs in the general form. */
+template <bool KEYS>
+KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
+{
+    const kvant_general &g = codec.general;
+    const kvant_codebook_place &levels = g.view.books[0];
+    switch (g.view.kind) {
+    case KVANT_GENERAL_RAW:
+        return decode_open(tile, g.view.raw == 0 ? KVANT_CUDA_F32 : g.view.raw == 1 ? KVANT_CUDA_F16 : KVANT_CUDA_BF16);
+    case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
+    case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile); break;
+    case KVANT_GENERAL_TRIPLETS:
+    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
+    case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
+    case KVANT_GENERAL_TIERS:
+        if (g.fragments && tile.d <= MOST_TIERS_DIM)
+            return decode_tiers<KEYS>(g, tile);
+        return decode_rows(codec, book, tile);
+    default: return decode_rows(codec, book, tile);
+    }
+    if (g.view.sketched)
+        add_sketch<KEYS>(g, tile);
+}
+
+/* Of a sealed page. WITH: Decoders. */
+template <bool KEYS, unsigned WITH>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
 {
-    const kvant_cuda_codes codes = codec.params.codes;
-    if (WITH == Decoders::PLAIN || codes == KVANT_CUDA_CODES_UNIFORM || codes == KVANT_CUDA_CODES_CODEBOOK)
-        return decode_planes<KEYS, WITH == Decoders::PLAIN>(codec, book.values, tile);
-    if constexpr (WITH != Decoders::PLAIN) {
-        if (codes == KVANT_CUDA_CODES_TRELLIS)
-            return decode_trellis<KEYS>(codec.params, book.trellis.whole, tile);
-        if (has_chunk_tiles(codec))
-            return codec.general.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(codec.general, tile)
-                                                                     : decode_chunks<4, KEYS>(codec.general, tile);
-    }
-    if constexpr (WITH == Decoders::ALL)
-        decode_rows(codec, book, tile);
+    const kvant_cuda_params &c = codec.params;
+    if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
+        return decode_book<KEYS>((int)c.bits, (int)c.metadata_offset, book.values, tile);
+    if (is_uniform(codec))
+        return decode_uniform_codes<KEYS, (WITH & GROUPS) != 0>(codec.general, tile);
+    if constexpr ((WITH & TRELLISES) != 0)
+        if (c.codes == KVANT_CUDA_CODES_TRELLIS)
+            return decode_trellis<KEYS>(c, book.trellis.whole, tile);
+    if constexpr ((WITH & FAMILIES) != 0)
+        decode_family<KEYS>(codec, book, tile);
+    else if constexpr ((WITH & CHUNKS) != 0)
+        decode_chunk_codes<KEYS>(codec.general, tile);
 }
 
 } // namespace kvant

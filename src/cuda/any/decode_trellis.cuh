@@ -148,11 +148,6 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
     }
 }
 
-template <int BITS, bool KEYS> __device__ __noinline__ void place_codes(const DecodedTile tile)
-{
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [](uint32_t pair, int, int) { return pair; });
-}
-
 template <bool KEYS, int M>
 KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
 {
@@ -167,12 +162,7 @@ KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_
 template <bool KEYS>
 KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
 {
-    switch (c.bits) {
-    case 2: place_codes<2, KEYS>(tile); break;
-    case 3: place_codes<3, KEYS>(tile); break;
-    default: place_codes<4, KEYS>(tile); break;
-    }
-    tile.wait();
+    place_codes<KEYS>((int)c.bits, tile);
     switch (c.memory) {
     case 8: return decode_trellis_lines<KEYS, 8>(c, levels, tile);
     case 10: return decode_trellis_lines<KEYS, 10>(c, levels, tile);

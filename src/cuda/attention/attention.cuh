@@ -16,6 +16,7 @@
 
 #include "combine.cuh"
 #include "feeder.cuh"
+#include "new_rows.cuh"
 #include "open.cuh"
 
 #include <type_traits>
@@ -45,7 +46,7 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
     if constexpr (std::is_same<KC, VC>::value && HAS_CHUNKS<KC>)
         return KC::SAME_TABLE;
     else
-        return std::is_same<KC, VC>::value && HAS_TRELLIS<KC> && KC::BITS != 4;
+        return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
 
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
@@ -61,13 +62,14 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
     constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
-    if (CHUNKS && LARGE && TILES == 1 && D <= 128 && most_warps<KC>() * slot <= room)
-        return most_warps<KC>();
+    for (int warps = D == 128 && KC::BITS == 13 ? 8 : most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 2)
+        if (warps * slot <= room)
+            return warps;
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
         12 * slot <= room)
         return 12;
     const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
-    for (int warps = 8; warps > 1; warps /= 2)
+    for (int warps = 8; warps > 1; warps = LARGE ? warps / 2 : warps - 1)
         if (warps * slot <= least)
             return warps;
     return LARGE ? 2 : 1;
@@ -83,11 +85,8 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
  * unpacking limits the speed. */
 template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int COLUMNS = TILE_COLUMNS * TILES;
-    /* 4-bit trellis keys look levels up in the values' table of pairs. */
-    static constexpr bool PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4;
-    /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as
-     * halves, if trellis keys have a table of pairs. */
-    static constexpr bool BYTES = KC::BIASED && (TILES == 1 || (HAS_TRELLIS<KC> && !PAIRS));
+    /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
+    static constexpr bool BYTES = KC::BIASED && TILES == 1;
     using Query = QueryTile<D, COLUMNS, BYTES>;
     /* Two tiles: queries are read from shared memory for every page, which is faster for uniform
      * codes (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
@@ -98,14 +97,14 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, LARGE, true>(),
-                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, LARGE, false>();
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + level_bytes<KC>(level_copies<KC, LARGE>()),
+                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
-    static constexpr int V_PAIRS = PAIRS ? K_TABLE : -1;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
-    static constexpr int ROOM = LARGE ? 217000 - TABLES + (TABLES && TILES == 1 ? 5000 : 0) - (TILES - 1) * 5000
-                                      : SMALL_BYTES - OTHERS;
+    static constexpr int ROOM = !LARGE                ? SMALL_BYTES - OTHERS
+                                : TABLES && TILES == 1 ? LARGE_BYTES - OTHERS
+                                                       : 217000 - TABLES - (TILES - 1) * 5000;
     static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
@@ -223,10 +222,10 @@ KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
-    if constexpr (HAS_TRELLIS<KC> && S::K_TABLE > 0)
-        fill_pairs<KC, pair_copies<KC, LARGE>()>(tables, p.k_bytes);
+    if constexpr (HAS_TRELLIS<KC>)
+        fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
-        fill_pairs<VC, pair_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
+        fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of
@@ -237,10 +236,8 @@ KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
-    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
-        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4, S::V_PAIRS < 0 ? 1 : pair_copies<C, LARGE>()>(p.k_bytes, p.one, lane);
     else if constexpr (HAS_TRELLIS<C>)
-        return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
+        return level_table < C, KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, level_copies<C, LARGE>() > (p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -253,7 +250,7 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
+    for (int i = 16 * warp; i < (int)(offsetof(AttentionArgs, rows) / 4); i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }
@@ -295,6 +292,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
     using L = Lengths<GENERAL, S::COLUMNS>;
+    constexpr bool STORES = !GENERAL && TILES == 1 && (OPEN || (STORED<KC> && STORED<VC>));
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
@@ -314,16 +312,25 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
+    const NarrowBook *books = reinterpret_cast<const NarrowBook *>(&shared.results);
+    if (STORES && p.rows.slots && warp >= S::WARPS - 2)
+        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, reinterpret_cast<NarrowBook *>(&shared.results),
+                                                           S::WARPS - 1 - warp, lane);
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
+    if (STORES && p.rows.slots)
+        __syncthreads(); /* books are there */
 
     Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    if (!OPEN || piece.begin + warp < at.end) /* the slots of a warp without pages may take sums of open pages */
+    bool first_stored = false;
+    if (STORES && p.rows.slots)
+        first_stored = store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
+    if (!first_stored && (!OPEN || piece.begin + warp < at.end)) /* the slots of a warp without pages may take sums of open pages */
         feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
@@ -441,7 +448,8 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, !GENERAL && TILES == 1 && OPEN,
+                            !GENERAL && TILES == 1 && STORED<KC> && STORED<VC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to

@@ -3,7 +3,7 @@
  * compile in parallel. */
 #pragma once
 
-#include "../params.h"
+#include "../encode/few_rows.h"
 
 #include <cuda_runtime.h>
 
@@ -68,6 +68,8 @@ struct AttentionArgs {
     const uint16_t *mask;
     size_t mask_token_stride;
     const float *sinks;
+
+    NewRows rows; /* of kernels that store some */
 };
 
 /* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
@@ -88,6 +90,7 @@ struct AttentionKernel {
     int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */
+    bool stores_open, stores_sealed; /* takes AttentionArgs::rows */
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99

@@ -1,5 +1,5 @@
 /* attention_pairs.h - the pairs (kind of K codes, kind of V codes) that have an attention kernel.
- * Other pairs are refused.
+ * Tile kernels and any/ serve others.
  *
  * A kernel is compiled per pair and head_dim, so the list is a choice:
  *

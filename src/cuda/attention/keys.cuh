@@ -9,7 +9,6 @@
 #include "query.cuh"
 #include "softmax.cuh"
 #include "../trellis/trellis_bytes.cuh"
-#include "../trellis/trellis_pairs.cuh"
 
 namespace kvant
 {
@@ -233,7 +232,7 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES]
         }
     };
     if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, multiply);
+        for_each_trellis_byte<C, D>(page, lane, table, multiply);
     else
         for_each_key_pair<C, D / 16>(page, lane, table, multiply);
     unrolled_for (int i = 0; i < 16 * TILES; i++) {

@@ -1,12 +1,12 @@
 /* chunks.cuh - from the words of a page of chunk codes (format.md, "Chunk codes") to operands
  * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
  *
- * A chunk's direction is looked up in shared memory: 8 bytes with up to four channels as fp16. A
- * norm or a radius multiplies the direction in fp16. The table stands there in several copies side
- * by side, because 16 lanes at a time read from 16 pairs of banks. With 16 copies no two lanes read
- * the same pair, with 8 copies at most two do. With one copy three lanes on average read the
- * fullest pair. This sets the pace, so there are as many copies as the ring of pages leaves room
- * for.
+ * A chunk's direction is looked up in shared memory: three channels as fp16 in 8 bytes, or four as
+ * bytes. A norm or a radius multiplies the direction in fp16. The table stands there in several copies
+ * side by side, so that fewer lanes read the same bank. Of 8 bytes 16 lanes at a time read from 16 pairs
+ * of banks: with 16 copies no two lanes read the same pair, with 8 copies at most two do. Of 4 bytes 3
+ * lanes on average read the fullest bank with 8 copies. This sets the pace, so there are as many copies
+ * as the ring of pages leaves room for.
  *
  * The kernel may choose which channel is which column (keys) or row (values) of the product. For
  * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
@@ -32,17 +32,16 @@ struct ChunkCodes {
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
 /* The data of a lane for look-ups in the table AT bytes after the beginning of the thread
- * block's shared memory. Both places are distances in bytes: the lane's copy, and the entry for
- * an index beyond the table. Levels of the norm are fp16, lower bytes and upper bytes. The table
- * has no pointer, because then the address of a look-up is the distance alone. */
+ * block's shared memory: where the lane's copy is, in bytes. Levels of the norm are fp16, lower bytes and
+ * upper bytes. The table has no pointer, because then the address of a look-up is the distance alone. */
 template <int AT> struct ChunkTable {
-    uint32_t copy, limit;
+    uint32_t copy;
     uint32_t norm_low[2], norm_high[2];
 
-    KVANT_INLINE uint2 at(uint32_t distance) const
+    template <class T> KVANT_INLINE T at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const uint2 *>(raw + AT + distance);
+        return *reinterpret_cast<const T *>(raw + AT + distance);
     }
 };
 
@@ -53,10 +52,12 @@ KVANT_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b)
     return *reinterpret_cast<uint32_t *>(&c);
 }
 
-/* x shifted left by so many bits, to the right when negative. */
-template <int LEFT> KVANT_INLINE uint32_t shift_left(uint32_t x)
+/* a times the lower or the upper half of b. */
+template <bool UPPER> KVANT_INLINE uint32_t multiply_by_half(uint32_t a, uint32_t b)
 {
-    return LEFT >= 0 ? x << (LEFT & 31) : x >> (-LEFT & 31);
+    const __half2 y = *reinterpret_cast<__half2 *>(&b),
+                  c = __hmul2(*reinterpret_cast<__half2 *>(&a), UPPER ? __high2half2(y) : __low2half2(y));
+    return *reinterpret_cast<const uint32_t *>(&c);
 }
 
 KVANT_INLINE uint32_t rotate_left(uint32_t x, int bits)
@@ -135,7 +136,7 @@ template <int B> struct Octopus : ChunkCodes {
     /* Up to 10 bits are looked up as they are; of 13 bits the norm's 3 apart. */
     static constexpr bool HAS_NORM = B == 4;
     static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane below that of 8 bits */
-    static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS);
+    static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS), ENTRY_BYTES = 8;
     static constexpr float UNIT = 1;
     static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8; /* of tiles/ */
     static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
@@ -145,102 +146,72 @@ template <int B> struct Octopus : ChunkCodes {
         return B == 2 || (LARGE && D <= 128) ? 16 : LARGE ? 8 : 2;
     }
 
-    /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7
-     * bytes apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with
-     * 8 copies, 2^6 apart, bits 8 and 9, then 0 to 7. With fewer the distance is shifted (CLOSER). */
-    KVANT_INLINE static int code_at(int entry, int n_copies)
-    {
-        return B == 2           ? entry
-               : n_copies == 16 ? (entry >> 1 & 255) | (entry & 1) << 8 | entry >> 9 << 9
-                                : entry >> 2 | (entry & 3) << 8;
-    }
-
-    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side. Of
-     * more, bits 8 and 9 of a code are then where the distance has them, or one byte above, and the
-     * norm's three bits side by side in the byte above. */
-    template <int COPIES> struct Turn {
-        static constexpr int NEXT = B == 2 ? 4 : COPIES == 16 ? 7 : 6, LAST = B == 2 ? 6 : NEXT + 4;
-    };
+    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side; of more,
+     * into a byte of bits 8 and 9 and of the norm. */
+    static constexpr int NEXT = B == 2 ? 4 : 0, LAST = B == 2 ? 6 : 4;
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
     template <int COPIES> struct Four {
-        static constexpr int SHIFT = COPIES == 16 ? 7 : 6, CLOSER = COPIES >= 8 ? 0 : COPIES == 2 ? 2 : 3;
-        uint32_t low, high, norms[2];
+        uint32_t index[2], norms[2]; /* indices: bytes of 7 bits, or halves */
 
         template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
         {
-            norms[0] = norms[1] = 0;
-            if constexpr (B == 2) {
-                low = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2]));
-                high = 0;
-            } else
-                low = w[0], high = w[1];
-            if constexpr (HAS_NORM && COPIES == 16) { /* at bits 1 to 3; 2^31 + 2^27: shifts by 1 and by 5 */
-                const uint32_t k = bit_select<0x06060606u>(w[1], w[2]) & 0x0e0e0e0eu;
-                find_norms(table, __umulhi(k, 0x88000000u));
-            } else if constexpr (HAS_NORM) {
-                const uint32_t k = bit_select<0x03030303u>(w[1], w[2]) & 0x07070707u;
-                find_norms(table, k | k >> 4);
+            if constexpr (B == 2)
+                index[0] = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2])) & 0x7f7f7f7fu;
+            else {
+                const uint32_t high = HAS_NORM ? bit_select<0x0f0f0f0fu>(w[1], w[2]) : w[1];
+                index[0] = prmt(w[0], high, 0x5140) & 0x03ff03ffu;
+                index[1] = prmt(w[0], high, 0x7362) & 0x03ff03ffu;
+                if constexpr (HAS_NORM) { /* 2^30 + 2^26: shifts by 2 and by 6 */
+                    const uint32_t k = prmt(__umulhi(high & 0x1c1c1c1cu, 0x44000000u), 0, 0x4420);
+                    norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
+                    norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
+                }
             }
         }
 
-        /* k: bits 0 to 3 and 4 to 7 of bytes 0 and 2. */
-        template <class T> KVANT_INLINE void find_norms(const T &table, uint32_t k)
-        {
-            k = prmt(k, 0, 0x4420);
-            norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
-            norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
-        }
-
+        /* A product of bytes, or of bytes and halves, makes the address on the multiplier. */
         template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
-            constexpr uint32_t MASK = (uint32_t)(ENTRIES - 1) << SHIFT;
-            const int next = (i + 1) % 4;
-            const uint32_t x = B == 2 ? i == 0   ? shift_left<SHIFT>(low)
-                                        : i == 1 ? shift_left<SHIFT - 8>(low)
-                                        : i == 2 ? shift_left<SHIFT - 16>(low)
-                                                 : shift_left<SHIFT - 24>(low)
-                                      : prmt(low, high, (4 + i) | i << 4 | (4 + next) << 8);
-            return table.at((x & MASK) >> CLOSER | table.copy);
+            return table.template at<uint2>(B == 2 ? __dp4a(index[0], 8u * COPIES << 8 * i, table.copy)
+                                                   : __dp2a_lo(index[i / 2], 8u * COPIES << 8 * (i % 2), table.copy));
         }
 
-        /* The norms of codes i and j as a pair of halves; norms are one byte above their codes. */
+        /* The norms of codes i and j as a pair of halves. */
         KVANT_INLINE uint32_t norm(int i, int j) const
         {
-            i = (i + 1) % 4, j = (j + 1) % 4;
             return prmt(norms[0], norms[1], i | (i + 4) << 4 | j << 8 | (j + 4) << 12);
         }
     };
 
-    template <class P, class T>
-    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
+    template <class P> KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
     {
         if constexpr (B == 2) {
             P::template key_words<4>(page, pair, row, 0, w[0]);
-            P::template key_words<2, T::NEXT>(page, pair, row, 0, w[1]);
-            P::template key_words<1, T::LAST>(page, pair, row, 0, w[2]);
+            P::template key_words<2, NEXT>(page, pair, row, 0, w[1]);
+            P::template key_words<1, LAST>(page, pair, row, 0, w[2]);
         } else {
             P::template key_words<8>(page, pair, row, 0, w[0]);
-            P::template key_words<SECOND, T::NEXT>(page, pair, row, 0, w[1]);
+            P::template key_words<SECOND, NEXT>(page, pair, row, 0, w[1]);
             if constexpr (B == 4)
-                P::template key_words<1, T::LAST>(page, pair, row, 0, w[2]);
+                P::template key_words<1, LAST>(page, pair, row, 0, w[2]);
         }
     }
 
-    template <class P, class T>
+    template <class P>
     KVANT_INLINE static void value_words(const uint32_t *page, int chunk, int column, int h, int m,
                                          uint32_t (&w)[3])
     {
         w[2] = 0;
         if constexpr (B == 2) {
             w[0] = P::template value_word<4>(page, chunk, column, h, m);
-            w[1] = P::template value_word<2, T::NEXT>(page, chunk, column, h, m);
-            w[2] = P::template value_word<1, T::LAST>(page, chunk, column, h, m);
+            w[1] = P::template value_word<2, NEXT>(page, chunk, column, h, m);
+            w[2] = P::template value_word<1, LAST>(page, chunk, column, h, m);
         } else {
             w[0] = P::template value_word<8>(page, chunk, column, h, m);
-            w[1] = P::template value_word<SECOND, T::NEXT>(page, chunk, column, h, m);
+            w[1] = P::template value_word<SECOND, NEXT>(page, chunk, column, h, m);
             if constexpr (B == 4)
-                w[2] = P::template value_word<1, T::LAST>(page, chunk, column, h, m);
+                w[2] = P::template value_word<1, LAST>(page, chunk, column, h, m);
         }
     }
 
@@ -249,13 +220,14 @@ template <int B> struct Octopus : ChunkCodes {
     KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table, uint32_t (&a)[2][4])
     {
         const Four<COPIES> codes(own, table);
-        unrolled_for (int e = 0; e < 2; e++)
-            unrolled_for (int h = 0; h < 2; h++) {
-                const uint2 x = codes.look_up(table, h + 2 * e);
-                const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
-                a[e][h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
-                a[e][h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
-            }
+        unrolled_for (int e = 0; e < 2; e++) {
+            const uint2 x = codes.look_up(table, 2 * e), y = codes.look_up(table, 2 * e + 1);
+            const uint32_t norms = codes.norm(2 * e, 2 * e + 1);
+            a[e][0] = HAS_NORM ? multiply_by_half<false>(x.x, norms) : x.x;
+            a[e][2] = HAS_NORM ? multiply_by_half<false>(x.y, norms) : x.y;
+            a[e][1] = HAS_NORM ? multiply_by_half<true>(y.x, norms) : y.x;
+            a[e][3] = HAS_NORM ? multiply_by_half<true>(y.y, norms) : y.y;
+        }
     }
 
     /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
@@ -264,8 +236,7 @@ template <int B> struct Octopus : ChunkCodes {
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         uint32_t w[3][4];
-        key_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
-                                                         4 * step + (lane & 3), lane >> 2, w);
+        key_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 4 * step + (lane & 3), lane >> 2, w);
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
             key_tiles<COPIES>({ w[0][rt], w[1][rt], w[2][rt] }, table, a);
@@ -279,19 +250,18 @@ template <int B> struct Octopus : ChunkCodes {
                                       uint32_t (&a)[2][4])
     {
         using P = ChunkPlaces<Octopus, D>;
-        using Left = Turn<COPIES>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int pair = 4 * step + (lane & 3), row = lane >> 2;
         uint32_t w[3] = {};
         if constexpr (B == 2) {
             w[0] = P::template key_word<4>(words, pair, row, 0, rt);
-            w[1] = P::template key_word<2, Left::NEXT>(words, pair, row, 0, rt);
-            w[2] = P::template key_word<1, Left::LAST>(words, pair, row, 0, rt);
+            w[1] = P::template key_word<2, NEXT>(words, pair, row, 0, rt);
+            w[2] = P::template key_word<1, LAST>(words, pair, row, 0, rt);
         } else {
             w[0] = P::template key_word<8>(words, pair, row, 0, rt);
-            w[1] = P::template key_word<SECOND, Left::NEXT>(words, pair, row, 0, rt);
+            w[1] = P::template key_word<SECOND, NEXT>(words, pair, row, 0, rt);
             if constexpr (B == 4)
-                w[2] = P::template key_word<1, Left::LAST>(words, pair, row, 0, rt);
+                w[2] = P::template key_word<1, LAST>(words, pair, row, 0, rt);
         }
         key_tiles<COPIES>(w, table, a);
     }
@@ -316,8 +286,8 @@ template <int B> struct Octopus : ChunkCodes {
         unrolled_for (int part = 0; part < 4; part++) {
             const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
             uint32_t w[3];
-            value_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
-                                                               16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
+            value_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 16 * g + 8 * far + (lane >> 2),
+                                                 lane & 3, h, m, w);
             const Four<COPIES> codes(w, table);
             unrolled_for (int i = 0; i < 2; i++) {
                 const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
@@ -346,9 +316,8 @@ template <int B> struct Octopus : ChunkCodes {
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
             const int mask = (1 << DIRECTION_BITS) - 1;
-            const int code = code_at(i, n_copies);
-            const float u = book.direction[code & mask], w = book.direction[code >> DIRECTION_BITS & mask],
-                        norm = HAS_NORM ? 1 : book.norm[code >> 2 * DIRECTION_BITS];
+            const float u = book.direction[i & mask], w = book.direction[i >> DIRECTION_BITS & mask],
+                        norm = HAS_NORM ? 1 : book.norm[i >> 2 * DIRECTION_BITS];
             const float z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u),
                         y = w - copysignf(fold, w), f = norm / sqrtf(x * x + y * y + z * z);
             const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
@@ -358,38 +327,69 @@ template <int B> struct Octopus : ChunkCodes {
     }
 };
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. Radii are small whole
- * numbers, so as fp16 they are subnormal, times 2^-20 where they are taken; directions are times
- * 2^15. */
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are 128
+ * + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and their
+ * products with bytes are exact if they have 4 bits. */
 template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkCodes {
     static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
-    static constexpr int ENTRIES = 24 * SECONDARIES + 1; /* the last one is zero, for every index beyond */
-    static constexpr float UNIT = 32;
-    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1; /* with 8, two slots each */
+    static constexpr int ENTRIES = 24 * SECONDARIES + 1, ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
+    static constexpr int RADIUS_LOG = 7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
+    static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
+    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
     static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
 
     template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
     {
-        return LARGE && SECONDARIES <= 96 ? 2 : 1;
+        return !LARGE ? SECONDARIES <= 96 ? 2 : 1 : SECONDARIES <= 96 ? 8 : 2;
     }
 
-    template <int COPIES, class T>
-    KVANT_INLINE static uint2 look_up(const T &table, uint32_t word, int i)
+    /* The directions of the codes at bits 0 and 16 of a word. */
+    struct Directions {
+        uint32_t x, y;
+    };
+
+    template <int COPIES, class T> KVANT_INLINE static Directions look_up(const T &table, uint32_t word)
     {
-        constexpr int SHIFT = COPIES == 4 ? 5 : COPIES == 2 ? 4 : 3;
-        constexpr uint32_t MASK = ((1u << INDEX_BITS) - 1) << SHIFT;
-        const uint32_t x = i == 0 ? word << SHIFT : word >> (16 - SHIFT);
-        return table.at(min((x & MASK) | table.copy, table.limit));
+        constexpr uint32_t MASK = (1u << INDEX_BITS) - 1, BYTES = ENTRY_BYTES * COPIES;
+        const uint32_t index = __vminu2(word & MASK * 0x10001u, (ENTRIES - 1) * 0x10001u);
+        return Directions{ table.template at<uint32_t>(__dp2a_lo(index, BYTES, table.copy)),
+                           table.template at<uint32_t>(__dp2a_lo(index, BYTES << 8, table.copy)) };
     }
+
+    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
+    struct Radii {
+        __half2 r, bias;
+
+        KVANT_INLINE explicit Radii(uint32_t radii) : r(*reinterpret_cast<__half2 *>(&radii)), bias(__hmul2(r, __float2half2_rn(-1152)))
+        {
+        }
+
+        /* Bytes I and J of x times the radii, or times the lower or the upper one. */
+        template <int I, int J> KVANT_INLINE uint32_t times(uint32_t x) const
+        {
+            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), r, bias);
+        }
+        template <int I, int J, bool UPPER> KVANT_INLINE uint32_t times_one(uint32_t x) const
+        {
+            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), UPPER ? __high2half2(r) : __low2half2(r),
+                           UPPER ? __high2half2(bias) : __low2half2(bias));
+        }
+
+        KVANT_INLINE static uint32_t product(uint32_t x, __half2 a, __half2 b)
+        {
+            const __half2 y = __hfma2(*reinterpret_cast<__half2 *>(&x), a, b);
+            return *reinterpret_cast<const uint32_t *>(&y);
+        }
+    };
 
     /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
      * and 1 bit. */
     KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
     {
         if constexpr (RADIUS_BITS == 4)
-            return word >> 8 & 0x00f000f0u;
-        return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
+            return word >> 5 & 0x07800780u;
+        return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
     /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
@@ -398,13 +398,12 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
                                        uint32_t (&a)[2][4])
     {
         unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t radius = radii(w[h], two >> 8 * h, one >> 8 * h);
-            unrolled_for (int e = 0; e < 2; e++) {
-                const uint2 x = look_up<COPIES>(table, w[h], e);
-                const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
-                a[e][h] = multiply_halves(x.x, r);
-                a[e][h + 2] = multiply_halves(x.y, r);
-            }
+            const Radii r(radii(w[h], two >> 8 * h, one >> 8 * h));
+            const Directions own = look_up<COPIES>(table, w[h]);
+            a[0][h] = r.template times_one<0, 1, false>(own.x);
+            a[0][h + 2] = r.template times_one<2, 3, false>(own.x);
+            a[1][h] = r.template times_one<0, 1, true>(own.y);
+            a[1][h + 2] = r.template times_one<2, 3, true>(own.y);
         }
     }
 
@@ -469,12 +468,13 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
                 two = P::template value_pair<2>(words, chunk, column, h, ct);
                 one = P::template value_pair<1>(words, chunk, column, h, ct);
             }
-            const uint32_t r = radii(w, two, one);
-            const uint2 x = look_up<COPIES>(table, w, 0), y = look_up<COPIES>(table, w, 1);
-            a[0][2 * h] = multiply_halves(prmt(x.x, y.x, 0x5410), r);
-            a[0][2 * h + 1] = multiply_halves(prmt(x.x, y.x, 0x7632), r);
-            a[1][2 * h] = multiply_halves(prmt(x.y, y.y, 0x5410), r);
-            a[1][2 * h + 1] = multiply_halves(prmt(x.y, y.y, 0x7632), r);
+            const Radii r(radii(w, two, one));
+            const Directions own = look_up<COPIES>(table, w);
+            const uint32_t near = prmt(own.x, own.y, 0x5140), far = prmt(own.x, own.y, 0x7362);
+            a[0][2 * h] = r.template times<0, 1>(near);
+            a[0][2 * h + 1] = r.template times<2, 3>(near);
+            a[1][2 * h] = r.template times<0, 1>(far);
+            a[1][2 * h + 1] = r.template times<2, 3>(far);
         }
         use(2 * g, ct, a[0]);
         use(2 * g + 1, ct, a[1]);
@@ -490,27 +490,29 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
      * are rounded. */
-    __device__ static uint2 entry(const kvant_cuda_directions &book, int i)
+    __device__ static void direction(const kvant_cuda_directions &book, int i, float (&y)[4])
     {
         const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
         const float *s = book.secondaries[secondary];
-        float p[4], y[4];
+        float p[4];
         for (int k = 0; k < 4; k++)
-            p[k] = unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+            p[k] = i + 1 >= ENTRIES ? 0 : unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
         y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
         y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
         y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
         y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
-        const float size = i + 1 < ENTRIES ? 32768 : 0;
-        return make_uint2(pack_half2(size * y[0], size * y[1]), pack_half2(size * y[2], size * y[3]));
     }
 
     __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
-            const uint2 own = entry(book, i);
+            float y[4];
+            direction(book, i, y);
+            uint32_t own = 0;
+            unrolled_for (int k = 0; k < 4; k++)
+                own |= (uint32_t)min(128 + __float2int_rn(128 * y[k]), 255) << 8 * k;
             for (int k = 0; k < n_copies; k++)
-                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = own;
+                reinterpret_cast<uint32_t *>(entries)[i * n_copies + (k + i / 4) % n_copies] = own;
         }
     }
 };
@@ -534,7 +536,7 @@ template <class C> __host__ __device__ constexpr int most_warps()
 template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_bytes()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return (C::ENTRIES * 8 * C::template copies<LARGE, D>() + 15) / 16 * 16;
+        return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D>() + 15) / 16 * 16;
     else
         return 0;
 }
@@ -543,8 +545,7 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
 template <class C, bool LARGE, int D, int AT>
 KVANT_INLINE ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {
-    constexpr uint32_t COPIES = C::template copies<LARGE, D>();
-    ChunkTable<AT> t{ 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+    ChunkTable<AT> t{ (uint32_t)C::ENTRY_BYTES * (lane % C::template copies<LARGE, D>()), {}, {} };
     if constexpr (C::CHANNELS == 3)
         unrolled_for (int k = 0; k < 8; k++) {
             const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));

@@ -10,6 +10,7 @@
 #include "../table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -21,28 +22,32 @@ namespace
 {
 
 constexpr uint32_t MOST_QUERIES = 1024; /* at once: lists are 32 MB; a multiple of 32 */
-constexpr uint32_t LIST_PLACES = 4096, LONG_LIST_PLACES = 16384, MOST_LONG_LISTS = 64;
+constexpr uint32_t MOST_LONG_LISTS = 64;
 constexpr uint32_t MOST_GROWTH = 64, PACK_SLOTS = 32;
 
-/* Device memory that only grows. */
-struct Room {
+/* Memory that only grows: of the device, or pinned memory of the host. */
+template <bool HOST> struct Memory {
     void *at = nullptr;
     size_t bytes = 0;
 
-    Room() = default;
-    Room(const Room &) = delete;
-    ~Room()
+    Memory() = default;
+    Memory(const Memory &) = delete;
+    ~Memory()
     {
-        cudaFree(at);
+        release();
+    }
+    void release()
+    {
+        HOST ? cudaFreeHost(at) : cudaFree(at);
+        at = nullptr;
+        bytes = 0;
     }
     cudaError_t reserve(size_t wanted)
     {
         if (wanted <= bytes)
             return cudaSuccess;
-        cudaFree(at);
-        at = nullptr;
-        bytes = 0;
-        const cudaError_t error = cudaMalloc(&at, wanted);
+        release();
+        const cudaError_t error = HOST ? cudaMallocHost(&at, wanted) : cudaMalloc(&at, wanted);
         if (error == cudaSuccess)
             bytes = wanted;
         return error;
@@ -52,6 +57,9 @@ struct Room {
         return static_cast<T *>(at);
     }
 };
+
+using Room = Memory<false>;
+using HostRoom = Memory<true>;
 
 /* The calling thread's GPU is another one for a while. */
 class OnDevice
@@ -104,7 +112,8 @@ struct kvant_cuda_index {
     uint32_t bits = 0;
     ScanArgs args{};
     Room codes, factors, offsets, ids;
-    Room x, sums, scales, weights, passes, lists, counts, thresholds, limits, overflowed;
+    Room queries, results, passes, lists, thresholds, limits; /* of a search */
+    HostRoom staging;
     cudaStream_t stream = nullptr;
     std::mutex mutex;
 };
@@ -153,7 +162,7 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
     args.pack_bytes = pack_bytes;
     args.n_slots = (uint32_t)from.n;
     args.n_quads = from.n_quads;
-    args.n_pieces = ceil_div(from.n_quads, 16);
+    args.n_pieces = 2 * ceil_div(from.n_quads, 32);
     args.n_groups = ceil_div(n_packs, GROUP_PACKS);
     args.multiplier = args.n_groups > 0 ? multiplier_for(args.n_groups) : 1;
     set_levels(args, from);
@@ -177,68 +186,86 @@ kvant_status upload(kvant_cuda_index &index, const kvant_cuda_index_args &from)
 
 /* ---- A search ---- */
 
-cudaError_t send(kvant_cuda_index &index, Room &room, const void *from, size_t bytes)
+/* Arrays that are copied in one piece: where each begins, in bytes. */
+struct Queries {
+    size_t sums, scales, weights, end; /* x is the first */
+    Queries(size_t n_quads, size_t n)
+        : sums((4 * n_quads * n + 15) / 16 * 16), scales(sums + 4 * n), weights(scales + 4 * n), end(weights + 4 * n)
+    {
+    }
+};
+
+struct Results {
+    size_t counts, overflowed, end; /* the best are the first */
+    Results(size_t n, size_t k) : counts(n * k * sizeof(Found)), overflowed(counts + 4 * n), end(overflowed + 4)
+    {
+    }
+};
+
+template <class T> T *part(const Room &room, size_t at)
 {
-    Calls calls;
-    calls.then([&] { return room.reserve(bytes); });
-    calls.then([&] { return cudaMemcpyAsync(room.at, from, bytes, cudaMemcpyHostToDevice, index.stream); });
-    return calls.error;
+    return reinterpret_cast<T *>(room.as<uint8_t>() + at);
 }
 
-/* Queries first to first + n; what rounds change is set by begin. */
+cudaError_t send_queries(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n)
+{
+    const size_t n_quads = index.args.n_quads;
+    const Queries at(n_quads, n);
+    uint8_t *to = index.staging.as<uint8_t>();
+    memcpy(to, find.x + first * 4 * n_quads, 4 * n_quads * n);
+    memcpy(to + at.sums, find.sums + first, 4 * n);
+    memcpy(to + at.scales, find.scales + first, 4 * n);
+    memcpy(to + at.weights, find.weights + first, 4 * n);
+    return cudaMemcpyAsync(index.queries.at, to, at.end, cudaMemcpyHostToDevice, index.stream);
+}
+
+/* Queries first to first + n. */
 cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n, ScanArgs &args)
 {
     args = index.args;
     args.n_queries = n;
     args.k = find.k;
-    args.room = n <= MOST_LONG_LISTS || find.k > LIST_PLACES / 4 ? LONG_LIST_PLACES : LIST_PLACES;
-    const size_t words = (size_t)args.n_quads * n;
+    args.room = n <= MOST_LONG_LISTS || find.k > SHORT_LIST / 4 ? LONG_LIST : SHORT_LIST;
+    const Queries from(args.n_quads, n);
+    const Results to(n, find.k);
     Calls calls;
-    calls.then([&] { return send(index, index.x, find.x + first * 4 * args.n_quads, words * 4); });
-    calls.then([&] { return send(index, index.sums, find.sums + first, n * sizeof(int32_t)); });
-    calls.then([&] { return send(index, index.scales, find.scales + first, n * sizeof(float)); });
-    calls.then([&] { return send(index, index.weights, find.weights + first, n * sizeof(float)); });
+    calls.then([&] { return index.staging.reserve(std::max(from.end, to.end)); });
+    calls.then([&] { return index.queries.reserve(from.end); });
+    calls.then([&] { return index.results.reserve(to.end); });
     calls.then([&] { return index.lists.reserve((size_t)n * args.room * sizeof(Found)); });
-    calls.then([&] { return index.counts.reserve(n * sizeof(uint32_t)); });
     calls.then([&] { return index.thresholds.reserve(n * sizeof(float)); });
     calls.then([&] { return index.limits.reserve(n * sizeof(uint64_t)); });
-    calls.then([&] { return index.overflowed.reserve(sizeof(uint32_t)); });
-    args.x = index.x.as<uint32_t>();
-    args.sums = index.sums.as<int32_t>();
-    args.scales = index.scales.as<float>();
-    args.weights = index.weights.as<float>();
+    calls.then([&] { return send_queries(index, find, first, n); });
+    args.x = part<uint32_t>(index.queries, 0);
+    args.sums = part<int32_t>(index.queries, from.sums);
+    args.scales = part<float>(index.queries, from.scales);
+    args.weights = part<float>(index.queries, from.weights);
     args.passes = find.passes ? index.passes.as<uint32_t>() : nullptr;
     args.lists = index.lists.as<Found>();
-    args.counts = index.counts.as<uint32_t>();
+    args.best = part<Found>(index.results, 0);
+    args.counts = part<uint32_t>(index.results, to.counts);
+    args.overflowed = part<uint32_t>(index.results, to.overflowed);
     args.thresholds = index.thresholds.as<float>();
     args.limits = index.limits.as<uint64_t>();
-    args.overflowed = index.overflowed.as<uint32_t>();
     return calls.error;
 }
 
-/* Thresholds of -infinity: bytes of 0xff would be NaNs. */
-__global__ void begin_kernel(const __grid_constant__ ScanArgs args)
+/* By how much the vectors grow from round to round: as evenly as lists allow. */
+uint32_t growth_of(const ScanArgs &args, uint32_t places)
 {
-    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < args.n_queries)
-        args.thresholds[i] = -INFINITY;
-    if (i == 0)
-        *args.overflowed = 0;
+    const double most = std::min(MOST_GROWTH, std::max(2u, (args.room - args.k) / (3 * args.k) + 1)),
+                 ratio = std::max(2.0, (double)args.n_groups / places), rounds = std::ceil(std::log(ratio) / std::log(most));
+    return (uint32_t)std::ceil(std::pow(ratio, 1 / rounds));
 }
 
 /* safely: no round has more vectors than lists have places for. */
 cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely)
 {
     const uint32_t places = args.room / GROUP_VECTORS, left = (args.room - args.k) / GROUP_VECTORS,
-                   growth = std::min(MOST_GROWTH, std::max(1u, (args.room - args.k) / (3 * args.k)));
+                   growth = growth_of(args, places);
     Calls calls;
-    begin_kernel<<<ceil_div(args.n_queries, 256), 256, 0, index.stream>>>(args);
-    calls.error = cudaGetLastError();
-    calls.then([&] {
-        return cudaMemsetAsync(args.lists, 0xff, (size_t)args.n_queries * args.room * sizeof(Found), index.stream);
-    });
     for (args.end = 0; calls.ok() && args.end < args.n_groups;) {
-        const uint64_t most = args.end == 0 ? places : safely ? left : (uint64_t)args.end * growth;
+        const uint64_t most = args.end == 0 ? places : safely ? left : (uint64_t)args.end * (growth - 1);
         args.keep_all = args.end == 0;
         args.first = args.end;
         args.end = (uint32_t)std::min<uint64_t>(args.n_groups, args.first + most);
@@ -248,23 +275,21 @@ cudaError_t run_rounds(const kvant_cuda_index &index, ScanArgs args, bool safely
     return calls.error;
 }
 
-cudaError_t receive(const kvant_cuda_index &index, const ScanArgs &args, const kvant_cuda_find_args &find, size_t first,
+cudaError_t receive(const kvant_cuda_index &index, const kvant_cuda_find_args &find, size_t first, uint32_t n,
                     uint32_t &overflowed)
 {
-    const size_t row = args.k * sizeof(Found);
+    const Results at(n, find.k);
+    const uint8_t *from = index.staging.as<uint8_t>();
     Calls calls;
     calls.then([&] {
-        return cudaMemcpy2DAsync(find.found + first * args.k, row, args.lists, args.room * sizeof(Found), row, args.n_queries,
-                                 cudaMemcpyDeviceToHost, index.stream);
-    });
-    calls.then([&] {
-        return cudaMemcpyAsync(find.n_found + first, args.counts, args.n_queries * sizeof(uint32_t),
-                               cudaMemcpyDeviceToHost, index.stream);
-    });
-    calls.then([&] {
-        return cudaMemcpyAsync(&overflowed, args.overflowed, sizeof overflowed, cudaMemcpyDeviceToHost, index.stream);
+        return cudaMemcpyAsync(index.staging.at, index.results.at, at.end, cudaMemcpyDeviceToHost, index.stream);
     });
     calls.then([&] { return cudaStreamSynchronize(index.stream); });
+    if (calls.ok()) {
+        memcpy(find.found + first * find.k, from, at.counts);
+        memcpy(find.n_found + first, from + at.counts, 4 * n);
+        memcpy(&overflowed, from + at.overflowed, 4);
+    }
     return calls.error;
 }
 
@@ -276,7 +301,7 @@ kvant_status find_some(kvant_cuda_index &index, const kvant_cuda_find_args &find
     calls.then([&] { return prepare(index, find, first, n, args); });
     for (int safely = 0; calls.ok() && (safely == 0 || overflowed); safely++) {
         calls.then([&] { return run_rounds(index, args, safely != 0); });
-        calls.then([&] { return receive(index, args, find, first, overflowed); });
+        calls.then([&] { return receive(index, find, first, n, overflowed); });
     }
     return calls.status();
 }
@@ -327,9 +352,18 @@ kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cu
         return KVANT_ERR_ARGUMENT;
     const std::lock_guard<std::mutex> lock(index->mutex);
     const OnDevice on(index->device);
+    const size_t pass_bytes = ceil_div(index->args.n_slots, PACK_SLOTS) * sizeof(uint32_t);
     Calls calls;
-    if (args->passes)
-        calls.then([&] { return send(*index, index->passes, args->passes, ceil_div(index->args.n_slots, PACK_SLOTS) * sizeof(uint32_t)); });
+    if (index->args.n_slots == 0) {
+        std::fill_n(args->n_found, args->n, 0u);
+        return KVANT_OK;
+    }
+    if (args->passes) {
+        calls.then([&] { return index->passes.reserve(pass_bytes); });
+        calls.then([&] {
+            return cudaMemcpyAsync(index->passes.at, args->passes, pass_bytes, cudaMemcpyHostToDevice, index->stream);
+        });
+    }
     kvant_status status = calls.status();
     for (size_t first = 0; status == KVANT_OK && first < args->n; first += MOST_QUERIES)
         status = find_some(*index, *args, first, (uint32_t)std::min<size_t>(args->n - first, MOST_QUERIES));

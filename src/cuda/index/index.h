@@ -12,11 +12,11 @@ namespace kvant
 
 constexpr int GROUP_PACKS = 4;        /* a warpgroup takes so many packs at once, a warp one */
 constexpr int GROUP_VECTORS = 128;    /* of these packs */
-constexpr int MOST_COLUMNS = 128;     /* queries of a thread block */
-constexpr size_t READ_BEYOND = 65536; /* bytes that may be read behind the last pack: a pack of 8 bits ends 15 quads early */
+constexpr uint32_t SHORT_LIST = 4096, LONG_LIST = 16384; /* places */
+constexpr size_t READ_BEYOND = 65536; /* bytes behind the last pack that are read */
 
 using Found = kvant_cuda_found;
-constexpr uint32_t NO_VECTOR = UINT32_MAX; /* what a place has before a vector comes: ones */
+constexpr uint32_t NO_VECTOR = UINT32_MAX;
 
 /* A search of n_queries queries in rounds. A round takes some groups of packs, and adds to each query's list what may be
  * among its k best; then the list is cut to the k best so far, and the worst of these is the next threshold. */
@@ -25,7 +25,8 @@ struct ScanArgs {
     const float *factors, *offsets; /* offsets: NULL for none */
     const uint64_t *ids;            /* NULL: slots */
     size_t pack_bytes;
-    uint32_t n_slots, n_groups, n_quads, n_pieces;
+    uint32_t n_slots, n_groups, n_quads;
+    uint32_t n_pieces; /* of 64 dimensions, even: what is behind the last dimension meets zeros of queries */
     uint32_t levels[4];
     int bias;
 
@@ -39,17 +40,18 @@ struct ScanArgs {
     uint32_t multiplier;
     bool keep_all; /* the first round: lists have a place for each of its vectors */
 
-    uint32_t k, room; /* places in a list */
+    uint32_t k, room; /* places in a list: SHORT_LIST or LONG_LIST */
     Found *lists;
+    Found *best;          /* n_queries x k: what select left of the lists */
     uint32_t *counts;     /* of lists; above room: some did not fit */
     float *thresholds;    /* keys below are not among the k best */
     uint64_t *limits;     /* nor is an equal key with a larger id */
-    uint32_t *overflowed; /* set when a count was above room */
+    uint32_t *overflowed; /* whether a count was above room */
 };
 
 cudaError_t launch_scan(const ScanArgs &args, uint32_t bits, cudaStream_t stream);
 
-/* Cuts the lists to the k best, the best first; counts: what there is of these. */
+/* Cuts the lists to the k best, the best first, and writes them to best, too; counts: what there is of these. */
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream);
 
 } // namespace kvant

@@ -10,17 +10,34 @@
 
 #include "../launch.h"
 
+#include <type_traits>
+
 namespace kvant
 {
 
 namespace
 {
 
-/* The groups in an order whose every beginning is spread over the index. */
-KVANT_INLINE uint32_t group_at(const ScanArgs &args, uint32_t i)
-{
-    return (uint32_t)((uint64_t)i * args.multiplier % args.n_groups);
-}
+/* A warpgroup's way over the groups of a round: numbers first, first + parts, ... below end in an order whose every
+ * beginning is spread over the index. */
+struct Way {
+    uint32_t i, group, parts, by;
+
+    KVANT_INLINE Way(const ScanArgs &args, uint32_t part, uint32_t parts)
+        : i(args.first + part), group(at(args, i)), parts(parts), by(at(args, parts))
+    {
+    }
+    KVANT_INLINE static uint32_t at(const ScanArgs &args, uint32_t i)
+    {
+        return (uint32_t)((uint64_t)i * args.multiplier % args.n_groups);
+    }
+    KVANT_INLINE void advance(const ScanArgs &args)
+    {
+        i += parts;
+        group += by;
+        group -= group >= args.n_groups ? args.n_groups : 0;
+    }
+};
 
 constexpr int STEP_DIMS = PIECE_DIMS / PIECE_STEPS;
 
@@ -68,7 +85,7 @@ template <int N> __device__ void load_columns(const ScanArgs &args, uint32_t fir
     for (uint32_t i = threadIdx.x; i < N; i += blockDim.x) {
         const bool there = first + i < args.n_queries;
         queries.starts[i] = there ? -args.bias * args.sums[first + i] : 0;
-        queries.thresholds[i] = there ? args.thresholds[first + i] : INFINITY;
+        queries.thresholds[i] = there && !args.keep_all ? args.thresholds[first + i] : INFINITY;
         queries.scales[i] = there ? args.scales[first + i] : 0;
         queries.weights[i] = there ? args.weights[first + i] : 0;
     }
@@ -100,17 +117,30 @@ KVANT_INLINE uint64_t id_of(const ScanArgs &args, uint32_t slot)
     return args.ids ? args.ids[slot] : slot;
 }
 
-/* A key that is not below the threshold. place: of the vector in the round's order. */
-KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place, float key, float threshold)
+KVANT_INLINE bool is_wanted(const ScanArgs &args, uint32_t slot)
 {
-    bool wanted = slot < args.n_slots;
-    if (wanted && args.passes)
-        wanted = args.passes[slot / 32] >> slot % 32 & 1;
-    if (!wanted || (key == threshold && id_of(args, slot) > args.limits[query]))
+    return slot < args.n_slots && (!args.passes || args.passes[slot / 32] >> slot % 32 & 1);
+}
+
+/* A key that is not below the threshold. */
+KVANT_INLINE void keep(const ScanArgs &args, uint32_t query, uint32_t slot, float key, float threshold)
+{
+    if (!is_wanted(args, slot) || (key == threshold && id_of(args, slot) > args.limits[query]))
         return;
-    const uint32_t at = args.keep_all ? place : atomicAdd(args.counts + query, 1);
+    const uint32_t at = atomicAdd(args.counts + query, 1);
     if (at < args.room)
         args.lists[(size_t)query * args.room + at] = Found{ key, slot };
+}
+
+/* What of two vectors that lie side by side is wanted; place: of the first in the round's order, even. */
+KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot, uint32_t place, float first,
+                            float second)
+{
+    const bool wanted[2] = { is_wanted(args, slot) && first == first, is_wanted(args, slot + 1) && second == second };
+    if (query < args.n_queries)
+        reinterpret_cast<uint4 &>(args.lists[(size_t)query * args.room + place]) =
+            uint4{ __float_as_uint(first), wanted[0] ? slot : NO_VECTOR, __float_as_uint(second),
+                   wanted[1] ? slot + 1 : NO_VECTOR };
 }
 
 /* Keys of a lane's 4 vectors and 2 columns; sums [half][column + 2 odd], as products leave them. */
@@ -135,17 +165,25 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
         keys[i] = key;
         any |= key >= (i % 2 ? thresholds.y : thresholds.x);
     }
+    if (args.keep_all) {
+        unrolled_for (int half = 0; half < 2; half++)
+            unrolled_for (int i = 0; i < 2; i++)
+                keep_both(args, first + column + i, slot + 16 * half, place + 16 * half, keys[4 * half + i],
+                          keys[4 * half + 2 + i]);
+        return;
+    }
     if (!any)
         return;
     float kept[8]; /* seldom: a loop is smaller than eight copies */
-    unrolled_for (int i = 0; i < 8; i++)
+    uint32_t passed = 0;
+    unrolled_for (int i = 0; i < 8; i++) {
         kept[i] = keys[i];
+        passed |= (uint32_t)(keys[i] >= (i % 2 ? thresholds.y : thresholds.x)) << i;
+    }
 #pragma unroll 1
-    for (uint32_t i = 0; i < 8; i++) {
-        const float threshold = i % 2 ? thresholds.y : thresholds.x;
-        const uint32_t by = i / 4 * 16 + i / 2 % 2;
-        if (kept[i] >= threshold)
-            keep(args, first + column + i % 2, slot + by, place + by, kept[i], threshold);
+    for (; passed; passed &= passed - 1) {
+        const uint32_t i = __ffs((int)passed) - 1;
+        keep(args, first + column + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i], i % 2 ? thresholds.y : thresholds.x);
     }
 }
 
@@ -163,101 +201,158 @@ template <int BITS> KVANT_INLINE void unpack(const PackLevels &levels, const uin
     operand_of<BITS, 1, 1>(levels, piece, a[1][1]);
 }
 
-/* Pieces of a warp's pack, each asked for while the one before it is unpacked. */
-template <int BITS> struct Reader {
-    const uint8_t *codes;
-    uint32_t g, t, left; /* pieces that were not asked for */
-    uint2 next[BITS];
+/* Where a warp reads: piece after piece of its packs. */
+template <int BITS> struct Cursor {
+    static constexpr uint32_t BYTES = PIECE_QUADS * 16 * BITS;
+    Way way;
+    uint32_t left;     /* pieces of the pack */
+    const uint8_t *at; /* NULL behind the last */
 
-    KVANT_INLINE Reader(const uint8_t *at, uint32_t lane, uint32_t n_pieces)
-        : codes(at), g(lane / 4), t(lane % 4), left(n_pieces)
+    KVANT_INLINE Cursor(const ScanArgs &args, const Way &way, uint32_t warp) : way(way)
     {
-        ask();
+        open(args, warp);
     }
-    KVANT_INLINE void ask()
+    KVANT_INLINE void open(const ScanArgs &args, uint32_t warp)
     {
-        if (left == 0)
-            return;
-        load_piece<BITS>(next, codes, g, t);
-        codes += PIECE_QUADS * 16 * BITS;
-        left--;
+        left = args.n_pieces;
+        at = way.i < args.end ? args.codes + (size_t)(way.group * GROUP_PACKS + warp) * args.pack_bytes : nullptr;
     }
-    KVANT_INLINE void take(const PackLevels &levels, Operands &a)
+    KVANT_INLINE void advance(const ScanArgs &args, uint32_t warp)
     {
-        uint2 piece[BITS];
-        unrolled_for (int j = 0; j < BITS; j++)
-            piece[j] = next[j];
-        ask();
-        unpack<BITS>(levels, piece, a);
+        at += BYTES;
+        if (--left == 0) {
+            way.advance(args);
+            open(args, warp);
+        }
     }
 };
 
-/* sums += pack times queries, each warp for itself. */
-template <int BITS, int N>
-KVANT_INLINE void multiply(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
-                           uint32_t lane, Sums<N> &sums)
-{
-    for (uint32_t p = 0; p < n_pieces; p++, numbers += PIECE_DIMS * N) {
-        Operands a;
-        reader.take(levels, a);
-        unrolled_for (int step = 0; step < PIECE_STEPS; step++)
-            unrolled_for (int j = 0; j < N / 8; j += 2) {
-                uint32_t b[4];
-                const uint8_t *at = numbers + step * N * STEP_DIMS + j * 256;
-                if constexpr (N > 8) {
-                    load_matrices<false>(b, reinterpret_cast<const __half *>(at + lane * 16));
-                } else {
-                    b[0] = *reinterpret_cast<const uint32_t *>(at + lane * 4);
-                    b[1] = *reinterpret_cast<const uint32_t *>(at + 128 + lane * 4);
-                }
-                unrolled_for (int half = 0; half < 2; half++) {
-                    mma_bytes<true, true>(sums[half][j], a[step][half], b[0], b[1]);
-                    if constexpr (N > 8)
-                        mma_bytes<true, true>(sums[half][j + 1], a[step][half], b[2], b[3]);
-                }
-            }
+constexpr int SLOTS = 2; /* pieces that were asked for */
+
+/* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level cache. */
+template <int BITS> struct Reader {
+    static constexpr int AHEAD = 6;
+    const ScanArgs &args;
+    uint32_t lane, warp;
+    Cursor<BITS> loads, fetches;
+    uint2 pieces[SLOTS][BITS];
+
+    KVANT_INLINE Reader(const ScanArgs &args, const Way &way)
+        : args(args), lane(threadIdx.x % 32), warp(threadIdx.x / 32 % GROUP_PACKS), loads(args, way, warp), fetches(loads)
+    {
+        for (int i = 0; i < AHEAD; i++)
+            fetch();
+        ask<0>();
+        ask<1>();
     }
+    KVANT_INLINE void fetch()
+    {
+        if (!fetches.at)
+            return;
+        if (lane * 128 < fetches.BYTES)
+            prefetch_line(fetches.at, lane * 128);
+        fetches.advance(args, warp);
+    }
+    template <int SLOT> KVANT_INLINE void ask()
+    {
+        if (!loads.at)
+            return;
+        load_piece<BITS>(pieces[SLOT], loads.at, lane / 4, lane % 4);
+        loads.advance(args, warp);
+    }
+    template <int SLOT> KVANT_INLINE void take(const PackLevels &levels, Operands &a)
+    {
+        unpack<BITS>(levels, pieces[SLOT], a);
+        ask<SLOT>();
+        fetch();
+    }
+};
+
+/* sums += piece times queries, each warp for itself. */
+template <int BITS, int N>
+KVANT_INLINE void multiply(const Operands &a, const uint8_t *numbers, uint32_t lane, Sums<N> &sums)
+{
+    unrolled_for (int step = 0; step < PIECE_STEPS; step++)
+        unrolled_for (int j = 0; j < N / 8; j += 2) {
+            uint32_t b[4];
+            const uint8_t *at = numbers + step * N * STEP_DIMS + j * 256;
+            if constexpr (N > 8) {
+                load_matrices<false>(b, reinterpret_cast<const __half *>(at + lane * 16));
+            } else {
+                b[0] = *reinterpret_cast<const uint32_t *>(at + lane * 4);
+                b[1] = *reinterpret_cast<const uint32_t *>(at + 128 + lane * 4);
+            }
+            unrolled_for (int half = 0; half < 2; half++) {
+                mma_bytes<true, true>(sums[half][j], a[step][half], b[0], b[1]);
+                if constexpr (N > 8)
+                    mma_bytes<true, true>(sums[half][j + 1], a[step][half], b[2], b[3]);
+            }
+        }
 }
+
+/* sums += a pack times queries; n_pieces is even. */
+template <int BITS, int N> struct WarpProducts {
+    KVANT_INLINE WarpProducts(const PackLevels &, Reader<BITS> &)
+    {
+    }
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
+                          Sums<N> &sums)
+    {
+        for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
+            Operands a;
+            reader.template take<0>(levels, a);
+            multiply<BITS, N>(a, numbers, reader.lane, sums);
+            reader.template take<1>(levels, a);
+            multiply<BITS, N>(a, numbers + PIECE_DIMS * N, reader.lane, sums);
+        }
+    }
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int N> KVANT_INLINE void begin_piece(Sums<N> &sums, const Operands &a, const uint8_t *numbers)
-{
-    begin_products();
-    unrolled_for (int step = 0; step < PIECE_STEPS; step++)
-        unrolled_for (int half = 0; half < 2; half++)
-            begin_product(sums[half], a[step][half], columns_at(numbers + step * N * STEP_DIMS));
-    commit_products();
-}
-
-/* The same by wgmma: a piece is unpacked while the one before it is multiplied. */
-template <int BITS, int N>
-KVANT_INLINE void multiply_together(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers,
-                                    uint32_t n_pieces, Sums<N> &sums)
-{
+/* The same by wgmma: a piece is unpacked while the one before it is multiplied, also when it is the first of the next
+ * pack. */
+template <int BITS, int N> struct GroupProducts {
     Operands even, odd;
-    reader.take(levels, even);
-    for (uint32_t p = 0;; p += 2) {
-        begin_piece<N>(sums, even, numbers);
-        if (p + 1 < n_pieces)
-            reader.take(levels, odd);
-        finish_products(sums, even);
-        if (p + 1 >= n_pieces)
-            break;
-        begin_piece<N>(sums, odd, numbers + PIECE_DIMS * N);
-        if (p + 2 < n_pieces)
-            reader.take(levels, even);
-        finish_products(sums, odd);
-        if (p + 2 >= n_pieces)
-            break;
-        numbers += 2 * PIECE_DIMS * N;
+
+    KVANT_INLINE GroupProducts(const PackLevels &levels, Reader<BITS> &reader)
+    {
+        reader.template take<0>(levels, even);
     }
-}
+    KVANT_INLINE static void begin(Sums<N> &sums, Operands &a, const uint8_t *numbers)
+    {
+        hold_operands(a);
+        begin_products();
+        unrolled_for (int step = 0; step < PIECE_STEPS; step++)
+            unrolled_for (int half = 0; half < 2; half++)
+                begin_product(sums[half], a[step][half], columns_at(numbers + step * N * STEP_DIMS));
+        commit_products();
+    }
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
+                          Sums<N> &sums)
+    {
+        for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
+            begin(sums, even, numbers);
+            reader.template take<1>(levels, odd);
+            finish_products(sums, even);
+            begin(sums, odd, numbers + PIECE_DIMS * N);
+            reader.template take<0>(levels, even);
+            finish_products(sums, odd);
+        }
+    }
+};
+
+template <int BITS, int N>
+using Products = std::conditional_t<(N >= 64), GroupProducts<BITS, N>, WarpProducts<BITS, N>>;
+
+#else
+
+template <int BITS, int N> using Products = WarpProducts<BITS, N>;
 
 #endif
 
-template <int N> constexpr int THREADS = N >= 128 ? 256 : N >= 64 ? 384 : 512;
-template <int N> constexpr int BLOCKS = N >= 32 ? 1 : 2; /* of a multiprocessor, at least */
+template <int N> constexpr int THREADS = N >= 128 ? 256 : 384;
+template <int N> constexpr int BLOCKS = N > 8 ? 1 : 2; /* of a multiprocessor, at least */
 
 template <int BITS, int N, bool OFFSETS>
 __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __grid_constant__ ScanArgs args)
@@ -274,9 +369,11 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
     publish_columns();
     __syncthreads();
 
-    for (uint32_t i = args.first + part; i < args.end; i += parts) {
-        const uint32_t pack = group_at(args, i) * GROUP_PACKS + warp, slot = pack * PACK_VECTORS;
-        Reader<BITS> reader(args.codes + pack * args.pack_bytes, lane, args.n_pieces);
+    Way way(args, part, parts);
+    Reader<BITS> reader(args, way);
+    Products<BITS, N> products(levels, reader);
+    for (; way.i < args.end; way.advance(args)) {
+        const uint32_t slot = (way.group * GROUP_PACKS + warp) * PACK_VECTORS;
         Sums<N> sums;
         Vectors vectors;
         load_vectors<OFFSETS>(args, slot, g, vectors);
@@ -287,13 +384,8 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
                 sums[half][j][1] = sums[half][j][3] = starts.y;
             }
         }
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-        if constexpr (N >= 64)
-            multiply_together<BITS, N>(levels, reader, numbers, args.n_pieces, sums);
-        else
-#endif
-            multiply<BITS, N>(levels, reader, numbers, args.n_pieces, lane, sums);
-        const uint32_t place = (i - args.first) * GROUP_VECTORS + warp * PACK_VECTORS + 2 * g;
+        products.add(levels, reader, numbers, args.n_pieces, sums);
+        const uint32_t place = (way.i - args.first) * GROUP_VECTORS + warp * PACK_VECTORS + 2 * g;
         unrolled_for (int j = 0; j < N / 8; j++)
             take<OFFSETS, N>(args, queries, first, 8 * j + 2 * t, slot + 2 * g, place, vectors, sums[0][j],
                              sums[1][j]);

@@ -1,10 +1,9 @@
-/* select.cu - cuts each query's list to its best: a sort in shared memory, by key and then by id. */
+/* select.cu - cuts each query's list to its best: finds the k-th key by counting, and sorts what reaches it by key and
+ * then by id. */
 #include "index.h"
 
 #include "../../base/attributes.h"
 #include "../launch.h"
-
-#include <algorithm>
 
 namespace kvant
 {
@@ -12,7 +11,7 @@ namespace kvant
 namespace
 {
 
-constexpr int SORTERS = 1024;
+constexpr int OF_A_THREAD = 16; /* places of a list */
 
 /* Keys as whole numbers in the same order; -0 and 0 are equal. */
 KVANT_INLINE uint32_t rank_of(float key)
@@ -26,12 +25,7 @@ KVANT_INLINE float key_of(uint32_t rank)
     return __uint_as_float(rank >> 31 ? rank & 0x7fffffffu : ~rank);
 }
 
-/* The larger comes first; of slots the smaller. 0 in the low half: no vector. */
-KVANT_INLINE uint64_t entry_of(Found found)
-{
-    return found.slot == NO_VECTOR ? 0 : (uint64_t)rank_of(found.key) << 32 | (NO_VECTOR - found.slot);
-}
-
+/* An entry: a key's rank and, in the low half, NO_VECTOR - slot. The larger comes first. 0: no vector. */
 KVANT_INLINE uint32_t slot_of(uint64_t entry)
 {
     return NO_VECTOR - (uint32_t)entry;
@@ -44,11 +38,11 @@ KVANT_INLINE bool is_before(uint64_t a, uint64_t b, const uint64_t *ids)
     return ids[slot_of(a)] < ids[slot_of(b)];
 }
 
-__device__ void sort(uint64_t *entries, uint32_t n, const uint64_t *ids)
+template <int THREADS> __device__ void sort(uint64_t *entries, uint32_t n, const uint64_t *ids)
 {
     for (uint32_t run = 2; run <= n; run *= 2)
         for (uint32_t by = run / 2; by > 0; by /= 2) {
-            for (uint32_t i = threadIdx.x; i < n / 2; i += SORTERS) {
+            for (uint32_t i = threadIdx.x; i < n / 2; i += THREADS) {
                 const uint32_t low = i / by * 2 * by + i % by, high = low + by;
                 const uint64_t a = entries[low], b = entries[high];
                 if ((low & run) == 0 ? is_before(b, a, ids) : is_before(a, b, ids)) {
@@ -60,7 +54,35 @@ __device__ void sort(uint64_t *entries, uint32_t n, const uint64_t *ids)
         }
 }
 
-__global__ void __launch_bounds__(SORTERS) select_kernel(const __grid_constant__ ScanArgs args)
+/* The largest rank that at least k of the block's ranks reach, found bit by bit; 1 if fewer than k are above 0. */
+template <int THREADS> __device__ uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
+{
+    __shared__ uint32_t counts[3]; /* of three trials: one is added to, one is read, one is cleared */
+    uint32_t best = 0;
+    if (threadIdx.x < 3)
+        counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int bit = 31, turn = 0; bit >= 0; bit--, turn = turn < 2 ? turn + 1 : 0) {
+        const uint32_t trial = best | 1u << bit;
+        uint32_t count = 0;
+        unrolled_for (int j = 0; j < OF_A_THREAD; j++)
+            count += ranks[j] >= trial;
+        count = __reduce_add_sync(0xffffffffu, count);
+        if (threadIdx.x % 32 == 0)
+            atomicAdd(&counts[turn], count);
+        if (threadIdx.x == 0)
+            counts[turn < 2 ? turn + 1 : 0] = 0;
+        __syncthreads();
+        count = counts[turn];
+        if (count >= k)
+            best = trial;
+        if (count == k)
+            break;
+    }
+    return best > 0 ? best : 1;
+}
+
+template <int THREADS> __global__ void __launch_bounds__(THREADS) select_kernel(const __grid_constant__ ScanArgs args)
 {
     extern __shared__ uint64_t entries[];
     __shared__ uint32_t there;
@@ -68,44 +90,58 @@ __global__ void __launch_bounds__(SORTERS) select_kernel(const __grid_constant__
                    count = args.keep_all ? (args.end - args.first) * GROUP_VECTORS : args.counts[query],
                    n = min(count, args.room);
     Found *list = args.lists + (size_t)query * args.room;
-    uint32_t size = 2;
-    while (size < n)
-        size *= 2;
-    for (uint32_t i = threadIdx.x; i < size; i += SORTERS)
-        entries[i] = i < n ? entry_of(list[i]) : 0;
+    uint32_t ranks[OF_A_THREAD], slots[OF_A_THREAD];
+    unrolled_for (int j = 0; j < OF_A_THREAD; j++) {
+        const uint32_t i = j * THREADS + threadIdx.x;
+        const Found found = i < n ? list[i] : Found{ 0, NO_VECTOR };
+        ranks[j] = found.slot == NO_VECTOR ? 0 : rank_of(found.key);
+        slots[j] = found.slot;
+    }
     if (threadIdx.x == 0)
         there = 0;
+    const uint32_t least = kth_rank<THREADS>(ranks, args.k); /* has a barrier */
+    unrolled_for (int j = 0; j < OF_A_THREAD; j++)
+        if (ranks[j] >= least)
+            entries[atomicAdd(&there, 1)] = (uint64_t)ranks[j] << 32 | (NO_VECTOR - slots[j]);
     __syncthreads();
-    sort(entries, size, args.ids);
-    uint32_t found = 0;
-    for (uint32_t i = threadIdx.x; i < args.k && i < size; i += SORTERS)
-        if ((uint32_t)entries[i] != 0) {
-            list[i] = Found{ key_of((uint32_t)(entries[i] >> 32)), slot_of(entries[i]) };
-            found++;
-        }
-    atomicAdd(&there, found);
+    const uint32_t reached = there, kept = min(reached, args.k);
+    uint32_t size = 2;
+    while (size < reached)
+        size *= 2;
+    for (uint32_t i = reached + threadIdx.x; i < size; i += THREADS)
+        entries[i] = 0;
     __syncthreads();
+    sort<THREADS>(entries, size, args.ids);
+    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
+        args.best[(size_t)query * args.k + i] = list[i] =
+            Found{ key_of((uint32_t)(entries[i] >> 32)), slot_of(entries[i]) };
     if (threadIdx.x != 0)
         return;
-    const bool full = there == args.k;
+    const bool full = kept == args.k;
     const uint32_t worst = full ? slot_of(entries[args.k - 1]) : 0;
-    args.counts[query] = there;
+    args.counts[query] = kept;
     args.thresholds[query] = full ? key_of((uint32_t)(entries[args.k - 1] >> 32)) : -INFINITY;
     args.limits[query] = !full ? UINT64_MAX : args.ids ? args.ids[worst] : worst;
-    if (count > args.room)
-        *args.overflowed = 1;
+    if (args.keep_all ? query == 0 : count > args.room)
+        *args.overflowed = !args.keep_all;
+}
+
+template <int THREADS> cudaError_t launch(const ScanArgs &args, cudaStream_t stream)
+{
+    const int shared = (int)(args.room * sizeof(uint64_t));
+    const cudaError_t error = allow_shared(reinterpret_cast<const void *>(select_kernel<THREADS>), shared);
+    if (error != cudaSuccess)
+        return error;
+    select_kernel<THREADS><<<args.n_queries, THREADS, shared, stream>>>(args);
+    return cudaGetLastError();
 }
 
 } // namespace
 
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream)
 {
-    const int shared = (int)(std::max(args.room, 2u) * sizeof(uint64_t));
-    const cudaError_t error = allow_shared(reinterpret_cast<const void *>(select_kernel), shared);
-    if (error != cudaSuccess)
-        return error;
-    select_kernel<<<args.n_queries, SORTERS, shared, stream>>>(args);
-    return cudaGetLastError();
+    return args.room <= SHORT_LIST ? launch<SHORT_LIST / OF_A_THREAD>(args, stream)
+                                   : launch<LONG_LIST / OF_A_THREAD>(args, stream);
 }
 
 } // namespace kvant

@@ -54,12 +54,7 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
     for (int n = warp; n < N; n += n_warps) {
         const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
         const QueryRow at = query_row(p, work.pair.b, column.token);
-        Row<D> row{};
-        if (n < work.pair.n_columns)
-            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
-        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
-        rotate(row, p.k_rotation, lane);
+        const Row<D> row = load_query_row<D>(p, work, n, column, at, lane);
         float largest = 0, sum = 0;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
@@ -78,12 +73,8 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
             float *columns = reinterpret_cast<float *>(&rows.columns[lane][n / 2]) + n % 2;
             columns[0] = NEVER, columns[2] = sum;
         }
-        if (lane == 0) {
-            rows.factor[n] = unit;
-            rows.position[n] = work.first_position + column.token;
-            rows.slope[n] = slope_of(p, column.head);
-            rows.mask_row[n] = at.row * p.mask_token_stride;
-        }
+        if (lane == 0)
+            note_query_row(p, work, rows, n, column, at, unit);
     }
     GroupProducts::publish();
     return plain;

@@ -51,9 +51,8 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
-/* A trellis whose table has levels with their signs. */
-template <class C> struct SignedLevels : C {
-    static constexpr bool BIASED = false;
+template <int COPIES> struct SignedTrellis : TrellisTable<COPIES> {
+    uint32_t minus_bias; /* of 4 bits */
 };
 
 template <class C> __host__ __device__ constexpr int channels_of()
@@ -70,15 +69,15 @@ template <class C, int D> __host__ __device__ constexpr int code_copies()
     if constexpr (HAS_CHUNKS<C>)
         return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
     else
-        return HAS_TRELLIS<C> && C::BITS == 4 ? 4 : pair_copies<C, true>(); /* 2.6 lanes meet in a bank of four copies */
+        return level_copies<C, true>();
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
+        return (C::ENTRIES * C::ENTRY_BYTES * code_copies<C, D>() + 127) / 128 * 128;
     else
-        return !HAS_TRELLIS<C> ? 0 : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
+        return level_bytes<C>(code_copies<C, D>());
 }
 
 template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
@@ -86,20 +85,19 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
     if constexpr (HAS_CHUNKS<C>)
         C::fill(table, codec.directions, code_copies<C, D>());
     else if constexpr (HAS_TRELLIS<C>)
-        fill_pairs<SignedLevels<C>, code_copies<C, D>()>(table, codec.params.bytes);
+        fill_levels<C, code_copies<C, D>()>(table, codec.params.bytes);
 }
 
 template <class C, int D>
 using CodeTable = std::conditional_t<
     HAS_CHUNKS<C>, TileChunks,
-    std::conditional_t<HAS_TRELLIS<C>, TrellisTable<code_copies<C, D>()>, SignedBytes>>;
+    std::conditional_t<HAS_TRELLIS<C>, SignedTrellis<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D>
 KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
-        constexpr uint32_t COPIES = code_copies<C, D>();
-        TileChunks t{ table, 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+        TileChunks t{ table, (uint32_t)C::ENTRY_BYTES * (lane % code_copies<C, D>()), {}, {} };
         if constexpr (C::CHANNELS == 3)
             unrolled_for (int k = 0; k < 8; k++) {
                 const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));
@@ -108,7 +106,8 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
             }
         return t;
     } else if constexpr (HAS_TRELLIS<C>)
-        return CodeTable<C, D>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
+        return CodeTable<C, D>{ trellis_table<C, code_copies<C, D>()>(table, one, lane),
+                                twice(-codec.params.bias * (1 / UNIT)) };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
 }
@@ -196,7 +195,7 @@ template <class C> struct TrellisWords {
     {
         auto keep = [&](int i, const uint32_t(&x)[4]) {
             unrolled_for (int k = 0; k < 4; k++)
-                a[i][k] = x[k];
+                a[i][k] = C::BIASED ? add_halves(x[k], table.minus_bias) : x[k];
         };
         if constexpr (C::BITS == 4)
             pair_operands4<C::MEMORY>(w, at, table, keep);
@@ -383,7 +382,6 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
     using Places = ChunkPlaces<C, D>;
-    using Turn = typename C::template Turn<code_copies<C, D>()>;
     using Four = typename C::template Four<code_copies<C, D>()>;
     const uint8_t *page;
     int warp, lane;
@@ -419,7 +417,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
         unrolled_for (int which = 0; which < 2; which++)
             unrolled_for (int h = 0; h < 2; h++) {
                 uint32_t w[3];
-                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page),
+                C::template value_words<Places>(reinterpret_cast<const uint32_t *>(page),
                                                       (which ? last : first) / 3, lane & 3, h, part, w);
                 const Four codes(w, table);
                 unrolled_for (int i = 0; i < 2; i++) {

@@ -592,7 +592,7 @@ template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend
     float *results = reinterpret_cast<float *>(memory + S::WEIGHTS_AT);
     worker.store(results);
     __syncthreads();
-    finish_tile<D>(p, work, results, static_cast<TileRows<GROUPS> &>(rows), warp, n_warps, lane);
+    finish_tile<D, true>(p, work, results, static_cast<TileRows<GROUPS> &>(rows), warp, n_warps, lane);
 }
 
 #endif

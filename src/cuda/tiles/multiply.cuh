@@ -117,15 +117,15 @@ struct Turn {
     }
 };
 
-/* A warpgroup's rows against all pages, or (by_pages) every second one. The products of a page's
- * values run beside the softmax of the next page. UNITS_FIRST: units of values come with the keys. */
+/* A warpgroup's rows against all pages. The products of a page's values run beside the softmax of the next page.
+ * UNITS_FIRST: units of values come with the keys. */
 template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     const TileShape &p;
     const TileWork &work;
     const uint8_t *queries, *keys;
     TileRows<GROUPS> &rows;
     const Seen seen;
-    int group, lane;
+    int lane;
     int row[2]; /* the lane's, of the tile */
 
     KVANT_INLINE const uint8_t *keys_of(Turn turn) const
@@ -178,23 +178,22 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
 
     KVANT_INLINE void run(RowSums<D> &sums) const
     {
-        const int step = p.by_pages ? GROUPS : 1, end = work.end_page - work.first_page;
-        int at = p.by_pages ? group : 0;
-        if (at >= end)
+        const int end = work.end_page - work.first_page;
+        if (end <= 0)
             return;
         float s[8][4], shrink[2];
         uint32_t w[4][4];
-        Turn turn{ at, 0 };
+        Turn turn{ 0, 0 };
         wait_full(false, turn);
         P::begin();
         P::template scores<D>(s, queries, keys_of(turn), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
-        weigh(turn, at, s, sums, shrink);
+        weigh(turn, 0, s, sums, shrink);
         round_weights(s, w);
 #pragma unroll 1
-        for (; at + step < end; at += step) {
-            const Turn next = turn.after(step, p.stages);
+        for (int at = 1; at < end; at++) {
+            const Turn next = turn.after(1, p.stages);
             wait_full(false, next);
             P::hold(sums.o);
             P::hold(w);
@@ -206,14 +205,14 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             P::template finish<1>();
             P::hold(s);
             /* values of the next page take the place of this one's: weigh() waits for them */
-            const bool same_place = !UNITS_FIRST && (p.by_pages || p.stages == 1);
+            const bool same_place = !UNITS_FIRST && p.stages == 1;
             if (same_place) {
                 P::template finish<0>();
                 P::hold(sums.o);
                 P::hold(w);
                 leave(true, turn);
             }
-            const bool raised = weigh(next, at + step, s, sums, shrink);
+            const bool raised = weigh(next, at, s, sums, shrink);
             P::template finish<0>();
             P::hold(sums.o);
             P::hold(w);

@@ -46,7 +46,7 @@ struct TileBarriers {
 constexpr float HIDDEN = -1;
 
 /* Rows of a tile and units of pages. The results of GROUPS warpgroups stand one after the other: of
- * different rows, or (by_pages) of the same rows. */
+ * different rows, or (SAME_ROWS below) of the same rows. */
 template <int GROUPS> struct TileRows {
     static constexpr int RESULTS = GROUPS * GROUP_ROWS;
     size_t mask_row[RESULTS];
@@ -115,6 +115,28 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     return w;
 }
 
+/* Row n of the tile, transformed; zeros where there is none. */
+template <int D> KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int n, const Column &column, const QueryRow &at, int lane)
+{
+    Row<D> row{};
+    if (n < work.pair.n_columns)
+        row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
+    unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+        row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
+    rotate(row, p.k_rotation, lane);
+    return row;
+}
+
+/* What is known of the row besides. factor: of its products. */
+template <class Rows>
+KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n, const Column &column, const QueryRow &at, float factor)
+{
+    rows.factor[n] = factor;
+    rows.position[n] = work.first_position + column.token;
+    rows.slope[n] = slope_of(p, column.head);
+    rows.mask_row[n] = at.row * p.mask_token_stride;
+}
+
 /* Query rows, transformed, divided by a power of two above their largest number, as fp16, with the
  * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
  * score. */
@@ -127,12 +149,7 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t
         uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
         const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
         const QueryRow at = query_row(p, work.pair.b, column.token);
-        Row<D> row{};
-        if (n < work.pair.n_columns)
-            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
-        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
-        rotate(row, p.k_rotation, lane);
+        const Row<D> row = load_query_row<D>(p, work, n, column, at, lane);
         float largest = 0;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
@@ -140,12 +157,8 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
                 __float2half_rn(row.x[j] * inverse);
-        if (lane == 0) {
-            rows.factor[n] = unit * fabsf(p.scale_log2);
-            rows.position[n] = work.first_position + column.token;
-            rows.slope[n] = slope_of(p, column.head);
-            rows.mask_row[n] = at.row * p.mask_token_stride;
-        }
+        if (lane == 0)
+            note_query_row(p, work, rows, n, column, at, unit * fabsf(p.scale_log2));
     }
     P::publish();
 }
@@ -187,10 +200,10 @@ struct PartResult : SharedResult {
 };
 
 /* Row n of the thread block's part. */
-template <int D, int GROUPS>
-KVANT_INLINE HeadSum<D> own_row(const TileShape &p, const float *results, const TileRows<GROUPS> &rows, int n, int lane)
+template <int D, bool SAME_ROWS, int GROUPS>
+KVANT_INLINE HeadSum<D> own_row(const float *results, const TileRows<GROUPS> &rows, int n, int lane)
 {
-    return add_results<D>(p.by_pages ? GROUPS : 1, [&](int i) {
+    return add_results<D>(SAME_ROWS ? GROUPS : 1, [&](int i) {
         const int at = n + i * GROUP_ROWS;
         return SharedResult{ rows.max[at], rows.sum[at], results + at * D + lane };
     });
@@ -223,20 +236,20 @@ KVANT_INLINE HeadSum<D> add_parts(const TileShape &p, const TileWork &work, int 
     });
 }
 
-template <int D, int GROUPS>
+template <int D, bool SAME_ROWS = false, int GROUPS>
 KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const float *results, TileRows<GROUPS> &rows,
                               int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
 #pragma unroll 1
         for (int n = warp; n < work.pair.n_columns; n += n_warps)
-            leave_row<D>(p, work, n, own_row<D, GROUPS>(p, results, rows, n, lane), lane);
+            leave_row<D>(p, work, n, own_row<D, SAME_ROWS>(results, rows, n, lane), lane);
         if (!ends_last(p.counters + work.item, p.splits, rows.before))
             return;
     }
 #pragma unroll 1
     for (int n = warp; n < work.pair.n_columns; n += n_warps) {
-        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, GROUPS>(p, results, rows, n, lane);
+        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, SAME_ROWS>(results, rows, n, lane);
         write_output<true, D>(p, work.pair, n, total, lane);
     }
 }

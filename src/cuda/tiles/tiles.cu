@@ -48,8 +48,8 @@ static UnpackedKernels unpacked_kernels(uint32_t head_dim)
 template <class C> static int chunk_bytes(bool looks_up)
 {
     if (C::CHANNELS == 3)
-        return C::ENTRIES * 8 * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
-    return looks_up ? (C::ENTRIES * 8 + 15) / 16 * 16 : 0;
+        return C::ENTRIES * C::ENTRY_BYTES * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
+    return looks_up ? (C::ENTRIES * C::ENTRY_BYTES + 15) / 16 * 16 : 0;
 }
 
 static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
@@ -67,9 +67,9 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
         return 0;
     if (!looks_up)
         return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + MOST_TABLE_USERS * codec.head_dim);
-    return codec.bits == 2   ? pair_bytes<Trellis2, false, false>()
-           : codec.bits == 3 ? pair_bytes<Trellis3, false, false>()
-                             : pair_bytes<Trellis4, false, false>();
+    return codec.bits == 2   ? level_bytes<Trellis2>(TRELLIS_COPIES)
+           : codec.bits == 3 ? level_bytes<Trellis3>(TRELLIS_COPIES)
+                             : level_bytes<Trellis4>(TRELLIS_COPIES);
 }
 
 static void choose_table(TileCodec &codec, bool looks_up)
@@ -127,7 +127,6 @@ static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings
 static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
 {
     p.row_groups = row_groups;
-    p.by_pages = row_groups < kernel.groups && stages == 2;
     p.stages = stages;
     return lay_out_codes(p, kernel.fixed_bytes[row_groups - 1][stages - 1], looks_up, ring, 1);
 }
@@ -224,7 +223,6 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
         return KVANT_ERR_UNSUPPORTED;
     const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
-    p.by_pages = false;
     p.unpacked.pages = (int)pages;
     p.unpacked.matrices = scratch;
     p.unpacked.units = reinterpret_cast<float4 *>(scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
@@ -297,7 +295,7 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     }
     const CodesKernel codes = codes_kernel(args, shared_bytes);
     if (codes.kernel) {
-        p.row_groups = 1, p.by_pages = true;
+        p.row_groups = 1;
         const int64_t blocks = cut(p, p.batch * p.kv_heads, multiprocessors);
         if (blocks)
             return from_cuda(launch(codes.kernel, blocks, codes.threads, codes.shared_bytes, &p, stream));

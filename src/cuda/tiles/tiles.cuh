@@ -159,9 +159,8 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
-    const int active = p.by_pages ? GROUPS : p.row_groups; /* warpgroups that multiply */
     if (threadIdx.x == 0)
-        rows.barriers.init(KVANT_WARP_ARRIVALS * UNPACK_WARPS, GROUP_WARPS * (p.by_pages ? 1 : active), GROUP_WARPS * GROUPS);
+        rows.barriers.init(KVANT_WARP_ARRIVALS * UNPACK_WARPS, GROUP_WARPS * p.row_groups, GROUP_WARPS * GROUPS);
     load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
     fill_table(p.values, memory + p.v_table_at);
@@ -176,23 +175,22 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
             Unpacker<D, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
     } else {
         P::template registers<MULTIPLY_REGISTERS<D>, true>();
-        const int own_rows = p.by_pages ? 0 : group, first_row = GROUP_ROWS * own_rows + WARP_ROWS * (warp % 4);
+        const int first_row = GROUP_ROWS * group + WARP_ROWS * (warp % 4);
         RowSums<D> sums;
         sums.clear();
-        if (group < active)
+        if (group < p.row_groups)
             Multiplier<P, D, GROUPS, false>{ p,
                               work,
-                              memory + own_rows * M::QUERY_BYTES,
+                              memory + group * M::QUERY_BYTES,
                               memory + M::keys_at(p.row_groups),
                               rows,
                               seen_by_all(p, work.pair, work.first_position),
-                              group,
                               lane,
                               { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
                 .run(sums);
         arrive_at(rows.barriers.multiplied, lane);
         wait_for(rows.barriers.multiplied, 0);
-        store_rows<D>(sums, results, rows, GROUP_ROWS * group + WARP_ROWS * (warp % 4), lane);
+        store_rows<D>(sums, results, rows, first_row, lane);
     }
     __syncthreads();
     finish_tile<D>(p, work, results, rows, warp, n_warps, lane);

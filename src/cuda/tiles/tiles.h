@@ -32,7 +32,6 @@ struct TileShape : AttentionArgs {
     int tiles;      /* of a pair, at most */
     int splits;     /* parts of a sequence that different thread blocks take */
     int row_groups; /* of 64 query rows: of a tile */
-    bool by_pages;  /* several warpgroups multiply the same rows, each with pages of its own */
     int stages;     /* unpacked pages in shared memory */
     Unpacked unpacked;
 };

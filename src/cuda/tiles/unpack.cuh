@@ -70,15 +70,15 @@ KVANT_INLINE void fill_table(const TileCodec &codec, uint8_t *table)
     case KVANT_CUDA_HQMQ_S192R6: return fill_chunks<HqmqS192R6>(table, codec);
     case KVANT_CUDA_TRELLIS2:
         if (codec.looks_up)
-            return fill_pairs<Trellis2, pair_copies<Trellis2, false>()>(table, codec.params.bytes);
+            return fill_levels<Trellis2, TRELLIS_COPIES>(table, codec.params.bytes);
         break;
     case KVANT_CUDA_TRELLIS3:
         if (codec.looks_up)
-            return fill_pairs<Trellis3, pair_copies<Trellis3, false>()>(table, codec.params.bytes);
+            return fill_levels<Trellis3, TRELLIS_COPIES>(table, codec.params.bytes);
         break;
     case KVANT_CUDA_TRELLIS4:
         if (codec.looks_up)
-            return fill_pairs<Trellis4, pair_copies<Trellis4, false>()>(table, codec.params.bytes);
+            return fill_levels<Trellis4, TRELLIS_COPIES>(table, codec.params.bytes);
         break;
     default: break;
     }

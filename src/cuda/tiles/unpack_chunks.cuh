@@ -38,7 +38,7 @@ template <class C> KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t
     uint2 x;
     if constexpr (C::CHANNELS == 3) {
         const uint32_t index = code & (C::ENTRIES - 1);
-        x = entries[C::BITS == 7 ? index : (index & 255) << 2 | index >> 8];
+        x = entries[index];
         if constexpr (C::HAS_NORM) {
             const uint32_t norm =
                 reinterpret_cast<const uint32_t *>(entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
@@ -47,7 +47,9 @@ template <class C> KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t
     } else { /* without a table; directions are times 2^15; radii become at most 1 */
         const uint32_t index = min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
                        radius = code >> u.codec.index_bits;
-        x = C::entry(u.codec.directions, (int)index);
+        float y[4];
+        C::direction(u.codec.directions, (int)index, y);
+        x = make_uint2(pack_half2(32768 * y[0], 32768 * y[1]), pack_half2(32768 * y[2], 32768 * y[3]));
         scale = multiply_halves(scale, twice((float)radius * 0x1p-6f));
     }
     return make_uint2(multiply_halves(x.x, scale), multiply_halves(x.y, scale));
@@ -85,12 +87,12 @@ template <class C> __host__ __device__ constexpr int tile_copies()
 /* A ChunkTable that lies anywhere. */
 struct TileChunks {
     const uint8_t *entries;
-    uint32_t copy, limit;
+    uint32_t copy;
     uint32_t norm_low[2], norm_high[2];
 
-    KVANT_INLINE uint2 at(uint32_t distance) const
+    template <class T> KVANT_INLINE T at(uint32_t distance) const
     {
-        return *reinterpret_cast<const uint2 *>(entries + distance);
+        return *reinterpret_cast<const T *>(entries + distance);
     }
 };
 
@@ -142,12 +144,12 @@ KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const u
 /* Chunks by the look-ups of the decode kernel. */
 template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unpacking &u)
 {
-    constexpr int COPIES = tile_copies<C>(), ENTRY_BYTES = C::ENTRIES * 8 * COPIES;
+    constexpr uint32_t COPIES = tile_copies<C>(), BYTES = C::ENTRY_BYTES;
     const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     const float to_unit = power(-e);
-    TileChunks table{ u.table, 8u * (u.lane % COPIES), (C::ENTRIES - 1) * 8u * COPIES + 8u * (u.lane % COPIES), {}, {} };
+    TileChunks table{ u.table, BYTES * (u.lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3) {
-        const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + ENTRY_BYTES);
+        const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + BYTES * COPIES * C::ENTRIES);
         table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
         table.norm_high[0] = norms[2], table.norm_high[1] = norms[3];
     }
@@ -179,7 +181,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
                                                   put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);
                                               });
     }
-    return power(C::CHANNELS == 3 ? e : e + 5);
+    return power(e) * C::UNIT;
 }
 
 template <class C, int D, bool KEYS> KVANT_INLINE float unpack_any_chunks(const Unpacking &u)
@@ -193,7 +195,7 @@ template <class C> KVANT_INLINE void fill_chunks(uint8_t *table, const TileCodec
     const int copies = codec.looks_up ? tile_copies<C>() : 1, i = threadIdx.x;
     if (C::CHANNELS == 3 && i < 8) {
         const __half norm = __float2half_rn(codec.directions.norm[i]);
-        uint8_t *to = table + C::ENTRIES * 8 * copies;
+        uint8_t *to = table + C::ENTRIES * C::ENTRY_BYTES * copies;
         if (codec.looks_up)
             to[i] = (uint8_t)__half_as_ushort(norm), to[8 + i] = (uint8_t)(__half_as_ushort(norm) >> 8);
         else

@@ -1,27 +1,33 @@
-/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by the table of
- * pairs of levels (trellis_pairs.cuh), or a row per warp for any number of states. */
+/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by a table of levels
+ * (trellis_pairs.cuh, trellis_bytes.cuh), or a row per warp for any number of states. */
 #pragma once
 
 #include "../pages/read_code.cuh"
-#include "../trellis/trellis_pairs.cuh"
+#include "../trellis/trellis_bytes.cuh"
 #include "../trellis/trellis_steps.cuh"
 #include "unpack_numbers.cuh"
 
 namespace kvant
 {
 
-/* What unpacking of a trellis of 256 states needs (trellis_pairs.cuh): the table of pairs of
- * levels. */
+/* What unpacking of a trellis of 256 states needs: as LevelTable. */
 template <int COPIES_> struct TrellisTable {
     static constexpr int COPIES = COPIES_;
-    const uint8_t *pairs;
-    uint32_t own, shift1, shift2, shift4;
+    const uint8_t *levels;
+    uint32_t own, shift1, shift2, shift4, shift16;
 
-    KVANT_INLINE uint32_t at(uint32_t distance) const
+    template <class T> KVANT_INLINE T at(uint32_t distance) const
     {
-        return *reinterpret_cast<const uint32_t *>(pairs + distance);
+        return *reinterpret_cast<const T *>(levels + distance);
     }
 };
+
+template <class C, int COPIES>
+KVANT_INLINE TrellisTable<COPIES> trellis_table(const uint8_t *levels, uint32_t one, int lane)
+{
+    const auto t = level_table<C, 0, COPIES>(one, lane);
+    return TrellisTable<COPIES>{ levels, t.own, t.shift1, t.shift2, t.shift4, t.shift16 };
+}
 
 template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
@@ -119,9 +125,8 @@ KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&
 template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unpacking &u)
 {
     using OneTile = TrellisTile<C>;
-    constexpr int COPIES = pair_copies<C, false>();
     const Steps steps = steps_of<C, D>(u);
-    const TrellisTable<COPIES> table{ u.table, 4u * (u.lane % COPIES), u.one << 31, u.one << 30, u.one << 28 };
+    const auto table = trellis_table<C, TRELLIS_COPIES>(u.table, u.one, u.lane);
     /* what a warp has: all or half of the row tiles of keys, one or two column tiles of values */
     constexpr int ROWS = !KEYS ? 1 : C::BITS == 4 ? 4 : 2, COLUMNS = KEYS || C::BITS == 4 ? 1 : 2;
     StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];

@@ -222,7 +222,6 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
                                     matrices,
                                     rows,
                                     seen_by_all(p, work.pair, work.first_position),
-                                    group,
                                     lane,
                                     { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
                 .run(sums);

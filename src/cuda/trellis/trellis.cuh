@@ -77,15 +77,6 @@ KVANT_INLINE uint32_t low_plane(const uint32_t (&w)[4])
     return bit_select<0x33333333u>(even_bits(w[0], w[1]), even_bits(w[2], w[3]) << 2);
 }
 
-/* Bits 1 and 3 of them. */
-template <class T>
-KVANT_INLINE void odd_planes(const uint32_t (&w)[4], const T &table, uint32_t &bit1, uint32_t &bit3)
-{
-    const uint32_t a = odd_bits(w[0], w[1], table), b = odd_bits(w[2], w[3], table);
-    bit1 = bit_select<0x33333333u>(a, b << 2);
-    bit3 = bit_select<0x33333333u>(shift_by(a, table.shift2), b);
-}
-
 /* Planes to nibbles: bit i of nibble n of word j is bit j of nibble n of plane i. */
 template <class T> KVANT_INLINE void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
 {
@@ -102,40 +93,15 @@ template <int M> __host__ __device__ constexpr bool any_tap(int before)
     return ((trellis_tap(M, 0) | trellis_tap(M, 1) | trellis_tap(M, 2)) >> before & 1) != 0;
 }
 
-/* The three bits of subsets, inverted where `minus` is set; at(j): the plane of j steps before. */
-template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t minus, uint32_t (&z)[4])
+/* The three bits of subsets; at(j): the plane of j steps before. */
+template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t (&z)[4])
 {
     unrolled_for (int p = 0; p < 3; p++) {
-        z[p] = minus;
+        z[p] = 0;
         unrolled_for (int j = 0; j <= M; j++)
             if (trellis_tap(M, p) >> j & 1)
                 z[p] ^= at(j);
     }
-}
-
-/* Of a word of codes of 4 bits: twice the numbers that codes of rows r, and of rows r + 8, have in
- * a table of pairs. */
-struct PairNumbers {
-    uint32_t rows0, rows8;
-};
-
-/* subsets: of the word's codes, in nibbles whose highest bit may be anything. */
-template <class T> KVANT_INLINE PairNumbers numbers_of(uint32_t w, uint32_t subsets, const T &table)
-{
-    const uint32_t near = subsets & 0x07070707u, codes8 = shift_by(w, table.shift4) & 0x0e0e0e0eu;
-    return PairNumbers{ (w & 0x0e0e0e0eu) | near << 4, codes8 | (subsets & 0x70707070u) };
-}
-
-/* What the table of pairs, of words in several copies, has for the codes of the lower half, and of the
- * upper one. */
-template <class T> KVANT_INLINE uint32_t low_pair(uint32_t numbers, const T &table)
-{
-    return table.at(__dp4a(numbers, 0x00008002u, 0u) * T::COPIES + table.own);
-}
-
-template <class T> KVANT_INLINE uint32_t high_pair(uint32_t numbers, const T &table)
-{
-    return table.at(__dp4a(numbers, 0x80020000u, 0u) * T::COPIES + table.own);
 }
 
 /* Bits of two bytes in turn in each half of a word: those of the lower byte at even places. */

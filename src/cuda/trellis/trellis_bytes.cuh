@@ -1,178 +1,182 @@
-/* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in registers, as bytes. For keys.
+/* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in shared memory, as bytes: 128 + level.
  *
- * A level is a sign and a magnitude. For a negative sign the bits of the level's number are
- * inverted, which costs little inside the exclusive ors. Then magnitudes are a table of 32 bytes
- * below 128. prmt looks up one of 8 entries. It gives 0 when the nibble's highest bit is set and
- * the entry is below 128. So the sum of two look-ups is a look-up among 16 entries. The upper 16
- * entries take two more look-ups of differences, masked. A byte is 128 + level. */
+ * A level has a number of six bits: three of the code, three of its subset. Four of them, of two codes,
+ * are the address of eight bytes; the other two bits of both codes choose among four bytes each, by
+ * prmt. So the table has 256 entries, and 16 copies side by side take 32 KB: no two lanes of a half
+ * warp read the same bank. A product of bytes (dp4a) makes the address on the multiplier. */
 #ifndef KVANT_CUDA_TRELLIS_BYTES_CUH
 #define KVANT_CUDA_TRELLIS_BYTES_CUH
 
-#include "trellis.cuh"
+#include "trellis_pairs.cuh"
 
 namespace kvant
 {
 
-/* t: magnitudes 0 to 15; more: what magnitudes 16 to 31 have above them. */
-struct Magnitudes : Bytes {
-    uint32_t more[4], shift1, one;
+/* Planes of the three bits of subsets to nibbles, word by word; their highest bits are other codes'. */
+template <class T> KVANT_INLINE void subset_nibbles(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
+{
+    const uint32_t a = even_bits(plane[0], plane[1]), c = odd_bits(plane[0], plane[1], table);
+    w[0] = bit_select<0x33333333u>(a, plane[2] << 2);
+    w[1] = bit_select<0x33333333u>(c, plane[2] << 1);
+    w[2] = bit_select<0x33333333u>(shift_by(a, table.shift2), plane[2]);
+    w[3] = bit_select<0x33333333u>(shift_by(c, table.shift2), shift_by(plane[2], table.shift1));
+}
+
+/* Entry i: of the lower code the subset's bits and the code's highest bit, then those of the upper code.
+ * Bytes are in the order of the code's bits 1 and 2. */
+KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
+{
+    uint32_t x[2] = { 0, 0 };
+    unrolled_for (int k = 0; k < 8; k++) {
+        const uint32_t code = i >> k / 4 * 4 & 15, m = code % 8 + 8 * (k % 4) + code / 8 * 32;
+        x[k / 4] |= half_of_level<Trellis4>(magnitudes, m) << 8 * (k % 4);
+    }
+    return make_uint2(x[0], x[1]);
+}
+
+/* All copies of an entry are one thread's, which begins with another one of them than its neighbours. */
+template <int COPIES>
+KVANT_INLINE void fill_bytes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
+{
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
+        const uint2 x = byte_entry(magnitudes, i);
+        unrolled_for (uint32_t k = 0; k < COPIES / 2; k++)
+            reinterpret_cast<uint4 *>(table)[i * (COPIES / 2) + (k + i) % (COPIES / 2)] = make_uint4(x.x, x.y, x.x, x.y);
+    }
+}
+
+template <class C, int COPIES>
+KVANT_INLINE void fill_levels(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
+{
+    if constexpr (C::BITS == 4)
+        fill_bytes<COPIES>(table, magnitudes);
+    else
+        fill_pairs<C, COPIES>(table, magnitudes);
+}
+
+/* The levels of a word of eight codes: of rows r bytes 0 and 2, of rows r + 8 bytes 1 and 3 of a register
+ * for columns c, c + 8 and of one for columns c + 1, c + 9. The other bytes may be anything. */
+struct WordLevels {
+    uint32_t rows0[2], rows8[2];
 };
 
-KVANT_INLINE Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+/* subsets: of the codes, in nibbles whose highest bit may be anything. */
+template <class T> KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t subsets, const T &table)
 {
-    Magnitudes m;
-    static_cast<Bytes &>(m) = bytes_of(table, one);
-    unrolled_for (int i = 0; i < 4; i++)
-        m.more[i] = table[4 + i];
-    m.shift1 = one << 31;
-    m.one = one;
-    return m;
+    const uint32_t index = bit_select<0x77777777u>(subsets, w),
+                   which = (shift_by(w, table.shift1) & 0x33333333u) | 0x44004400u;
+    uint2 x[4];
+    unrolled_for (int n = 0; n < 4; n++)
+        x[n] = table.template at<uint2>(__dp4a(index, 8u * T::COPIES << 8 * n, table.own));
+    const uint32_t far = shift_by(which, table.shift16);
+    return WordLevels{ { prmt(x[0].x, x[1].x, which), prmt(x[2].x, x[3].x, far) },
+                       { prmt(x[0].y, x[1].y, which), prmt(x[2].y, x[3].y, far) } };
 }
 
-/* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's
- * shared memory, or none: AT = -1. PAIRS row tiles of four are looked up there then, the others in
- * registers, because the one pipe has more to do than the other. */
-template <int AT, int PAIRS, int COPIES_> struct KeyTable : Magnitudes {
-    static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS, COPIES = COPIES_;
-    uint32_t own; /* the lane's copy */
-
-    KVANT_INLINE uint32_t at(uint32_t distance) const
-    {
-        extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
-    }
-};
-
-template <int AT, int PAIRS, int COPIES>
-KVANT_INLINE KeyTable<AT, PAIRS, COPIES> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
-                                                         uint32_t one, int lane)
+/* Levels of 32 codes in four words: use(word, levels). at(j): the plane of j steps before. */
+template <int M, class At, class T, class F>
+KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
-    KeyTable<AT, PAIRS, COPIES> t;
-    static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
-    t.own = 4u * (lane % COPIES);
-    return t;
+    uint32_t plane[4], subsets[4];
+    subsets_of<M>(at, plane);
+    subset_nibbles(plane, table, subsets);
+    unrolled_for (int j = 0; j < 4; j++)
+        use(j, word_levels(w[j], subsets[j], table));
 }
 
-/* 128 + r in each byte, or 128 - r where minus has 0x7f and not 0. Neither borrows nor carries
- * leave a byte. */
-KVANT_INLINE uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
+/* Operands of 32 codes as halves, columns c and c + 8 in a register: use(word, halves). */
+template <int M, class At, class T, class F>
+KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
-    return (r ^ minus) * table.one + (minus * table.minus1 + 0x80808080u);
+    each_word<M>(w, at, table, [&](int j, const WordLevels &x) {
+        const uint32_t a[4] = { x.rows0[0] & 0x00ff00ffu, prmt(x.rows8[0], 0, 0x4341), x.rows0[1] & 0x00ff00ffu,
+                                prmt(x.rows8[1], 0, 0x4341) };
+        use(j, a);
+    });
 }
 
-/* 4 bits: the levels of the codes in the lower and the upper half of word w, whose numbers' bits 0
- * to 3 are `number`. */
-KVANT_INLINE void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
-{
-    const uint32_t other = number ^ 0x88888888u;
-    unrolled_for (int i = 0; i < 2; i++) {
-        const uint32_t s = i ? shift_by(number, table.shift16) : number,
-                       o = i ? shift_by(other, table.shift16) : other, c = i ? shift_by(w, table.shift16) : w;
-        const uint32_t low = prmt(table.t[0], table.t[1], s) * table.one + prmt(table.t[2], table.t[3], o);
-        const uint32_t more = prmt(table.more[0], table.more[1], s) ^ prmt(table.more[2], table.more[3], o);
-        /* Bit 4 of the number is bit 2 of the code, inverted where bit 3, the sign, is 0: a byte,
-         * or its sign bit */
-        const uint32_t upper = prmt(0x7f7f7f7fu, 0x80808080u, c), minus = prmt(0x7f7f7f7fu, 0x7f7f7f7fu, c);
-        x[i] = sign_bytes((more & upper) * table.one + low, minus, table);
-    }
-}
-
-/* The numbers of levels of 32 codes in four words, as nibbles. */
-template <int M, class At, class T>
-KVANT_INLINE void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table,
-                                                 uint32_t (&number)[4])
-{
-    uint32_t bit1, sign, plane[4];
-    odd_planes(w, table, bit1, sign);
-    subsets_of<M>(at, ~sign, plane);
-    plane[3] = bit1 ^ ~sign;
-    nibbles_of(plane, table, number);
-}
-
-/* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows
- * r + 8 in x[j][1]. */
-template <int M, class At, class T>
-KVANT_INLINE void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
-                                            uint32_t (&x)[4][2])
-{
-    uint32_t number[4];
-    numbers_of_codes<M>(w, at, table, number);
-    unrolled_for (int j = 0; j < 4; j++) {
-        if constexpr (T::LOOKED_UP > 0)
-            if (j >= 4 - T::LOOKED_UP) {
-                const PairNumbers n = numbers_of(w[j], number[j], table);
-                x[j][0] = high_pair(n.rows0, table) * 256 + low_pair(n.rows0, table);
-                x[j][1] = high_pair(n.rows8, table) * 256 + low_pair(n.rows8, table);
-                continue;
-            }
-        uint32_t half[2];
-        look_up32(w[j], number[j], table, half);
-        x[j][0] = prmt(half[0], half[1], 0x6240);
-        x[j][1] = prmt(half[0], half[1], 0x7351);
-    }
-}
-
-/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves).
- * Words are read twice, because there are too few registers to keep them. */
+/* use(row tile, halves) for a column tile of a value page. */
 template <class C, int D, class T, class F>
-KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table, F &&use)
 {
-    static_assert(T::LOOKED_UP > 0, "a table of pairs");
-    constexpr int M = C::MEMORY, N = D / 16;
+    constexpr int N = (D + 63) / 64;
+    uint32_t w[N][4];
+    Runs<N> runs;
+    load_column<D, 4>(page, 32 * ct + lane, w);
+    unrolled_for (int g = 0; g < N; g++)
+        runs.at[g + 2] = low_plane(w[g]);
+    close_runs<D>(runs);
+    unrolled_for (int g = 0; g < N; g++) {
+        const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
+        pair_operands4<C::MEMORY>(
+            w[g], [&](int j) { return terms.at[j]; }, table,
+            [&](int l, const uint32_t(&a)[4]) {
+                if (4 * g + l < D / 16)
+                    use(4 * g + l, a);
+            });
+    }
+}
+
+/* use(row tile, column tile, halves) for a value page, of codes of any number of bits. */
+template <class C, int D, class T, class F>
+KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
+{
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    uint32_t chain[M + N], w[4], number[4];
+    if constexpr (C::BITS == 4)
+        unrolled_for (int ct = 0; ct < 4; ct++)
+            trellis_value4_column<C, D>(words, ct, lane, table,
+                                        [&](int rt, const uint32_t(&a)[4]) { use(rt, ct, a); });
+    else
+        for_each_trellis_value2<C, D>(words, lane, table, use);
+}
+
+/* The planes of all column tiles of keys, behind the M before the first one. */
+template <int M, int N> KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[M + N])
+{
     unrolled_for (int u = 0; u < N; u++) {
+        uint32_t w[4];
         load_words<4>(words + (32 * u + lane) * 4, w);
         chain[M + u] = low_plane(w);
     }
     close_circle<4, M, N>(chain, lane);
+}
+
+/* use(row tile, column tile, halves) for a key page. Words are read twice, because there are too few
+ * registers to keep them. */
+template <class C, int D, class T, class F>
+KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
+{
+    constexpr int M = C::MEMORY, N = D / 16;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    uint32_t chain[M + N], w[4];
+    key_planes<M, N>(words, lane, chain);
     unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w);
-        numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
-        unrolled_for (int rt = 0; rt < 4; rt++) {
-            uint32_t a[4];
-            if (rt >= 4 - T::LOOKED_UP) {
-                const PairNumbers n = numbers_of(w[rt], number[rt], table);
-                a[0] = low_pair(n.rows0, table), a[1] = low_pair(n.rows8, table);
-                a[2] = high_pair(n.rows0, table), a[3] = high_pair(n.rows8, table);
-            } else {
-                uint32_t half[2];
-                look_up32(w[rt], number[rt], table, half);
-                widen(half[0], table, a[0], a[1]);
-                widen(half[1], table, a[2], a[3]);
-            }
-            use(rt, u, a);
-        }
+        pair_operands4<M>(
+            w, [&](int j) { return chain[M + u - j]; }, table,
+            [&](int rt, const uint32_t(&a)[4]) { use(rt, u, a); });
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers
- * can keep the page's words; otherwise words are read twice. */
-template <class C, int D, bool ROOMY, class T, class F>
+/* use(row tile, pair of column tiles, bytes) for a key page. */
+template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    constexpr bool KEEP = ROOMY && D <= 128;
-    uint32_t chain[M + N], w[N][4];
+    uint32_t chain[M + N], w[4], a[4][4];
+    key_planes<M, N>(words, lane, chain);
     unrolled_for (int u = 0; u < N; u++) {
-        load_words<4>(words + (32 * u + lane) * 4, w[u]);
-        chain[M + u] = low_plane(w[u]);
-    }
-    close_circle<4, M, N>(chain, lane);
-    unrolled_for (int pair = 0; pair < N / 2; pair++) {
-        uint32_t x[2][4][2];
-        unrolled_for (int e = 0; e < 2; e++) {
-            const int u = 2 * pair + e;
-            if (!KEEP)
-                load_words<4>(words + (32 * u + lane) * 4, w[u]);
-            byte_levels<M>(
-                w[u], [&](int j) { return chain[M + u - j]; }, table, x[e]);
-        }
-        unrolled_for (int rt = 0; rt < 4; rt++) {
-            const uint32_t a[4] = { x[0][rt][0], x[0][rt][1], x[1][rt][0], x[1][rt][1] };
-            use(rt, pair, a);
-        }
+        load_words<4>(words + (32 * u + lane) * 4, w);
+        each_word<M>(
+            w, [&](int j) { return chain[M + u - j]; }, table,
+            [&](int rt, const WordLevels &x) {
+                a[rt][u % 2 * 2] = prmt(x.rows0[0], x.rows0[1], 0x6240);
+                a[rt][u % 2 * 2 + 1] = prmt(x.rows8[0], x.rows8[1], 0x7351);
+                if (u % 2 == 1)
+                    use(rt, u / 2, a[rt]);
+            });
     }
 }
 

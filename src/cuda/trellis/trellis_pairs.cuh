@@ -1,10 +1,9 @@
 /* trellis_pairs.cuh - levels of two trellis codes at a time by one look-up in shared memory, as a
- * register of halves. For codes of 2 and 3 bits, and for values of 4 bits.
+ * register of halves. For codes of 2 and 3 bits (4 bits: trellis_bytes.cuh).
  *
- * The level numbers of the two codes, 4 to 6 bits each, are the address. A product of bytes (dp4a)
+ * The level numbers of the two codes, 4 or 5 bits each, are the address. A product of bytes (dp4a)
  * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
- * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. Codes of 4 bits have one
- * copy of 16 KB, in which 3.5 lanes meet in a bank: decode kernels gain nothing from more. */
+ * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. */
 #ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
 #define KVANT_CUDA_TRELLIS_PAIRS_CUH
 
@@ -15,21 +14,23 @@ namespace kvant
 {
 
 /* Copies of the table; fewer where there is less memory. */
-template <class C, bool LARGE> __host__ __device__ constexpr int pair_copies()
+template <class C, bool LARGE> __host__ __device__ constexpr int level_copies()
 {
     if constexpr (HAS_TRELLIS<C>)
-        return C::BITS == 4 ? 1 : C::BITS == 2 && LARGE ? 32 : 8;
+        return C::BITS == 4 ? 16 : C::BITS == 2 && LARGE ? 32 : 8;
     else
         return 0;
 }
 
-/* Bytes of the table: there is none for keys of 4 bits. */
-template <class C, bool LARGE, bool KEYS> __host__ __device__ constexpr int pair_bytes()
+constexpr int TRELLIS_COPIES = 8; /* of kernels that unpack pages (tiles/) */
+
+/* Bytes of the table: 256 entries of 8 bytes, or pairs of halves. */
+template <class C> __host__ __device__ constexpr int level_bytes(int copies)
 {
-    if constexpr (!HAS_TRELLIS<C>)
-        return 0;
+    if constexpr (HAS_TRELLIS<C>)
+        return C::BITS == 4 ? 2048 * copies : (4 << (2 * C::BITS + 4)) * copies;
     else
-        return KEYS && C::BITS == 4 ? 0 : (4 << (2 * C::BITS + 4)) * pair_copies<C, LARGE>();
+        return 0;
 }
 
 /* A level's number to a half: 2^-24 times the level, or times 128 + level. */
@@ -45,14 +46,10 @@ KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABL
     return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
 }
 
-/* The level numbers of the codes of entry i, in the order of addresses. 4 bits: each code has
- * bits i0 i1 i2, lowest first, then the bits of its subset, inverted where the sign i2 is 0. 2
- * bits: z0 z1 z2 i0. 3 bits: the i1 of both codes come before these. */
+/* The level numbers of the codes of entry i, in the order of addresses. 2 bits: z0 z1 z2 i0. 3 bits:
+ * the i1 of both codes come before these. */
 template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
 {
-    auto number = [](uint32_t x) { return x % 8 * 8 + (x / 8 ^ (x & 4 ? 0 : 7)); };
-    if (B == 4)
-        return make_uint2(number(i % 64), number(i / 64));
     if (B == 3)
         return make_uint2(i / 4 % 16 + i % 2 * 16, i / 64 + i / 2 % 2 * 16);
     return make_uint2(i % 16, i / 16);
@@ -63,37 +60,34 @@ template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
 template <class C, int COPIES>
 KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
-    constexpr uint32_t FOURS = COPIES < 4 ? 1 : COPIES / 4;
+    constexpr uint32_t FOURS = COPIES / 4;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < 16u << 2 * C::BITS; i += blockDim.x) {
         const uint2 m = numbers_of_entry<C::BITS>(i);
         const uint32_t x = half_of_level<C>(magnitudes, m.x) | half_of_level<C>(magnitudes, m.y) << 16;
-        if (COPIES == 1)
-            reinterpret_cast<uint32_t *>(table)[i] = x;
-        else
-            unrolled_for (uint32_t k = 0; k < FOURS; k++)
-                reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
-                    make_uint4(x, x, x, x);
+        unrolled_for (uint32_t k = 0; k < FOURS; k++)
+            reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
+                make_uint4(x, x, x, x);
     }
 }
 
-/* The table stands AT so many bytes from the beginning of the block's shared memory, as those of
- * chunks do. */
-template <int AT, int COPIES_> struct PairTable {
+/* What finds levels. The table stands AT so many bytes from the beginning of the block's shared memory,
+ * as those of chunks do. */
+template <int AT, int COPIES_> struct LevelTable {
     static constexpr int COPIES = COPIES_;
     uint32_t own; /* the lane's copy */
-    uint32_t shift1, shift2, shift4;
+    uint32_t shift1, shift2, shift4, shift16;
 
-    KVANT_INLINE uint32_t at(uint32_t distance) const
+    template <class T> KVANT_INLINE T at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
+        return *reinterpret_cast<const T *>(raw + AT + distance);
     }
 };
 
-template <int AT, int COPIES> KVANT_INLINE PairTable<AT, COPIES> pair_table(uint32_t one, int lane)
+template <class C, int AT, int COPIES> KVANT_INLINE LevelTable<AT, COPIES> level_table(uint32_t one, int lane)
 {
-    return PairTable<AT, COPIES>{ 4u * (lane % COPIES), one << 31, one << 30, one << 28 };
+    return LevelTable<AT, COPIES>{ (C::BITS == 4 ? 8u : 4u) * (lane % COPIES), one << 31, one << 30, one << 28, one << 16 };
 }
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
@@ -104,7 +98,7 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
     constexpr int COPIES = T::COPIES;
     static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
     const uint32_t at = __dp4a(numbers, (B == 2 ? 4u : 16u) * COPIES << 8 * I, table.own);
-    return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
+    return table.template at<uint32_t>(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
 /* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits; each word has two
@@ -115,7 +109,7 @@ KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32
                                               bool upper, const At &at, const T &table, F &&use)
 {
     uint32_t plane[4], number[4], more[4] = {};
-    subsets_of<M>(at, 0, plane);
+    subsets_of<M>(at, plane);
     plane[3] = odd_bits(a, b, table);
     nibbles_of(plane, table, number); /* rows r of a, of b, rows r + 8 of a, of b */
     if (B == 3) {
@@ -164,55 +158,7 @@ KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &t
     }
 }
 
-/* Operands of 32 codes of 4 bits in four words: use(word, halves). */
-template <int M, class At, class T, class F>
-KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
-{
-    uint32_t bit1, sign, plane[4], z[4];
-    odd_planes(w, table, bit1, sign);
-    subsets_of<M>(at, ~sign, plane);
-    plane[3] = 0;
-    nibbles_of(plane, table, z);
-    unrolled_for (int j = 0; j < 4; j++) {
-        const PairNumbers n = numbers_of(w[j], z[j], table);
-        const uint32_t a[4] = { low_pair(n.rows0, table), low_pair(n.rows8, table), high_pair(n.rows0, table),
-                                high_pair(n.rows8, table) };
-        use(j, a);
-    }
-}
-
-/* use(row tile, halves) for a column tile of a value page of codes of 4 bits. */
-template <class C, int D, class T, class F>
-KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table, F &&use)
-{
-    constexpr int N = (D + 63) / 64;
-    uint32_t w[N][4];
-    Runs<N> runs;
-    load_column<D, 4>(page, 32 * ct + lane, w);
-    unrolled_for (int g = 0; g < N; g++)
-        runs.at[g + 2] = low_plane(w[g]);
-    close_runs<D>(runs);
-    unrolled_for (int g = 0; g < N; g++) {
-        const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
-        pair_operands4<C::MEMORY>(
-            w[g], [&](int j) { return terms.at[j]; }, table,
-            [&](int l, const uint32_t(&a)[4]) {
-                if (4 * g + l < D / 16)
-                    use(4 * g + l, a);
-            });
-    }
-}
-
-/* use(row tile, column tile, halves) for all of them. */
-template <class C, int D, class T, class F>
-KVANT_INLINE void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
-{
-    unrolled_for (int ct = 0; ct < 4; ct++)
-        trellis_value4_column<C, D>(page, ct, lane, table,
-                                    [&](int rt, const uint32_t(&a)[4]) { use(rt, ct, a); });
-}
-
-/* The same of 2 and 3 bits. */
+/* use(row tile, column tile, halves) for a value page. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const T &table, F &&use)
 {
@@ -240,16 +186,6 @@ KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const 
                 [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * h + k, 2 * unit + t, a); });
         }
     }
-}
-
-template <class C, int D, class T, class F>
-KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
-{
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    if constexpr (C::BITS == 4)
-        for_each_trellis_value4<C, D>(words, lane, table, use);
-    else
-        for_each_trellis_value2<C, D>(words, lane, table, use);
 }
 
 } // namespace kvant

@@ -49,7 +49,7 @@ typedef struct event {
 } event;
 
 static stream *streams[MOST_STREAMS];
-static unsigned long n_launches, n_updates, n_early;
+static unsigned long n_launches, n_updates;
 static size_t n_left;
 
 static stream *stream_of(const void *handle)
@@ -106,10 +106,9 @@ EXPORT unsigned long host_launches(unsigned long *updates)
     return n_launches;
 }
 
-/* Edges beyond those from each piece of work to the next in the graph that was made last, and early begins that were added. */
-EXPORT size_t host_edges_left(unsigned long *early)
+/* Edges beyond those from each piece of work to the next in the graph that was made last. */
+EXPORT size_t host_edges_left(void)
 {
-    *early = n_early;
     return n_left;
 }
 
@@ -198,41 +197,6 @@ static bool in_one_line(graph *g)
     return true;
 }
 
-EXPORT int cuGraphNodeGetType(void *node, int *type)
-{
-    *type = 0;
-    return node == NULL;
-}
-
-/* What a piece of work runs is its function. */
-EXPORT int cuGraphKernelNodeGetParams_v2(work *w, void *params)
-{
-    memcpy(params, &w->run, sizeof w->run);
-    return w->run == NULL;
-}
-
-EXPORT int cuFuncGetName(const char **name, const void *function)
-{
-    static struct {
-        const void *function;
-        char name[24];
-    } known[64];
-    int i = 0;
-
-    while (i < 63 && known[i].function && known[i].function != function)
-        i++;
-    known[i].function = function;
-    snprintf(known[i].name, sizeof known[i].name, "%p", function);
-    *name = known[i].name;
-    return function == NULL;
-}
-
-EXPORT int cuKernelGetName(const char **name, const void *kernel)
-{
-    *name = NULL;
-    return kernel == NULL;
-}
-
 EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n)
 {
     *n = g->n_edges;
@@ -240,19 +204,6 @@ EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*
         from[i] = g->edges[i].from;
         to[i] = g->edges[i].to;
         memcpy(data[i], g->edges[i].data, sizeof data[i]);
-    }
-    return 0;
-}
-
-EXPORT int cuGraphAddDependencies_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        edge e = { from[i], to[i], { 0 } };
-        memcpy(e.data, data[i], sizeof e.data);
-        if (find_edge(g, from[i], to[i]))
-            return BAD;
-        add_edge(g, &e);
-        n_early += e.data[2];
     }
     return 0;
 }

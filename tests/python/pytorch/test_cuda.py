@@ -11,8 +11,10 @@ import unittest
 import models
 import torch
 from common import TestCase
+from torch.library import opcheck
 
 import kvant
+import kvant.torch
 from kvant.transformers import KvantCache, graphs
 
 try:
@@ -49,6 +51,18 @@ def errors(found, wanted):
     return ((found - wanted).abs().amax((0, 2)) / wanted.abs().max()).sort().values
 
 
+def amplified(kind):
+    """What noise of 2^-13 in the weights, a quarter of a step of fp16, makes of the CPU's logits."""
+    model, found = models.make(kind, **SHAPE), []
+    noise = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        found.append(logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, 149, 150)))
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights *= 1 + 2**-13 * torch.randn(weights.shape, generator=noise)
+    return errors(*found)
+
+
 class Models(TestCase):
     """Of random models, which amplify a code that is another one on the GPU, where a row lies at a border: most
     tokens are compared, not all. Rows that were read wrongly give errors of the size of logits, about 1."""
@@ -62,22 +76,32 @@ class Models(TestCase):
                 cache = KvantCache(model.config, k="int-8", v="int-8")
                 found.append(logits_of(model, cache, (100, 149, 150)))
                 self.assertLess(cache.bytes, cache.f16_bytes)
-            self.assertLess(errors(*found)[40], 0.02, kind)
+            self.assertLess(errors(*found)[40], amplified(kind)[40], kind)
 
-    def test_every_mode_gives_the_tokens_of_the_cpu(self):
+    def test_every_mode_gives_tokens_of_the_cpu(self):
+        """Each token of greedy modes is the CPU's best or as good: its logit is less below the best one than noise in
+        the weights moves logits. Other modes run."""
         for kind in self.KINDS:
             cpu, gpu = pair(kind)
             tokens, mask = models.prompt()
-            same = []
+            bound = 2 * float(amplified(kind)[60])  # of two logits
             for mode in MODES:
                 if mode in ("assisted", "sampling", "two samples"):
                     continue  # an assistant that is on the CPU, random numbers that differ
-                caches = (KvantCache(model.config, k="int-8", v="int-8") for model in (cpu, gpu))
-                wanted = generate(cpu, mode, next(caches), tokens=tokens, mask=mask)
-                found = generate(gpu, mode, next(caches), tokens=tokens.cuda(), mask=mask.cuda())
-                same.append((found.cpu() == wanted)[:, 40:].float().mean())
-            self.assertGreater(max(same), 0.9, kind)
-            self.assertGreater(sum(same) / len(same), 0.5, kind)
+                cache = KvantCache(gpu.config, k="int-8", v="int-8")
+                found = generate(gpu, mode, cache, tokens=tokens.cuda(), mask=mask.cuda()).cpu()
+                self.assertTrue(torch.equal(found[:, :40], tokens[-len(found) :]))
+                if "beam" in mode:
+                    continue
+                seen = torch.cat([mask[-len(found) :], torch.ones_like(found[:, 40:])], 1)
+                positions = (seen.cumsum(1) - 1).clamp(min=0)
+                with torch.no_grad():
+                    cache = KvantCache(cpu.config, k="int-8", v="int-8")
+                    call = dict(attention_mask=seen, position_ids=positions, past_key_values=cache)
+                    logits = cpu(found, **call).logits[:, 39:-1]
+                below = logits.amax(2) - logits.gather(2, found[:, 40:, None])[:, :, 0]
+                below = (below / logits.abs().max()).amax(0).sort().values  # per token
+                self.assertLess(below[len(below) * 3 // 4], bound, (kind, mode))
 
     def test_other_implementations_read_the_rows(self):
         for implementation in ("sdpa", "eager"):
@@ -86,7 +110,7 @@ class Models(TestCase):
                 logits_of(model, KvantCache(model.config, k="int-8", v="int-8"), (100, *range(140, 151)))
                 for model in (cpu, gpu)
             ]
-            self.assertLess(errors(*found)[40], 0.02, implementation)
+            self.assertLess(errors(*found)[40], amplified("llama")[40], implementation)
 
     def test_half_precision(self):
         model = models.make("llama", **SHAPE).cuda().to(torch.bfloat16)
@@ -137,6 +161,67 @@ class Graphs(TestCase):
 
 
 class Operators(TestCase):
+    def rows(self, n=200, seed=1):
+        return torch.randn(n, 64, generator=torch.Generator().manual_seed(seed))
+
+    def cache(self, n=70):
+        """A layer of two sequences with n tokens each, and the arguments of every operator."""
+        cache = kvant.Cache(1, 4, 2, 64, 4096, device="cuda", max_sequences=2, k="trellis-4")
+        sequences = [cache.new_sequence() for _ in range(2)]
+        number, lengths = kvant.torch.register(cache)
+        k, v = (torch.randn(2, n, 2, 64, device="cuda") for _ in "kv")
+        torch.ops.kvant.cache_append(lengths, k, v, number, 0, sequences)
+        return cache, sequences, number, lengths
+
+    def test_opcheck(self):
+        for x in (self.rows().cuda(), self.rows(64).cuda().to(torch.bfloat16)):
+            opcheck(torch.ops.kvant.encode, (x, "trellis-4", "k"))
+            pages = torch.ops.kvant.encode(x, "trellis-4", "k")
+            opcheck(torch.ops.kvant.decode, (pages, "trellis-4", "k", 64, len(x)))
+
+    def test_opcheck_of_caches(self):
+        cache, sequences, number, lengths = self.cache()
+        k, q = torch.randn(2, 3, 2, 64, device="cuda"), torch.randn(2, 3, 4, 64, device="cuda")
+        opcheck(torch.ops.kvant.cache_append, (lengths, k, k, number, 0, sequences))
+        opcheck(torch.ops.kvant.cache_attend, (lengths, q, number, 0, sequences, 64))
+        opcheck(torch.ops.kvant.cache_attend, (lengths, q.half(), number, 0, sequences, 64), {"window": 9})
+        cache.begin_steps(sequences)
+        cache.next_step()
+        opcheck(torch.ops.kvant.cache_step, (lengths, *(x[:, 0].contiguous() for x in (q, k, k)), number, 0))
+
+    def test_a_graph_replays_operators(self):
+        def there_and_back(x):
+            return torch.ops.kvant.decode(torch.ops.kvant.encode(x, "turboquant-4", "k"), "turboquant-4", "k", 64, 200)
+
+        x = self.rows().cuda()
+        there_and_back(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = there_and_back(x)
+        for seed in (2, 3):
+            x.copy_(self.rows(seed=seed))
+            graph.replay()
+            self.assertTrue(torch.equal(found, there_and_back(x)))
+        compiled = torch.compile(there_and_back, fullgraph=True, mode="reduce-overhead")
+        for seed in (4, 5, 6):
+            x = self.rows(seed=seed).cuda()
+            self.assertTrue(torch.equal(compiled(x), there_and_back(x)))
+
+    def test_a_compiled_step_appends_before_it_attends(self):
+        _, sequences, number, lengths = self.cache()
+
+        def step(k, v, q):
+            torch.ops.kvant.cache_append(lengths, k, v, number, 0, sequences)
+            return torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2
+
+        k, v, q = (torch.randn(2, 1, heads, 64, device="cuda") for heads in (2, 2, 4))
+        before = torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64)
+        got = torch.compile(step, fullgraph=True, backend="aot_eager")(k, v, q)
+        self.assertEqual(lengths.tolist(), [71])
+        self.assertTrue(torch.equal(got, torch.ops.kvant.cache_attend(lengths, q, number, 0, sequences, 64) * 2))
+        self.assertFalse(torch.equal(got, before * 2))
+
     def test_pages_are_those_of_the_cpu(self):
         rows = torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
         for spec in ("int-4", "turboquant-4", "trellis-4"):

@@ -5,14 +5,17 @@ import contextlib
 import copy
 import sys
 import unittest
+import warnings
 from unittest import mock
 
 import models
 import torch
 from common import TestCase
 from test_transformers import generate
+from torch.library import opcheck
 
 import kvant
+import kvant.torch
 from kvant.transformers import KvantCache, graphs
 
 SHAPE = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
@@ -121,6 +124,25 @@ class Graphs(TestCase):
         plain, replayed = self.both("llama", use, k="int-8", v="int-8")
         self.assertTrue(torch.allclose(plain, replayed, rtol=0, atol=0.1 * plain.abs().max()))
 
+    def test_a_model_that_cannot_be_captured(self):
+        tokens, mask = models.prompt(90)
+
+        def use(model, cache):
+            return generate(model, "greedy", cache, 20, tokens, mask)
+
+        def fail(function):
+            function()  # half of the work may be enqueued before an operator refuses
+            raise RuntimeError("no operator for capturing")
+
+        plain = self.both("llama", use, k="int-8", v="int-8")[0]
+        model = graphs(models.make("llama", **SHAPE))
+        with stand_in(), mock.patch.object(MODULE, "capture", fail), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, k="int-8", v="int-8"))
+        self.assertIn("no operator for capturing", " ".join(str(warning.message) for warning in said))
+        self.assertTrue(torch.equal(found, plain))
+        self.assertTrue(model.forward.graphs.unable)
+
     def test_a_mask_that_changes_is_an_error(self):
         tokens = models.prompt(90, padding=0)[0]
         model = graphs(models.make("llama", **SHAPE))
@@ -132,6 +154,20 @@ class Graphs(TestCase):
                 mask[0, 5] = i != 2
                 model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
             self.refused(RuntimeError, "attention_mask", lambda: cache.bytes)
+
+
+class Operators(TestCase):
+    def test_opcheck_of_a_step(self):
+        with stand_in():
+            cache = kvant.Cache(1, 4, 2, 64, 4096, device="cuda", max_sequences=2, k="trellis-4")
+            sequences = [cache.new_sequence() for _ in range(2)]
+            number, lengths = kvant.torch.register(cache)
+            k, q = torch.randn(2, 70, 2, 64), torch.randn(2, 4, 64)
+            torch.ops.kvant.cache_append(lengths, k, k, number, 0, sequences)
+            cache.begin_steps(sequences)
+            cache.next_step()
+            opcheck(torch.ops.kvant.cache_step, (lengths, q, k[:, 0].contiguous(), k[:, 1].contiguous(), number, 0))
+            self.refused(ValueError, "q: |2, 4, 64", torch.ops.kvant.cache_step, lengths, q[:1], k[:1, 0], k[:1, 0], number, 0)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,9 @@ class Calibrate(TestCase):
         model = models.make("llama")
         self.refused(ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100), clusters=(256,))
         self.refused(TypeError, "tokenizer", kvant.calibrate, model, "a text")
+        self.refused(TypeError, "token ids|float32", kvant.calibrate, model, torch.rand(300))
+        ids = text(300).numpy()
+        self.assertEqual(kvant.calibrate(model, ids).info.checksum, kvant.calibrate(model, text(300)).info.checksum)
 
 
 class Evaluate(TestCase):

@@ -410,9 +410,11 @@ class Refusals(TestCase):
         config = self.model.config
         self.refused(ValueError, "no preset 'tiny'", KvantCache, config, "tiny")
         self.refused(kvant.Error, "calibration|missing.kvcal", KvantCache, config, calibration="missing.kvcal")
-        with torch.no_grad():
-            cache = KvantCache(config, k="no-such-codec")
-            self.refused(kvant.Error, "no-such-codec", lambda: self.model(self.tokens, past_key_values=cache))
+        self.refused(kvant.Error, "no-such-codec", KvantCache, config, k="no-such-codec")
+        self.refused(ValueError, "preset, v|or settings", KvantCache, config, "small", v="int-4")
+        self.refused(ValueError, "k: |kvant.calibrate", KvantCache, config, k="trellis-4:transform=file")
+        self.refused(ValueError, "max_tokens: 0", KvantCache, config, max_tokens=0)
+        self.refused(TypeError, "model.config|LlamaForCausalLM", KvantCache, self.model)
 
     def test_a_calibration_of_another_model(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from .. import torch as operators
+from .. import checks, torch as operators
 from ..cache import Cache as Pages
+from ..codec import needs_calibration
 from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
 from .fingerprint import fingerprint
@@ -170,11 +171,16 @@ class KvantCache(Cache):
         n_threads: int | None = None,
         exact: bool = False,
     ) -> None:
+        if not hasattr(config, "get_text_config"):
+            raise TypeError(f"config: a model's config is needed (model.config), not {type(config).__name__}")
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError("config: models with an encoder are not supported")
         self.config = config.get_text_config(decoder=True)
         self.exact = exact
         self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
+        for name, number in dict(max_tokens=max_tokens, max_sequences=max_sequences, n_threads=n_threads).items():
+            if number is not None:
+                checks.count(number, name)
         self._limits = max_tokens, max_sequences, n_threads
         self._weights = 0  # of the calibration's model, until they were compared
         self._check()
@@ -190,9 +196,15 @@ class KvantCache(Cache):
         super().__init__(layers=layers)
 
     def _check(self) -> None:
-        """What can be said before the first rows: of a preset's name, files, and the number of layers."""
-        if self._stored["preset"] is not None:
-            find_preset(str(self._stored["preset"]))
+        """What can be said before the first rows: of names, files, and the number of layers."""
+        given = {name: value for name, value in self._stored.items() if value is not None}
+        if len({"specs" if name in "kv" else name for name in given if name != "calibration"}) > 1:
+            raise ValueError(f"{', '.join(given)}: give a preset, or specs k and v, or settings")
+        if "preset" in given:
+            find_preset(given["preset"])
+        for role in ("k", "v"):
+            if role in given and needs_calibration(given[role], role) and "calibration" not in given:
+                raise ValueError(f"{role}: {given[role]} needs calibration=, a file that kvant.calibrate makes")
         if self._stored["settings"] is not None:
             found = Settings.load(self._stored["settings"]).info.n_layers
             if found != self.config.num_hidden_layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from typing import Any, Callable
 
@@ -34,6 +35,7 @@ class _Call:
         self.replay: Callable[[], None] | None = None
         self.made: Any = None
         self.calls = 0
+        self.capturing = False
 
     def __call__(self, cache: KvantCache, ids: Tensor, positions: Tensor) -> Any:
         self.ids.copy_(ids)
@@ -45,7 +47,9 @@ class _Call:
         if self.calls == 1:  # libraries allocate and load kernels in a first call
             return run()
         if self.replay is None:
+            self.capturing = True
             self.replay, self.made = capture(run)
+            self.capturing = False
             self.made["past_key_values"] = None  # the graph does not keep the cache alive
         self.replay()
         made = {name: x.clone() if torch.is_tensor(x) else x for name, x in self.made.items()}
@@ -57,12 +61,13 @@ class _Graphs:
         self.forward = model.forward
         self.config = weakref.ref(model.config)
         self.calls: weakref.WeakKeyDictionary[KvantCache, _Call] = weakref.WeakKeyDictionary()
+        self.unable = False  # some operator of the model cannot be captured
 
     def _step(self, options: dict[str, Any]) -> Any:
         """The output of a step, or None where the call is none that a graph replays."""
         ids, mask, positions, cache = (options.get(name) for name in _NAMED)
         others = {name: value for name, value in options.items() if name not in _NAMED}
-        if not isinstance(cache, KvantCache) or not torch.is_tensor(ids) or ids.dim() != 2 or ids.shape[1] != 1:
+        if self.unable or not isinstance(cache, KvantCache) or not torch.is_tensor(ids) or ids.dim() != 2 or ids.shape[1] != 1:
             return None
         plain = all(isinstance(value, _CONSTANTS) for value in others.values())
         wanted = any(others.get(name) for name in ("output_attentions", "output_hidden_states", "labels"))
@@ -92,14 +97,18 @@ class _Graphs:
             one.running = True
         try:
             return call(cache, ids, positions)
-        except BaseException:
+        except BaseException as error:
             self.calls.pop(cache, None)
             for layer in cache.layers:
                 layer.pending = None
             for _, one in steps:
                 one.taken -= 1
                 one.left = one.taken
-            raise
+            self.unable = call.capturing and isinstance(error, RuntimeError)
+            if not self.unable:
+                raise
+            warnings.warn(f"kvant.transformers.graphs: this model decodes without graphs, because they take not all of it: {error}")
+            return None
         finally:
             for _, one in steps:
                 one.running = False
@@ -108,7 +117,8 @@ class _Graphs:
 def graphs(model: Any) -> Any:
     """Makes model replay its decode steps with a KvantCache as CUDA graphs, also in generate; returns
     model. Calls of other kinds, and with other caches, are as before. Steps whose mask hides other
-    tokens than the prompt's padding are computed one by one."""
+    tokens than the prompt's padding are computed one by one, and so are all of a model with operators that cannot
+    be captured, after a warning."""
     if not isinstance(getattr(model.forward, "graphs", None), _Graphs):
         made = _Graphs(model)
 

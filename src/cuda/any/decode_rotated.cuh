@@ -1,0 +1,228 @@
+/* decode_rotated.cuh - tiles of codecs whose pages hold numbers in a rotated space of their own: sketches of what codes
+ * leave, and tiers of channels.
+ *
+ * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The rotation comes in the
+ * order of operands from device memory (fragments.c). Signs of a sketch are operands as they are read; levels of
+ * tiers go to the tile first, and their products take their place. */
+#pragma once
+
+#include "decode_chunks.cuh"
+
+namespace kvant
+{
+
+constexpr int MOST_TIERS_DIM = 256; /* 16 tokens of a tile stay in registers */
+
+/* Rows 16 step.. of the rotation, columns 16 pair..: operands of two products. */
+KVANT_INLINE uint4 fragment(const kvant_general &g, int pair, int step, int lane)
+{
+    return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.fragments) + (pair * (g.head_dim / 16) + step) * 32 + lane);
+}
+
+KVANT_INLINE void mma_pair(float (&sums)[2][4], const uint32_t (&a)[4], const uint4 &b)
+{
+    mma(sums[0], a, b.x, b.y);
+    mma(sums[1], a, b.z, b.w);
+}
+
+/* Numbers of a sketch alone. */
+KVANT_INLINE void clear_tile(const DecodedTile &tile)
+{
+    const int end = TILE_TOKENS * tile.stride / 8;
+    for (int i = 32 * tile.rank + tile.lane; i < end; i += 32 * tile.team_warps)
+        reinterpret_cast<uint4 *>(tile.numbers)[i] = uint4{};
+    if (tile.rank == 0)
+        tile.units[tile.lane] = LEAST_UNIT;
+}
+
+/* ---- sketches ---- */
+
+/* Of a token: what is multiplied by the sums of signs, and by the numbers of the codes, in the unit of both. */
+struct SketchScale {
+    float signs, numbers;
+};
+
+/* A lane's tokens, rows of the products: 16 k + lane / 4 + 8 h. */
+struct SketchScales {
+    SketchScale of[TILE_TOKENS / 16][2];
+
+    KVANT_INLINE void share(const SketchScale &own, int lane)
+    {
+        unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const int from = 16 * k + 8 * h + (lane >> 2);
+                of[k][h] = SketchScale{ __shfl_sync(FULL, own.signs, from), __shfl_sync(FULL, own.numbers, from) };
+            }
+    }
+};
+
+/* Signs of tokens 16 k.. as rows of an operand. */
+template <bool KEYS> KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &codes, int u, int k, uint32_t (&a)[4])
+{
+    unrolled_for (int q = 0; q < 4; q++) {
+        const uint32_t signs = 0x3c003c00u | codes.pair(u, k, KEYS ? q : q >> 1 | (q & 1) << 1) << 15;
+        a[q] = KEYS ? signs : transpose8x8(signs);
+    }
+}
+
+template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile tile, const SketchScale own)
+{
+    constexpr int N = TILE_TOKENS / 16, PAIRS = 4;
+    DecodedTile signs = tile;
+    signs.page += g.view.sketch_codes;
+    SketchScales scales;
+    scales.share(own, tile.lane);
+#pragma unroll 1
+    for (int first = tile.first_channel; first < tile.end_channel; first += 16 * PAIRS) {
+        float sums[PAIRS][N][2][4] = {};
+        const int pairs = min((tile.end_channel - first) / 16, PAIRS);
+#pragma unroll 1
+        for (int c = 0; 64 * c < tile.d; c++) {
+            const int n = min(tile.d / 16 - 4 * c, 4);
+            TileCodes<1, KEYS> codes;
+            codes.load(signs, c, n);
+            unrolled_for (int u = 0; u < 4; u++) {
+                if (u >= n)
+                    break;
+                uint32_t a[N][4];
+                unrolled_for (int k = 0; k < N; k++)
+                    sign_operand<KEYS>(codes, u, k, a[k]);
+                unrolled_for (int i = 0; i < PAIRS; i++)
+                    if (i < pairs) {
+                        const uint4 b = fragment(g, first / 16 + i, 4 * c + u, tile.lane);
+                        unrolled_for (int k = 0; k < N; k++)
+                            mma_pair(sums[i][k], a[k], b);
+                    }
+            }
+        }
+        unrolled_for (int i = 0; i < PAIRS; i++)
+            if (i < pairs)
+                unrolled_for (int k = 0; k < N; k++)
+                    unrolled_for (int j = 0; j < 2; j++)
+                        unrolled_for (int h = 0; h < 2; h++) {
+                            const SketchScale &by = scales.of[k][h];
+                            __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride +
+                                                                       first + 16 * i + 8 * j + 2 * (tile.lane & 3));
+                            const float2 x = __half22float2(at);
+                            at = __floats2half2_rn(by.numbers * x.x + by.signs * sums[i][k][j][2 * h],
+                                                   by.numbers * x.y + by.signs * sums[i][k][j][2 * h + 1]);
+                        }
+    }
+}
+
+/* A token's unit becomes one for both parts. */
+template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const DecodedTile &tile)
+{
+    tile.wait();
+    const uint16_t *norms = reinterpret_cast<const uint16_t *>(tile.page + g.view.sketch_norms) + tile.first;
+    const float norm = tile.lane < tile.valid ? half_at(norms, tile.lane) : 0, before = tile.units[tile.lane],
+                unit = fmaxf(before, power_above(norm)), inverse = inverse_of(unit);
+    tile.wait();
+    if (tile.rank == 0)
+        tile.units[tile.lane] = unit;
+    add_signs<KEYS>(g, tile, SketchScale{ 1.2533141373155003f * norm * inverse, before * inverse });
+}
+
+/* ---- tiers ---- */
+
+/* Levels of a tier's codes to columns `first`.. of the tile. As decode_chunks: a lane takes a token of keys, or a
+ * channel of values. */
+template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k, int first, const DecodedTile &tile)
+{
+    const kvant_codebook_place &book = g.view.books[k];
+    const uint8_t *words = tile.page + g.view.tiers.codes[k];
+    const float *levels = g.tables + book.values;
+    const int n = (int)book.n, bits = (int)book.bits;
+    if constexpr (KEYS) {
+        const ChunkWords<true> codes(words, bits, n, tile.first + tile.lane);
+#pragma unroll 4
+        for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
+            const CodePair pair = codes.chunks(c);
+            *reinterpret_cast<uint32_t *>(tile.numbers + tile.lane * tile.stride + first + 2 * c) =
+                pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
+        }
+    } else {
+        for (int c = tile.lane; c < n; c += 32) {
+            const ChunkWords<false> codes(words, bits, n, c);
+#pragma unroll 4
+            for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
+                const CodePair pair = codes.tokens(tile.first + t);
+                unrolled_for (int i = 0; i < 2; i++)
+                    tile.numbers[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
+            }
+        }
+    }
+}
+
+/* Where the channels of a page are in the order of its tiers: order[rank] is a channel. */
+KVANT_INLINE uint16_t *tier_order(const kvant_general &g, const DecodedTile &tile)
+{
+    uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch);
+    const uint32_t *mask = reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.mask);
+    __syncwarp(); /* the order before this one has been read */
+    for (int channel = tile.lane; channel < tile.d; channel += 32)
+        order[general_rank(mask, tile.d, channel)] = (uint16_t)channel;
+    __syncwarp();
+    return order;
+}
+
+/* Levels of 16 tokens to numbers in the order of channels, in their place. STEPS: of 16 channels, at least. scale: of
+ * the lane's tokens, by tier. */
+template <int STEPS>
+KVANT_INLINE void turn_levels(const kvant_general &g, const DecodedTile &tile, __half *numbers, const uint16_t *order,
+                              const float (&scale)[2][2])
+{
+    const int outliers = (int)g.view.books[0].n / 16, all = tile.d / 16, lane = tile.lane;
+    uint32_t a[STEPS][4];
+    unrolled_for (int i = 0; i < STEPS; i++)
+        if (i < all)
+            load_matrices<false>(a[i], numbers + (lane & 15) * tile.stride + 8 * (lane >> 4) + 16 * i);
+    tile.wait();
+#pragma unroll 1
+    for (int pair = tile.rank; pair < all; pair += tile.team_warps) {
+        const bool last = pair >= outliers; /* of the two tiers */
+        float sums[2][4] = {};
+        unrolled_for (int i = 0; i < STEPS; i++)
+            if (i < all && (i >= outliers) == last)
+                mma_pair(sums, a[i], fragment(g, pair, i, lane));
+        unrolled_for (int j = 0; j < 2; j++) {
+            const uint32_t channels = *reinterpret_cast<const uint32_t *>(order + 16 * pair + 8 * j + 2 * (lane & 3));
+            unrolled_for (int h = 0; h < 2; h++) {
+                __half *row = numbers + ((lane >> 2) + 8 * h) * tile.stride;
+                const float by = last ? scale[1][h] : scale[0][h];
+                row[channels & 0xffffu] = __float2half_rn(by * sums[j][2 * h]);
+                row[channels >> 16] = __float2half_rn(by * sums[j][2 * h + 1]);
+            }
+        }
+    }
+}
+
+template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(const kvant_general &g, const DecodedTile tile)
+{
+    float own[2], scale[2][2];
+    put_levels<KEYS>(g, 0, 0, tile);
+    put_levels<KEYS>(g, 1, (int)g.view.books[0].n, tile);
+    unrolled_for (int k = 0; k < 2; k++)
+        own[k] = tile.lane < tile.valid
+                     ? half_at(reinterpret_cast<const uint16_t *>(tile.page + g.view.tiers.scales[k]), tile.first + tile.lane)
+                     : 0;
+    const float unit = fmaxf(power_above(fmaxf(own[0], own[1])), LEAST_UNIT), inverse = inverse_of(unit);
+    if (tile.rank == 0)
+        tile.units[tile.lane] = unit;
+    const uint16_t *order = tier_order(g, tile);
+    tile.wait();
+#pragma unroll 1
+    for (int first = 0; first < TILE_TOKENS; first += 16) {
+        unrolled_for (int k = 0; k < 2; k++)
+            unrolled_for (int h = 0; h < 2; h++)
+                scale[k][h] = __shfl_sync(FULL, inverse * own[k], first + 8 * h + (tile.lane >> 2));
+        turn_levels<STEPS>(g, tile, tile.numbers + first * tile.stride, order, scale);
+    }
+}
+
+template <bool KEYS> KVANT_INLINE void decode_tiers(const kvant_general &g, const DecodedTile &tile)
+{
+    tile.d <= MOST_TIERS_DIM / 2 ? decode_tiers_of<KEYS, MOST_TIERS_DIM / 32>(g, tile) : decode_tiers_of<KEYS, MOST_TIERS_DIM / 16>(g, tile);
+}
+
+} // namespace kvant

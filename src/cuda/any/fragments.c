@@ -1,0 +1,48 @@
+/* fragments.c - see fragments.h. */
+#include "fragments.h"
+
+#include "../../base/half.h"
+
+size_t kvant_cuda_fragment_bytes(const kvant_general *g)
+{
+    const bool whole = g->view.kind == KVANT_GENERAL_TIERS && g->view.books[0].n % 16 == 0;
+    return g->view.sketched || whole ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
+}
+
+static float sign_of_hadamard(uint32_t i, uint32_t j)
+{
+    float sign = 1;
+    for (uint32_t both = i & j; both; both &= both - 1)
+        sign = -sign;
+    return sign;
+}
+
+/* As general_rotate_back multiplies. */
+static float number_of(const kvant_rotation_place *place, const float *tables, uint32_t i, uint32_t j)
+{
+    const float *numbers = tables + place->numbers;
+    return place->dense ? numbers[(size_t)i * place->n + j] : sign_of_hadamard(i, j) * place->scale * numbers[j];
+}
+
+/* Tiers are blocks of the diagonal. */
+static float number_at(const kvant_general *g, const float *tables, uint32_t i, uint32_t j)
+{
+    if (g->view.sketched)
+        return number_of(&g->view.projection, tables, i, j);
+    const uint32_t n = g->view.books[0].n;
+    if ((i < n) != (j < n))
+        return 0;
+    return i < n ? number_of(&g->view.tiers.rotations[0], tables, i, j)
+                 : number_of(&g->view.tiers.rotations[1], tables, i - n, j - n);
+}
+
+void kvant_cuda_fragments(const kvant_general *g, const void *tables, uint16_t *to)
+{
+    const uint32_t tiles = g->head_dim / 16;
+    for (uint32_t at = 0; at < g->head_dim * g->head_dim; at++) {
+        const uint32_t k = at % 2 + at / 2 % 2 * 8, right = at / 4 % 2, lane = at / 8 % 32, step = at / 256 % tiles,
+                       pair = at / 256 / tiles;
+        to[at] = kvant_half_from_float(
+            number_at(g, tables, 16 * step + 2 * (lane % 4) + k, 16 * pair + 8 * right + lane / 4));
+    }
+}
