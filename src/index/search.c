@@ -336,19 +336,26 @@ static void scan_lists(void *context, size_t unit, uint32_t worker)
 
 /* ---- Results ---- */
 
+/* sum a[i] b[i], or sum (a[i] - b[i])^2. Partial sums: compilers make vectors of them. */
+static double exact_sum(const float *a, const float *b, uint32_t n, bool differences)
+{
+    double s[8] = { 0 };
+    for (uint32_t i = 0; i < n; i += 8)
+        for (uint32_t j = 0; j < 8 && i + j < n; j++) {
+            const double x = a[i + j], y = b[i + j], d = x - y;
+            s[j] += differences ? d * d : x * y;
+        }
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
 static float exact_score(const search *s, const float *q, const float *x)
 {
     const uint32_t dim = s->index->dim;
-    double sum = 0, qq = 0, xx = 0;
-    for (uint32_t j = 0; j < dim; j++) {
-        const double a = q[j], b = x[j];
-        sum += s->index->metric == KVANT_METRIC_L2 ? (a - b) * (a - b) : a * b;
-        qq += a * a;
-        xx += b * b;
-    }
-    if (s->index->metric == KVANT_METRIC_COSINE)
-        sum = qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0;
-    return (float)sum;
+    const double sum = exact_sum(q, x, dim, s->index->metric == KVANT_METRIC_L2);
+    if (s->index->metric != KVANT_METRIC_COSINE)
+        return (float)sum;
+    const double qq = exact_sum(q, q, dim, false), xx = exact_sum(x, x, dim, false);
+    return (float)(qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0);
 }
 
 static float score_of(const search *s, size_t i, const kvant_found *found)
