@@ -22,7 +22,7 @@ struct PolarLeaves {
         unrolled_for (int list = 0; list < 4; list++) {
             books[list] = general_polar_book(&g, list, false);
             ends[list] = general_polar_book(&g, list, 16 * (node + 1) == (int)g.head_dim);
-            asm("" : "+l"(books[list]), "+l"(ends[list])); /* otherwise they are computed for each code */
+            keep(books[list]), keep(ends[list]);
         }
     }
 
