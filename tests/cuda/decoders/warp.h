@@ -1,0 +1,322 @@
+/* warp.h - what decoders of tiles (src/cuda/any/decode_*.cuh) take of CUDA, for a warp of 32 contexts in a C++ program.
+ *
+ * A lane runs until the warp meets, then the next lane does. So lanes exchange numbers as on a GPU, and an exchange without
+ * a meeting reads what the lane before it left. Halves are those of base/half.h. */
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <ucontext.h>
+
+#include <algorithm>
+
+#define __device__
+#define __host__
+#define __noinline__ __attribute__((noinline))
+#define __CUDA_ARCH__ 900
+
+#include "base/attributes.h"
+#include "base/half.h"
+#include "codec/view.h"
+#include "cuda/any/general_decode.h"
+#include "cuda/params.h"
+
+#undef KVANT_INLINE
+#undef unrolled_for
+#define KVANT_INLINE inline
+#define unrolled_for for
+
+using std::max;
+using std::min;
+
+constexpr int LANES = 32;
+constexpr unsigned FULL = 0xffffffffu;
+
+struct Warp {
+    ucontext_t lanes[LANES], caller;
+    uint64_t exchange[LANES][8];
+    int lane;
+    alignas(256) uint8_t shared[1 << 17];
+};
+
+extern Warp warp;
+
+inline void meet()
+{
+    const int own = warp.lane;
+    warp.lane = (own + 1) % LANES;
+    swapcontext(&warp.lanes[own], &warp.lanes[warp.lane]);
+    warp.lane = own;
+}
+
+/* of(values of all lanes), while they stand there. */
+template <class T, class F> auto exchanged(const T &own, F &&of)
+{
+    static_assert(sizeof(T) <= sizeof warp.exchange[0], "too much for an exchange");
+    memcpy(warp.exchange[warp.lane], &own, sizeof own);
+    meet();
+    const auto lane = [](int i) {
+        T x;
+        memcpy(&x, warp.exchange[i], sizeof x);
+        return x;
+    };
+    const auto result = of(lane);
+    meet();
+    return result;
+}
+
+/* ---- numbers ---- */
+
+struct uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct __half {
+    uint16_t bits;
+};
+struct __half2 {
+    __half x, y;
+};
+
+inline uint2 make_uint2(uint32_t x, uint32_t y)
+{
+    return { x, y };
+}
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return { x, y, z, w };
+}
+inline float2 make_float2(float x, float y)
+{
+    return { x, y };
+}
+inline float __half2float(__half x)
+{
+    return kvant_half_to_float(x.bits);
+}
+inline __half __float2half_rn(float x)
+{
+    return { kvant_half_from_float(x) };
+}
+inline __half __ushort_as_half(uint16_t bits)
+{
+    return { bits };
+}
+inline float2 __half22float2(__half2 x)
+{
+    return { __half2float(x.x), __half2float(x.y) };
+}
+inline __half2 __floats2half2_rn(float x, float y)
+{
+    return { __float2half_rn(x), __float2half_rn(y) };
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c)
+{
+    const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
+    return __floats2half2_rn(fmaf(x.x, y.x, z.x), fmaf(x.y, y.y, z.y));
+}
+inline __half2 __hmul2(__half2 a, __half2 b)
+{
+    return __hfma2(a, b, {});
+}
+inline float __int_as_float(int x)
+{
+    return kvant_float_from_bits((uint32_t)x);
+}
+inline int __float_as_int(float x)
+{
+    return (int)kvant_float_bits(x);
+}
+inline int __popc(uint32_t x)
+{
+    return __builtin_popcount(x);
+}
+inline int __clz(uint32_t x)
+{
+    return x ? __builtin_clz(x) : 32;
+}
+inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, int by)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) << (by & 31) >> 32);
+}
+
+/* GPUs load whole numbers from multiples of their size. */
+template <class T> T __ldg(const T *from)
+{
+    if ((uintptr_t)from % sizeof(T) != 0) {
+        printf("a load of %zu bytes at %p\n", sizeof(T), (const void *)from);
+        exit(1);
+    }
+    return *from;
+}
+
+/* ---- lanes ---- */
+
+inline void __syncwarp()
+{
+    meet();
+}
+
+template <class T> T __shfl_sync(unsigned, T x, int from)
+{
+    return exchanged(x, [&](auto &&lane) { return lane(from & 31); });
+}
+
+inline void *__cvta_shared_to_generic(size_t at)
+{
+    return warp.shared + at;
+}
+
+namespace kvant
+{
+
+using Place = kvant_code_place;
+constexpr int PAGE_TOKENS = 64;
+
+inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)(static_cast<const uint8_t *>(p) - warp.shared);
+}
+
+template <class T> void keep(const T *&)
+{
+}
+
+inline float inverse_root(float x)
+{
+    return 1 / sqrtf(x);
+}
+
+/* Barriers of teams: a test has one warp. */
+inline void meet_at(int, int)
+{
+    exit(1);
+}
+
+inline float largest_of(float x)
+{
+    return exchanged(x, [](auto &&lane) {
+        float largest = lane(0);
+        for (int i = 1; i < LANES; i++)
+            largest = fmaxf(largest, lane(i));
+        return largest;
+    });
+}
+
+inline float power_above(float x)
+{
+    return kvant_float_from_bits((min(kvant_float_bits(x) >> 23 & 0xffu, 252u) + 1) << 23);
+}
+
+inline uint32_t pack_half2(float low, float high)
+{
+    return kvant_half_from_float(low) | (uint32_t)kvant_half_from_float(high) << 16;
+}
+
+inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
+{
+    const uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t x = 0;
+    for (int i = 0; i < 4; i++)
+        x |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return x;
+}
+
+template <uint32_t MASK> uint32_t bit_select(uint32_t a, uint32_t b)
+{
+    return (a & MASK) | (b & ~MASK);
+}
+
+inline uint32_t half_of(uint32_t pair, int i)
+{
+    return pair >> 16 * i & 0xffffu;
+}
+
+/* ---- matrices, as the PTX ISA has them under "Matrix Fragments" ---- */
+
+struct Operands {
+    uint32_t a[4], b[2];
+};
+
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    struct Sums {
+        float of[4];
+    };
+    const Sums sums = exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
+        Sums s;
+        for (int i = 0; i < 4; i++) {
+            const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
+            double sum = d[i];
+            for (int k = 0; k < 16; k++)
+                sum += (double)kvant_half_to_float((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
+                       kvant_half_to_float((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
+            s.of[i] = (float)sum;
+        }
+        return s;
+    });
+    std::copy(sums.of, sums.of + 4, d);
+}
+
+inline uint32_t transpose8x8(uint32_t x)
+{
+    return exchanged(x, [](auto &&lane) {
+        const auto number = [&](int row, int column) { return half_of(lane(4 * row + column / 2), column % 2); };
+        const int row = warp.lane / 4, column = 2 * (warp.lane % 4);
+        return number(column, row) | number(column + 1, row) << 16;
+    });
+}
+
+template <bool TRANSPOSED> void load_matrices(uint32_t (&m)[4], const __half *row)
+{
+    struct Registers {
+        uint32_t of[4];
+    };
+    const Registers x = exchanged(row, [](auto &&lane) {
+        Registers r;
+        for (int i = 0; i < 4; i++) {
+            const auto number = [&](int line, int column) { return (uint32_t)lane(8 * i + line)[column].bits; };
+            const int line = warp.lane / 4, column = 2 * (warp.lane % 4);
+            r.of[i] = TRANSPOSED ? number(column, line) | number(column + 1, line) << 16
+                                 : number(line, column) | number(line, column + 1) << 16;
+        }
+        return r;
+    });
+    std::copy(x.of, x.of + 4, m);
+}
+
+template <bool TRANSPOSED> void store_rows(const uint32_t (&m)[4], uint32_t row)
+{
+    struct Registers {
+        uint32_t of[4];
+    };
+    exchanged(Registers{ { m[0], m[1], m[2], m[3] } }, [&](auto &&lane) {
+        const int matrix = warp.lane / 8, line = warp.lane % 8;
+        __half *to = reinterpret_cast<__half *>(warp.shared + row);
+        for (int column = 0; column < 8; column++)
+            to[column].bits = (uint16_t)(TRANSPOSED ? half_of(lane(4 * column + line / 2).of[matrix], line % 2)
+                                                    : half_of(lane(4 * line + column / 2).of[matrix], column % 2));
+        return 0;
+    });
+}
+
+inline void store_matrices(const uint32_t (&m)[4], uint32_t row)
+{
+    store_rows<false>(m, row);
+}
+
+inline void store_transposed(const uint32_t (&m)[4], uint32_t row)
+{
+    store_rows<true>(m, row);
+}
+
+} // namespace kvant
