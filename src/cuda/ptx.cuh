@@ -223,6 +223,26 @@ KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
                  : "memory");
 }
 
+/* The compiler keeps the pointer instead of computing it for each use. */
+template <class T> KVANT_INLINE void keep(const T *&p)
+{
+    asm("" : "+l"(p));
+}
+
+/* Of a normal number. */
+KVANT_INLINE float inverse_root(float x)
+{
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Until so many threads are there. */
+KVANT_INLINE void meet_at(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 KVANT_INLINE uint32_t pack_half2(float low, float high)
 {
     __half2 h = __floats2half2_rn(low, high);
