@@ -49,9 +49,6 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
 
-/* Values that are looked up in pairs in shared memory. */
-template <class C, bool LARGE> constexpr bool IN_PAIRS = LARGE && std::is_same<C, Codebook4>::value;
-
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
 constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 
@@ -101,9 +98,8 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
     static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() + level_bytes<KC>(level_copies<KC, LARGE>()),
-                         V_TABLE = ONE_TABLE          ? 0
-                                   : IN_PAIRS<VC, LARGE> ? PairBytes::TABLE_BYTES
-                                                         : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
+                         V_TABLE = ONE_TABLE ? 0
+                                             : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
@@ -231,8 +227,6 @@ KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
         fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
-    if constexpr (IN_PAIRS<VC, LARGE>)
-        PairBytes::fill(tables + S::K_TABLE, p.v_bytes);
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of a table is. */
@@ -244,8 +238,6 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
-    else if constexpr (!KEYS && IN_PAIRS<C, LARGE>)
-        return PairBytes{ bytes_of(p.v_bytes, p.one), shared_address(own) + 4 * (lane % PairBytes::COPIES) };
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
