@@ -171,6 +171,21 @@ KVANT_INLINE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* From a table in shared memory that does not change: not volatile, and the address is whole. */
+KVANT_INLINE uint32_t look_up_word(uint32_t address)
+{
+    uint32_t x;
+    asm("ld.shared.u32 %0,[%1];" : "=r"(x) : "r"(address));
+    return x;
+}
+
+KVANT_INLINE uint2 look_up_two_words(uint32_t address)
+{
+    uint2 x;
+    asm("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));
+    return x;
+}
+
 /* To shared memory, without a branch. */
 KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
 {

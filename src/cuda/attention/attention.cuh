@@ -48,6 +48,9 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
 
+/* Values that are looked up in pairs in shared memory. */
+template <class C, bool LARGE> constexpr bool IN_PAIRS = LARGE && std::is_same<C, Codebook4>::value;
+
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
 constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 
@@ -82,8 +85,8 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
  * unpacking limits the speed. */
-template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
-    static constexpr int COLUMNS = TILE_COLUMNS * TILES;
+template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
+    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
     /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
     static constexpr bool BYTES = KC::BIASED && TILES == 1;
     using Query = QueryTile<D, COLUMNS, BYTES>;
@@ -96,8 +99,10 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + level_bytes<KC>(level_copies<KC, LARGE>()),
-                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + level_bytes<VC>(level_copies<VC, LARGE>());
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() + level_bytes<KC>(level_copies<KC, LARGE>()),
+                         V_TABLE = ONE_TABLE          ? 0
+                                   : IN_PAIRS<VC, LARGE> ? PairBytes::TABLE_BYTES
+                                                         : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
@@ -218,25 +223,28 @@ template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
     if constexpr (HAS_CHUNKS<KC>)
-        KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
+        KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
-        VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
+        VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_TRELLIS<KC>)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
         fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
+    if constexpr (IN_PAIRS<VC, LARGE>)
+        PairBytes::fill(tables + S::K_TABLE, p.v_bytes);
 }
 
-/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of
- * directions is. */
+/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of a table is. */
 template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
-KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
+KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
+    const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
     if constexpr (HAS_CHUNKS<C>)
-        return chunk_table < C, LARGE, D,
-               KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
+        return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
-        return level_table < C, KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, level_copies<C, LARGE>() > (p.one, lane);
+        return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
+    else if constexpr (!KEYS && IN_PAIRS<C, LARGE>)
+        return PairBytes{ bytes_of(p.v_bytes, p.one), shared_address(own) + 4 * (lane % PairBytes::COPIES) };
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -361,8 +369,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     if (early && fills && feeder.next == piece.begin + warp)
         feeder.fill(p, lengths);
     __syncthreads();
-    const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
-    const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(p, lane);
+    const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
+    const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
 
     /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs
      * before others have one. */
@@ -400,7 +408,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
-                score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
+                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
                                                 lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
@@ -416,7 +424,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
                         feeder.ring.fence_writes();
                     }
-                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
+                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
                                               lane, valid, s, sums);
             }
             __syncwarp();
