@@ -232,9 +232,8 @@ typedef struct kvant_cuda_attention_args {
     /* not 0: block_table and lengths were written before the kernel that comes before this call in its
      * stream, and are read while that one ends */
     uint32_t table_ready;
-    /* device, or NULL. Not NULL, with table_ready: the call before this one in the stream is an append of the newest token
-     * of every sequence, token new_cells[b] - new_first - b * new_stride of sequence b; queries and all blocks without
-     * such a token were written before that append. They are read while it ends */
+    /* device, or NULL. Not NULL, with table_ready: the newest token of sequence b is its token new_cells[b] - new_first -
+     * b * new_stride, and blocks without such a token are as ready as the table */
     const int64_t *new_cells;
     int64_t new_first, new_stride;
 } kvant_cuda_attention_args;

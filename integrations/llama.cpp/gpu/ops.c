@@ -423,7 +423,7 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
         return ABI_STATUS_ALLOC_FAILED;
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
-    if (streams.n < n_streams || is_full(k)) /* then queries are transformed behind the append */
+    if (streams.n < n_streams)
         new_cells = NULL;
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
         status = attend(b, node, streams, new_cells);

@@ -341,33 +341,25 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     Stretch<GENERAL> at{};
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    const bool early = !GENERAL && p.table_ready && p.newest.cells; /* behind an append: it wrote the newest pages alone */
-    if (early && !feeder.ring.COUNTS) {
+    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells) {
         const int ready = min(at.end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
         for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
             feeder.fill(p, lengths);
     }
     if (p.table_ready) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
-    if (!early)
-        wait_for_former();
-    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
-    /* the slots of a warp without pages may take sums of open pages */
-    const bool fills = piece.begin < piece.end && (!OPEN || piece.begin + warp < at.end);
-    if (piece.begin < piece.end) {
-        rows.load(p, at.pair, warp, lane);
-        if (!early && fills)
-            feeder.fill(p, lengths);
-        rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
-    }
-    if (early)
-        wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
+    wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
-    if (early && fills && feeder.next == piece.begin + warp)
+
+    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
+    rows.load(p, at.pair, warp, lane);
+    /* the slots of a warp without pages may take sums of open pages */
+    if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
         feeder.fill(p, lengths);
+    rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);

@@ -310,6 +310,7 @@ KVANT_INLINE void write_codes_of(const FewArgs<Book> &args, const FewRole &role,
 template <int D, class Book, bool MATRIX>
 __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
+    begin_next(); /* at once: attention waits longer for its arguments than for these rows */
     constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
     __shared__ Book books[2];
     __shared__ FewRole roles[2];
@@ -337,10 +338,8 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
     if (!rehearses && !args.slots_ready)
         wait_for_former();
     const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
-    if (!rehearses) {
-        wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one, */
-        begin_next();      /* and attention reads queries as soon as it begins */
-    }
+    if (!rehearses)
+        wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one */
     if (!through_matrix && !rehearses) /* before the slot is there */
         raw.load(given.rows, row_at, args.type, lane);
     const int at = (int)(slot % PAGE_TOKENS);
