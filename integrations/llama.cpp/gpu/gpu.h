@@ -298,7 +298,7 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Whether attention sees the rows of a pair, one per stream, and can store them. */
+/* Whether attention sees the rows of a pair, one per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
