@@ -74,7 +74,8 @@ static bool have_pages(kvp_kv *kv, uint32_t n)
     if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
         return false;
     cells->open_pages =
-        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved,
+                            cells->n_kv_heads * page, page };
     return true;
 }
 
