@@ -45,8 +45,8 @@ class Engine(TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def run_engine(self, stored, rounds, **options):
-        words = [sys.executable, str(HERE / "engine.py"), self.folder.name, json.dumps(options), json.dumps(rounds)]
+    def run_engine(self, stored, rounds, folder=None, **options):
+        words = [sys.executable, str(HERE / "engine.py"), folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
         made = subprocess.run(words, env=os.environ | {"KVANT_VLLM": stored}, capture_output=True, text=True)
         lines = [line for line in made.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
@@ -64,6 +64,13 @@ class Engine(TestCase):
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
         stock, ours = self.run_engine("", rounds), self.run_engine("f32/f32", rounds, **few)
         self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
+
+    def test_windows_and_softcap(self):
+        for kind in ("mistral", "gemma2"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as folder:
+                models.make(kind, head_dim=64).save_pretrained(folder)
+                stock, ours = (self.run_engine(stored, ROUNDS[:2], folder, max_num_seqs=4) for stored in ("", "f32/f32"))
+                self.assertEqual(ours["rounds"], stock["rounds"])
 
     def test_codes(self):
         """Blocks that fit, and ids that do not depend on what is cached or preempted."""

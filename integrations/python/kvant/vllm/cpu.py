@@ -80,9 +80,11 @@ class Backend(CPUAttentionBackend):  # type: ignore[misc]
         """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there are."""
         stored = chosen()
         assert stored is not None
-        if spec.block_size % PAGE_TOKENS:
-            raise ValueError(f"kvant: --block-size {PAGE_TOKENS} is needed, not {spec.block_size}")
         return replace(spec, state_content_bytes=cell_bytes(stored, spec.head_size))
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+        return [PAGE_TOKENS]
 
     @staticmethod
     def get_impl_cls() -> type[Impl]:

@@ -41,6 +41,8 @@ def cell_bytes(stored: Stored, head_dim: int) -> int:
 class LayerPages:
     def __init__(self, stored: Stored, memory: Tensor, layer: int, n_kv_heads: int, head_dim: int) -> None:
         """memory: vLLM's tensor of the layer, its first dimension blocks."""
+        if memory.shape[2] != PAGE_TOKENS:
+            raise ValueError(f"kvant: --block-size {PAGE_TOKENS} is needed, not {memory.shape[2]}")
         n_threads = torch.get_num_threads()
         self.memory, self.n_threads = memory, n_threads
         whole, first = memory.view(torch.uint8).reshape(-1).numpy(), 0
