@@ -26,7 +26,7 @@ typedef struct search {
     const kvant_kernels *kernels;
     kvant_cuda_index *gpu; /* NULL: the CPU searches */
     uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    uint32_t group; /* tiles: GROUP where packs are decoded, else 1 */
+    uint32_t group; /* tiles: GROUP with lists or where packs are decoded, else 1 */
     size_t n_tiles, n_groups, n_ranges, n_packs;
     uint32_t *passes;
     int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
@@ -256,9 +256,9 @@ static void choose_lists(void *context, size_t tile, uint32_t worker)
     }
 }
 
-/* The queries of a tile that look into a list, and what belongs to them. */
+/* Queries of a group that look into a list, and what belongs to them. */
 typedef struct visitors {
-    uint32_t n, query[TILE]; /* in the tile */
+    uint32_t n, query[TILE]; /* in the group */
     int32_t sums[TILE];
     float scales[TILE], weights[TILE], constants[TILE], thresholds[TILE];
 } visitors;
@@ -269,26 +269,43 @@ static float lowered(float threshold, float constant)
     return threshold - constant - 0x1p-20f * (fabsf(threshold) + fabsf(constant));
 }
 
-static void gather(const search *s, size_t tile, uint32_t list, uint32_t mask, int8_t *x, visitors *v)
+static void add_visitor(const search *s, const group *g, uint32_t list, uint32_t query, visitors *v)
 {
-    const uint32_t n = tile_size(s, tile), n_quads = s->index->book.levels.n_quads;
-    v->n = 0;
-    for (; mask; mask &= mask - 1) {
-        const uint32_t i = kvant_lowest_bit(mask);
-        const size_t at = tile * TILE + i;
-        v->query[v->n] = i;
-        v->sums[v->n] = s->sums[at];
-        v->scales[v->n] = s->scales[at];
-        v->weights[v->n] = s->weights[at];
-        v->constants[v->n++] =
-            s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
+    const size_t at = g->first * TILE + query;
+    v->query[v->n] = query;
+    v->sums[v->n] = s->sums[at];
+    v->scales[v->n] = s->scales[at];
+    v->weights[v->n] = s->weights[at];
+    v->constants[v->n++] =
+        s->kernels->dot(s->centred + at * s->index->dim, kvant_index_centroid(s->index, list), s->index->dim);
+}
+
+/* As a tile. */
+static void copy_visitors(const search *s, const group *g, const visitors *v, int8_t *x)
+{
+    const uint32_t n_quads = s->index->book.levels.n_quads;
+    for (uint32_t j = 0; j < v->n; j++) {
+        const size_t tile = g->first + v->query[j] / TILE, n = tile_size(s, tile);
+        const int8_t *from = s->x + tile * tile_bytes(s) + v->query[j] % TILE * 4;
+        for (uint32_t quad = 0; quad < n_quads; quad++)
+            memcpy(x + ((size_t)quad * v->n + j) * 4, from + quad * n * 4, 4);
     }
-    if (v->n == 0)
-        return;
-    const int8_t *from = s->x + tile * tile_bytes(s);
-    for (uint32_t quad = 0; quad < n_quads; quad++)
-        for (uint32_t j = 0; j < v->n; j++)
-            memcpy(x + ((size_t)quad * v->n + j) * 4, from + ((size_t)quad * n + v->query[j]) * 4, 4);
+}
+
+/* The queries that look into a list, 32 at a time; returns how many of these there are. */
+static uint32_t gather(const search *s, const group *g, uint32_t list, int8_t *gathered, visitors *sets)
+{
+    uint32_t n = 0;
+    sets[0].n = 0;
+    for (size_t tile = g->first; tile < g->end; tile++)
+        for (uint32_t mask = s->probed[tile * s->index->n_lists + list]; mask; mask &= mask - 1) {
+            if (sets[n].n == TILE)
+                sets[++n].n = 0;
+            add_visitor(s, g, list, (uint32_t)(tile - g->first) * TILE + kvant_lowest_bit(mask), &sets[n]);
+        }
+    for (uint32_t i = 0; i <= n; i++)
+        copy_visitors(s, g, &sets[i], gathered + i * tile_bytes(s));
+    return n + 1;
 }
 
 static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, uint32_t wanted, const int8_t *x,
@@ -314,18 +331,15 @@ static void scan_list_pack(const search *s, size_t pack, const uint8_t *codes, u
 static void scan_list(const search *s, group *g, uint32_t number, const room *r)
 {
     const kvant_list *list = &s->index->lists[number];
-    visitors v[GROUP];
-    for (size_t tile = g->first; tile < g->end; tile++)
-        gather(s, tile, number, s->probed[tile * s->index->n_lists + number],
-               r->gathered + (tile - g->first) * tile_bytes(s), &v[tile - g->first]);
+    visitors sets[GROUP];
+    const uint32_t n = gather(s, g, number, r->gathered, sets);
     for (size_t i = 0; i * KVANT_PACK_VECTORS < list->n; i++) {
         const size_t left = list->n - i * KVANT_PACK_VECTORS, pack = list->packs[i];
         const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
         const uint32_t wanted = s->passes ? s->passes[pack] & used : used;
         const uint8_t *codes = wanted ? open_pack(s, pack, r) : NULL;
-        for (uint32_t t = 0; wanted && t < g->end - g->first; t++)
-            if (v[t].n)
-                scan_list_pack(s, pack, codes, wanted, r->gathered + t * tile_bytes(s), &v[t], g->tops + t * TILE, r);
+        for (uint32_t set = 0; wanted && set < n; set++)
+            scan_list_pack(s, pack, codes, wanted, r->gathered + set * tile_bytes(s), &sets[set], g->tops, r);
     }
 }
 
@@ -349,19 +363,26 @@ static void scan_lists(void *context, size_t unit, uint32_t worker)
 
 /* ---- Results ---- */
 
+/* sum a[i] b[i], or sum (a[i] - b[i])^2. Partial sums: compilers make vectors of them. */
+static double exact_sum(const float *a, const float *b, uint32_t n, bool differences)
+{
+    double s[8] = { 0 };
+    for (uint32_t i = 0; i < n; i += 8)
+        for (uint32_t j = 0; j < 8 && i + j < n; j++) {
+            const double x = a[i + j], y = b[i + j], d = x - y;
+            s[j] += differences ? d * d : x * y;
+        }
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
 static float exact_score(const search *s, const float *q, const float *x)
 {
     const uint32_t dim = s->index->dim;
-    double sum = 0, qq = 0, xx = 0;
-    for (uint32_t j = 0; j < dim; j++) {
-        const double a = q[j], b = x[j];
-        sum += s->index->metric == KVANT_METRIC_L2 ? (a - b) * (a - b) : a * b;
-        qq += a * a;
-        xx += b * b;
-    }
-    if (s->index->metric == KVANT_METRIC_COSINE)
-        sum = qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0;
-    return (float)sum;
+    const double sum = exact_sum(q, x, dim, s->index->metric == KVANT_METRIC_L2);
+    if (s->index->metric != KVANT_METRIC_COSINE)
+        return (float)sum;
+    const double qq = exact_sum(q, q, dim, false), xx = exact_sum(x, x, dim, false);
+    return (float)(qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0);
 }
 
 static float score_of(const search *s, size_t i, const kvant_found *found)
@@ -465,7 +486,7 @@ static void plan(search *s)
     s->n_threads = threads ? threads : 1;
     s->n_packs = kvant_index_packs(s->index);
     s->n_tiles = (query->n + TILE - 1) / TILE;
-    s->group = kvant_book_is_decoded(&s->index->book) ? GROUP : 1;
+    s->group = s->index->n_lists || kvant_book_is_decoded(&s->index->book) ? GROUP : 1;
     s->n_groups = (s->n_tiles + s->group - 1) / s->group;
     s->n_ranges = 1;
     s->n_probe = query->n_probe < s->index->n_lists ? query->n_probe : s->index->n_lists;

@@ -137,6 +137,18 @@ class Search(TestCase):
         self.assertEqual(index.remove_ids(np.arange(0, 2000, 2)), 1000)
         self.assertTrue((index.search(queries, 10, n_probe=16)[1] % 2 == 1).all())
 
+    def test_given_centroids(self):
+        centres = 3 * normal(20, 16, DIM)
+        rows = centres[np.arange(2000) % 16] + normal(21, 2000, DIM)
+        truth = best(-np.square(rows[:40, None] - rows).sum(2), 10)
+        index = kvant.Index(DIM, "l2", "trellis-4:lists=16,rows=int8", centroids=centres)
+        index.add(rows)  # without training
+        ids = index.search(rows[:40], 10, rerank=50, n_probe=16)[1]
+        self.assertGreater(np.mean([len(set(a) & set(b)) for a, b in zip(ids, truth)]), 9)
+        self.refused(kvant.Error, "lists=16", kvant.Index, DIM, centroids=centres)
+        self.refused(kvant.Error, "15 centroids", kvant.Index, DIM, "l2", "trellis-4:lists=16", centroids=centres[1:])
+        self.refused(ValueError, "centroids", kvant.Index, DIM, "l2", "trellis-4:lists=16", centroids=centres[:, 1:])
+
     def test_many_threads_search_at_once(self):
         index, _ = filled(n=2000)
         queries, found = normal(10, 20, DIM), [None] * 8
