@@ -99,10 +99,11 @@ asan:
 	cmake --build $(BUILD)-asan -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-asan -j $(JOBS)
 
-# The tests in which threads meet, without llama.cpp: its own threads are not built for ThreadSanitizer.
+# The tests in which threads meet, ours and those that llama.cpp lends.
 tsan:
 	scripts/deps.sh test
-	cmake --preset tsan -B $(BUILD)-tsan
+	model=$$($(FETCH) model) && \
+	$(call configure,tsan,$(BUILD)-tsan,-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model")
 	cmake --build $(BUILD)-tsan -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-tsan -L threads -j $(JOBS)
 

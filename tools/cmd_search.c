@@ -5,8 +5,10 @@
 #include "machine.h"
 #include "progress.h"
 #include "report.h"
+#include "text.h"
 #include "vectors.h"
 
+#include <errno.h>
 #include <kvant/index.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +18,7 @@
 enum { MAX_SPECS = 16, MAX_FILES = 3, STEP = 8192, BATCH = 100, MOST_QUERIES = 100000, TRAIN = 10000 };
 
 typedef struct settings {
-    const char *metric, *device;
+    const char *metric, *device, *allow;
     const char *specs[MAX_SPECS];
     size_t n_specs;
     uint32_t k, threads, rerank, probe, train, batch, queries;
@@ -42,6 +44,7 @@ static const arg_option options[] = {
              "for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
     ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
+    ARG_TEXT(0, "allow", "FILE", allow, "query: find only vectors whose ids FILE has, one per line; - is stdin"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
     ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
     ARG_TEXT(0, "centroids", "FILE", centroids, "build, eval: centroids of lists= (default: k-means)"),
@@ -98,9 +101,9 @@ static bool failed(const char *what)
 
 /* ---- Making an index ---- */
 
-static bool same_dimensions(const vectors *queries, uint32_t dim)
+static bool same_dimensions(const char *what, const vectors *v, uint32_t dim)
 {
-    return queries->dim == dim || complain("search: queries or centroids have %u dimensions, vectors %u", (unsigned)queries->dim, (unsigned)dim);
+    return v->dim == dim || complain("search: %s have %u dimensions, vectors %u", what, (unsigned)v->dim, (unsigned)dim);
 }
 
 static bool train(kvant_index *index, const settings *s, const char *codec, const vectors *base)
@@ -131,7 +134,7 @@ static bool make_index(const settings *s, const char *codec, const vectors *base
     char err[256] = "";
     *index = NULL;
     if (!find_metric(s->metric, &params.metric) ||
-        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions(&centroids, base->dim))))
+        (s->centroids != NULL && (!vectors_read(s->centroids, 0, &centroids) || !same_dimensions("centroids", &centroids, base->dim))))
         return false;
     params.centroids = centroids.rows;
     params.centroid_stride = centroids.dim;
@@ -173,7 +176,7 @@ static bool open_index(const char *path, const settings *s, kvant_index **index)
 {
     char err[256] = "";
     if (kvant_index_view(path, index, err, sizeof err) != KVANT_OK)
-        return complain("%s: %s", path, err);
+        return strstr(err, path) != NULL ? complain("%s", err) : complain("%s: %s", path, err);
     return !s->verify || kvant_index_verify(*index) == KVANT_OK || complain("%s: %s", path, kvant_error_message());
 }
 
@@ -211,6 +214,49 @@ typedef struct answers {
     uint64_t *ids;
 } answers;
 
+typedef struct id_list {
+    uint64_t *ids; /* NULL: all vectors are allowed */
+    size_t n;
+} id_list;
+
+/* A line of the list; false after complaining. */
+static bool take_id(const char *path, size_t line, const char *text, id_list *list)
+{
+    const char *digits = text + strspn(text, " \t");
+    char *end = NULL;
+    errno = 0;
+    list->ids[list->n] = strtoull(digits, &end, 10);
+    if (*end != '\0' && end[strspn(end, " \t\r")] != '\0')
+        return complain("%s, line %zu: '%.40s' is not an id", path, line, text);
+    if (end == digits)
+        return *digits == '\0' || *digits == '\r' || complain("%s, line %zu: '%.40s' is not an id", path, line, text);
+    if (errno != 0 || *digits == '-' || list->ids[list->n] == KVANT_INDEX_NO_ID)
+        return complain("%s, line %zu: '%.40s' is not from 0 to 2^64 - 2", path, line, text);
+    list->n++;
+    return true;
+}
+
+static bool read_ids(const char *path, id_list *list)
+{
+    size_t bytes = 0;
+    char *text = path != NULL ? read_text(path, &bytes) : NULL;
+    bool ok = path == NULL || text != NULL;
+    if (text != NULL)
+        list->ids = calloc(bytes / 2 + 1, sizeof *list->ids);
+    if (text != NULL && list->ids == NULL)
+        ok = complain("out of memory");
+    size_t line = 0;
+    for (char *at = text; ok && at != NULL && *at != '\0';) {
+        const size_t length = strcspn(at, "\n");
+        const bool last = at[length] == '\0';
+        at[length] = '\0';
+        ok = take_id(path, ++line, at, list);
+        at += last ? length : length + 1;
+    }
+    free(text);
+    return ok;
+}
+
 static bool allocate_answers(answers *a, size_t n, uint32_t k)
 {
     a->scores = calloc(n, k * sizeof *a->scores);
@@ -237,11 +283,14 @@ static bool copy_to_gpu(const settings *s, const kvant_index *index, kvant_index
 }
 
 static bool ask(const kvant_index *index, const kvant_index_gpu *gpu, const settings *s, const vectors *queries, size_t first, size_t n,
-                const vectors *base, answers *a)
+                const vectors *base, const id_list *allowed, answers *a)
 {
     kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
-                                .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe };
-    query.rerank = s->rerank;
+                                .n = n, .k = s->k, .n_threads = s->threads, .n_probe = s->probe, .rerank = s->rerank };
+    if (allowed != NULL && allowed->ids != NULL) {
+        query.allowed = allowed->ids;
+        query.n_allowed = allowed->n;
+    }
     if (base != NULL) {
         query.originals = base->rows;
         query.original_stride = base->dim;
@@ -285,9 +334,11 @@ static bool run_query(const settings *s, const char *const *files)
     kvant_index_gpu *gpu = NULL;
     kvant_index_info info = { .size = sizeof info };
     answers a = { NULL, NULL };
-    bool ok = open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
-    ok = ok && same_dimensions(&queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
-         ask(index, gpu, s, &queries, 0, queries.n, NULL, &a) && print_answers(&a, queries.n, s->k, s->json);
+    id_list allowed = { NULL, 0 };
+    bool ok = read_ids(s->allow, &allowed) && open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
+    ok = ok && same_dimensions("queries", &queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
+         ask(index, gpu, s, &queries, 0, queries.n, NULL, &allowed, &a) && print_answers(&a, queries.n, s->k, s->json);
+    free(allowed.ids);
     kvant_index_gpu_free(&gpu);
     free_answers(&a);
     vectors_free(&queries);
@@ -403,7 +454,7 @@ static double measure(const kvant_index *index, const kvant_index_gpu *gpu, cons
         double best = INFINITY;
         for (int round = 0; round < ROUNDS; round++) {
             const double start = monotonic_seconds();
-            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, a))
+            if (!ask(index, gpu, s, queries, q, queries->n - q < s->batch ? queries->n - q : s->batch, originals, NULL, a))
                 return -1;
             best = fmin(best, monotonic_seconds() - start);
         }
@@ -448,7 +499,7 @@ static bool run_eval(const settings *s, const char *const *files)
     answers a = { NULL, NULL };
     kvant_metric metric;
     bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) && vectors_read(files[1], s->queries, &queries) &&
-              same_dimensions(&queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
+              same_dimensions("queries", &queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
     for (size_t i = 0; ok && i < n; i++)
         ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
     ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
@@ -485,6 +536,41 @@ static int unknown_action(const char *word)
     return args_unknown_word("action", word, names, N_ACTIONS, "kvant search --help lists them");
 }
 
+/* Which actions take an option; zeros in its member: it was not given. */
+static const struct {
+    const char *name;
+    size_t at, size;
+    const char *actions;
+} uses[] = {
+#define USE(name, member, actions) { name, AT(member), sizeof((settings *)NULL)->member, actions }
+    USE("--codec", n_specs, "build, eval"),         USE("--metric", metric, "build, eval"),
+    USE("--train", train, "build, eval"),           USE("--device", device, "query, eval"),
+    USE("--neighbors", k, "query, eval"),           USE("--probe", probe, "query, eval"),
+    USE("--rerank", rerank, "query, eval"),         USE("--queries", queries, "query, eval"),
+    USE("--batch", batch, "eval"),                  USE("--allow", allow, "query"),
+    USE("--centroids", centroids, "build, eval"),
+    USE("--threads", threads, "build, query, eval"), USE("--verify", verify, "query, info"),
+#undef USE
+};
+
+static bool takes_options(const char *action, const settings *s)
+{
+    static const char zeros[sizeof(void *)];
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
+        if (memcmp((const char *)s + uses[i].at, zeros, uses[i].size) != 0 && strstr(uses[i].actions, action) == NULL)
+            return complain("search %s takes no %s, which is for %s", action, uses[i].name, uses[i].actions);
+    return true;
+}
+
+static void set_defaults(settings *s, bool measures)
+{
+    s->device = s->device != NULL ? s->device : "cpu";
+    s->k = s->k != 0 ? s->k : 10;
+    s->batch = s->batch != 0 ? s->batch : BATCH;
+    s->queries = s->queries != 0 ? s->queries : 1000;
+    s->threads = s->threads != 0 ? s->threads : measures ? 1 : machine_cpus();
+}
+
 /* Options stand before, between or behind the words. argv[0] is a word each time. */
 static int read_words(int argc, char **argv, settings *s, const char **words, int *n)
 {
@@ -507,7 +593,7 @@ static int read_words(int argc, char **argv, settings *s, const char **words, in
 
 int command_search(int argc, char **argv)
 {
-    static settings s = { .device = "cpu", .k = 10, .batch = BATCH, .queries = 1000 };
+    static settings s;
     const char *words[MAX_FILES];
     int n = 0;
     const int code = read_words(argc, argv, &s, words, &n);
@@ -526,12 +612,13 @@ int command_search(int argc, char **argv)
         hint("kvant search --help tells which");
         return EXIT_USAGE;
     }
+    if (!takes_options(action->name, &s))
+        return EXIT_USAGE;
+    set_defaults(&s, action->run == run_eval);
     if (strcmp(s.device, "cpu") != 0 && !on_gpu(&s)) {
         complain("search: --device is cpu or cuda, not '%s'", s.device);
         return EXIT_USAGE;
     }
-    if (s.threads == 0)
-        s.threads = action->run == run_eval ? 1 : machine_cpus();
     interrupt_catch();
     const bool ok = action->run(&s, words + 1);
     return ok ? finish_output() : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;

@@ -234,7 +234,7 @@ typedef struct kvant_cuda_attention_args {
     uint32_t table_ready;
     /* Rows that are appended before anything is read, in the same launch where a kernel can; n_tokens 0:
      * none. With row_cells (device), row b is sequence b's: its token row_cells[b] - row_first - b *
-     * row_stride, in a block of the table. */
+     * row_stride, in a block of the table. rows.slots_ready then holds for row_cells and all other blocks, too. */
     kvant_cuda_append_args rows;
     const int64_t *row_cells;
     int64_t row_first, row_stride;

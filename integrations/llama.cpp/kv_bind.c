@@ -244,11 +244,11 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape)
     return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
 }
 
-/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first tokens (sink=,
- * which a centre brings with it). */
+/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first or recent tokens
+ * (sink=, which a centre brings with it, recent=). */
 static bool has_open_pages(const char *spec)
 {
-    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=" };
+    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=", "recent=" };
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         if (strstr(spec, words[i]) != NULL)
@@ -404,7 +404,7 @@ static void tell(struct kvp_layers *layers)
         return;
     layers->told = true;
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
-            layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
+            layers->settings.label, layers->bits / layers->numbers, layers->n_here < layers->n ? layers->n_here : layers->n, layers->n,
             layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
     if (layers->n_here < layers->n && !layers->other_state)

@@ -116,8 +116,9 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
     for (uint32_t i = 0; i < steps->batch; i++) {
         const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
         KVANT_FORWARD(check_sequence(cache, s));
-        const uint32_t left = KVANT_PAGE_TOKENS - length_of(cache, s) % KVANT_PAGE_TOKENS;
-        steps->n_left = left < steps->n_left ? left : steps->n_left;
+        const uint32_t length = length_of(cache, s), most = cache->params.max_tokens, room = length < most ? most - length : 1,
+                       left = KVANT_PAGE_TOKENS - length % KVANT_PAGE_TOKENS, fewer = left < room ? left : room;
+        steps->n_left = fewer < steps->n_left ? fewer : steps->n_left;
     }
     for (uint32_t i = 0; i < steps->batch; i++)
         KVANT_FORWARD(kvant_sequence_reserve(cache, steps->sequences[i],

@@ -211,21 +211,15 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
     }
 }
 
-/* The jobs of a write: units are (job, kv head, class). */
-typedef struct encode_loop {
-    const write_job *jobs;
-    size_t n_jobs;
-} encode_loop;
-
 static size_t units_of(const write_job *job)
 {
     return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
 }
 
-static void encode_unit(void *context, size_t unit, uint32_t worker)
+/* Of the jobs of a write: units are (job, kv head, class). */
+static void encode_unit(void *jobs, size_t unit, uint32_t worker)
 {
-    const encode_loop *loop = context;
-    const write_job *job = loop->jobs;
+    const write_job *job = jobs;
     (void)worker;
     for (; unit >= units_of(job); job++)
         unit -= units_of(job);
@@ -242,7 +236,6 @@ static bool worth_threads(const write_job *job, size_t rows)
 /* The runs of all jobs. */
 static void encode_placed(write_job *jobs, size_t n_jobs)
 {
-    encode_loop loop = { jobs, n_jobs };
     size_t n_units = 0;
     bool threads = false;
     for (write_job *job = jobs; job < jobs + n_jobs; job++) {
@@ -253,7 +246,7 @@ static void encode_placed(write_job *jobs, size_t n_jobs)
         n_units += units_of(job);
         threads |= worth_threads(job, job->n_placed);
     }
-    kvant_parallel_for(n_units, threads ? jobs->n_threads : 1, encode_unit, &loop);
+    kvant_parallel_for(n_units, threads ? jobs->n_threads : 1, encode_unit, jobs);
 }
 
 /* Places as many runs of what is left as fit without sealing anything between them. */

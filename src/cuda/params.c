@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "any/fragments.h"
+#include "any/halves.h"
 #include "table.h"
 
 kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
@@ -200,7 +200,7 @@ static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *v
 {
     if (!kvant_cuda_is_general(&out->params) || view->table_bytes == 0 || out->general.head_stride)
         return KVANT_OK;
-    const size_t own_bytes = (view->table_bytes + 15) / 16 * 16, bytes = own_bytes + kvant_cuda_fragment_bytes(&out->general);
+    const size_t own_bytes = (view->table_bytes + 15) / 16 * 16, bytes = own_bytes + kvant_cuda_halves_bytes(&out->general);
     kvant_cuda_tables_of *tables = calloc(1, sizeof *tables + bytes);
     KVANT_RETURN_IF(!tables, KVANT_ERR_MEMORY);
     out->tables = tables;
@@ -208,8 +208,8 @@ static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *v
     tables->bytes = bytes;
     memcpy(tables->host, view->tables, view->table_bytes);
     if (bytes > own_bytes) {
-        out->general.fragments = (uint32_t)(own_bytes / sizeof(float));
-        kvant_cuda_fragments(&out->general, view->tables, (uint16_t *)tables->host + own_bytes / sizeof(uint16_t));
+        out->general.halves = (uint32_t)(own_bytes / sizeof(float));
+        kvant_cuda_halves(&out->general, view->tables, (uint16_t *)tables->host + own_bytes / sizeof(uint16_t));
     }
     return KVANT_OK;
 }

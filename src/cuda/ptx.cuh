@@ -160,7 +160,27 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
-/* What was stored is there for bulk copies that are asked for behind the next barrier. */
+/* Until the phase of an mbarrier has passed. compute_90. */
+KVANT_INLINE void wait_at_barrier(uint32_t barrier, uint32_t parity)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+
+/* Bulk copies behind the next barrier come after what was stored in shared memory. */
+KVANT_INLINE void fence_shared()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* They find what was stored in device memory. */
 KVANT_INLINE void fence_for_copies()
 {
     __threadfence();
@@ -178,6 +198,21 @@ KVANT_INLINE void prefetch_line(const void *base, size_t at)
 KVANT_INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* From a table in shared memory that does not change: not volatile, and the address is whole. */
+KVANT_INLINE uint32_t look_up_word(uint32_t address)
+{
+    uint32_t x;
+    asm("ld.shared.u32 %0,[%1];" : "=r"(x) : "r"(address));
+    return x;
+}
+
+KVANT_INLINE uint2 look_up_two_words(uint32_t address)
+{
+    uint2 x;
+    asm("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));
+    return x;
 }
 
 /* To shared memory, without a branch. */

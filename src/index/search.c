@@ -5,6 +5,7 @@
  * than groups, the packs or the lists are cut into ranges too, and what was found in each is merged.
  * Products are exact and ties are ordered by id, so no cut changes a result. */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "../base/abi.h"
@@ -43,6 +44,7 @@ typedef struct search {
     uint8_t *levels;    /* per thread: a decoded pack, and scratch */
     int32_t *dots;      /* per thread, TILE x 32 */
     float *keys;        /* the same */
+    atomic_bool refused; /* a query is not finite, or too long */
 } search;
 
 /* ---- Queries ---- */
@@ -92,10 +94,14 @@ static void store_query(const search *s, size_t i, const uint8_t *codes)
 
 static void prepare_query(void *context, size_t i, uint32_t worker)
 {
-    const search *s = context;
+    search *s = context;
     const kvant_index *index = s->index;
     const float *q = s->query->rows + i * s->query->stride;
     float *scratch = s->scratch + worker * kvant_index_scratch(index);
+    if (kvant_index_check_rows(index, q, 0, 1) != KVANT_OK) {
+        atomic_store(&s->refused, true);
+        return;
+    }
     const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
                                                       s->centred ? s->centred + i * index->dim : NULL);
     const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
@@ -457,6 +463,13 @@ static void finish_query(void *context, size_t i, uint32_t worker)
 
 /* ---- The call ---- */
 
+/* Threads that are worth waking for work on so many numbers: 0.1 ms of work for each. */
+static uint32_t threads_for(const search *s, double numbers)
+{
+    const double worth = 1 + numbers / 32768;
+    return worth < s->n_threads ? (uint32_t)worth : s->n_threads;
+}
+
 static void plan(search *s)
 {
     const kvant_index_query *query = s->query;
@@ -539,13 +552,12 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     if (!KVANT_TAKE(kvant_index_query, query, given, n_probe))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the query is NULL, or its size field is wrong");
     if (query->k < 1 || (query->n && !query->rows) || (query->n > 1 && query->stride < index->dim) ||
-        (query->rerank && !query->original && !query->originals && !index->has_rows) ||
         (query->n_originals > 1 && query->original_stride < index->dim) || (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "k is 0, rows or allowed are missing, the stride is below %u, or "
-                          "rerank has no originals",
-                          (unsigned)index->dim);
-    return kvant_index_check_rows(index, query->rows, query->stride, query->n);
+                          "k is 0, rows or allowed are missing, or a stride is below %u", (unsigned)index->dim);
+    if (query->rerank && !query->original && !query->originals && !index->has_rows)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rerank needs originals, or an index with rows=int8");
+    return KVANT_OK;
 }
 
 /* The worst first: a heap, as tops are before finish_query. */
@@ -610,11 +622,11 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
-        kvant_parallel_for(q.n, s.n_threads, prepare_query, &s);
-        status = find(&s);
+        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * index->dim), prepare_query, &s);
+        status = atomic_load(&s.refused) ? kvant_index_check_rows(index, q.rows, q.stride, q.n) : find(&s);
     }
     if (status == KVANT_OK)
-        kvant_parallel_for(q.n, s.n_threads, finish_query, &r);
+        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)), finish_query, &r);
     release(&s);
     return status;
 }

@@ -207,7 +207,8 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         unrolled_for (uint32_t i = m; i-- > 0;) {
             const uint32_t before = shape->n - 2 * block + i; /* there is none where no circle is shorter */
             const row_words last = at[i + block];
-            at[i] = word_before(shape, last, shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last);
+            const row_words other = shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last;
+            at[i] = word_before(shape, last, other);
         }
         for (uint32_t first = 0; first < shape->n; first += block) {
             unrolled_for (uint32_t i = 0; i < block; i++)

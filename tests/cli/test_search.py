@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import random
 import struct
@@ -120,11 +121,36 @@ class Search(unittest.TestCase):
         self.said("did you mean 'query'?", "qurey", self.index, self.base, code=USAGE)
         self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
         self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
-        self.said("turboquant-1, -2, -3, -4 or -8", "build", self.base, self.index, "-c", "int-4")
+        self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
         self.said("one codec", "build", self.base, self.index, "-c", "turboquant-4", "-c", "turboquant-2")
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
         self.said("queries have 2 dimensions, vectors 24", "query", self.index, self.write("q.fvecs", fvecs([[1, 2]])))
+        self.said("query takes no --metric", "query", self.index, self.base, "-m", "l2", code=USAGE)
+        self.said("build takes no --neighbors", "build", self.base, self.index, "-k", "3", code=USAGE)
+        self.said("cpu or cuda", "query", self.index, self.base, "--device", "gpu", code=USAGE)
+        self.said("rows=int8", "query", self.index, self.base, "--rerank", "20")
+
+    def test_allowed_ids(self):
+        self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
+        found = json.loads(run("search", "query", self.index, self.base, "-n", "2", "--json", "--allow",
+                               self.write("ids", b" 7\n\n150\r\n99999\n7")).stdout)
+        self.assertEqual([sorted(row["id"] for row in found if row["query"] == q) for q in range(2)], [[7, 150]] * 2)
+        for content, words in ((b"7\nx1\n", "line 2: 'x1' is not an id"), (b"-7", "not from 0"), (b"99999999999999999999", "not from 0")):
+            self.said(words, "query", self.index, self.base, "--allow", self.write("ids", content))
+
+    @unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
+    def test_on_a_gpu(self):
+        gpu = {"KVANT_CUDA_LIBRARY": os.environ["CUDA_HOST"]}
+        self.assertEqual(run("search", "build", self.base, self.index, "-c", "trellis-2").returncode, OK)
+        ask = ("search", "query", self.index, self.base, "-n", "20", "--json")
+        found = run(*ask, "--device", "cuda", **gpu)
+        self.assertEqual((found.returncode, found.stdout), (OK, run(*ask).stdout), found.stderr)
+        measured = run("search", "eval", self.base, self.base, "-c", "turboquant-4", "--device", "cuda", "--json", **gpu)
+        self.assertEqual(json.loads(measured.stdout)[0]["device"], "cuda")
+        missing = run(*ask, "--device", "cuda", KVANT_CUDA_LIBRARY="/nowhere.so")
+        self.assertEqual((missing.returncode, missing.stdout), (RUNTIME, ""))
+        self.assertIn("/nowhere.so", missing.stderr)
 
 
 if __name__ == "__main__":

@@ -132,14 +132,17 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
         return 0;
     if (!view->sketched)
         return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
-    const double norm = kvant_half_to_float(((const uint16_t *)(at->page + view->sketch_norms))[token]);
+    const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
-/* How often a number is rounded to fp16. */
+/* How often a number of any/ is rounded to fp16: codewords and radii are, before their product. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
-    return !at->open && kvant_cuda_is_general(&codec->params) && codec->general.view.sketched ? 2 : 1;
+    const kvant_general_view *view = &codec->general.view;
+    if (at->open || !kvant_cuda_is_general(&codec->params))
+        return 1;
+    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : 1;
 }
 
 /* The arithmetic for a codec. */

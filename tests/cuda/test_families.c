@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "../../src/codec/encode.h"
-#include "../../src/cuda/any/fragments.h"
+#include "../../src/cuda/any/halves.h"
 #include "../../src/cuda/any/general_encode.h"
 #include "../../src/cuda/table.h"
 #include "../unit/calibrated.h"
@@ -157,16 +157,16 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
 }
 
 /* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back. */
-static void check_fragments(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
+static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
     const kvant_rotation_place *places[] = { g->view.sketched ? &g->view.projection : &g->view.tiers.rotations[0], &g->view.tiers.rotations[1] };
     float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
-    const size_t bytes = kvant_cuda_fragment_bytes(g);
-    if (bytes == 0)
+    const size_t bytes = kvant_cuda_halves_bytes(g);
+    if (bytes == 0 || g->view.kind == KVANT_GENERAL_DIRECTIONS)
         return;
     uint16_t *halves = malloc(bytes);
-    kvant_cuda_fragments(g, g->tables, halves);
+    kvant_cuda_halves(g, g->tables, halves);
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
     general_rotate_back(alone, places[0], g->tables, from, to);
@@ -205,7 +205,7 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
     for (size_t i = 0; i < codec->info.page_bytes; i++) /* foreign bytes do no harm, and mean the same */
         pages[0][i] = (uint8_t)test_random(rng);
     check_decoded(codec, &gpu.general, pages[0]);
-    check_fragments(codec, &gpu.general, rng);
+    check_rotation(codec, &gpu.general, rng);
     free(rows);
     free(pages[0]);
     free(pages[1]);

@@ -465,7 +465,7 @@ static void new_rows(const attention_case *c)
     args.row_stride = (int64_t)f.blocks_per_row * 64;
     for (int i = 0; i < 6; i++) { /* without cells by a launch of its own; early, after nothing */
         args.row_cells = i == 0 ? NULL : arrays.gpu_cells;
-        args.table_ready = args.rows.slots_ready = i % 2;
+        args.table_ready = i % 3 > 0, args.rows.slots_ready = i % 3 > 1;
         check_cuda(cudaMemcpy(pool, before, bytes, cudaMemcpyHostToDevice));
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
         assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
@@ -475,6 +475,10 @@ static void new_rows(const attention_case *c)
             fail_msg("%s, head_dim %u, batch %u, open %u, run %d: %s differ", c->k_spec, c->head_dim, c->batch, c->open, i,
                      memcmp(pages, want, bytes) != 0 ? "pages" : "outputs");
     }
+    args.rows.n_tokens = 0; /* rows that are there */
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
+    device_read(again, f.gpu_out, f.out_bytes);
+    assert_memory_equal(again, out, f.out_bytes);
     free(before), free(want), free(pages), free(out), free(again);
     free_rows(&arrays);
     fixture_close(&f);

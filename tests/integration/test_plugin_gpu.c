@@ -259,6 +259,23 @@ static void centres_are_learnt_from_enough_tokens(void **state)
     free(ours);
 }
 
+/* A prompt's last tokens are fp16, and weigh more than their share in what comes next. */
+static void recent_tokens_stay_as_they_are(void **state)
+{
+    struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
+    float *stock = new_logits();
+    double all, most;
+
+    (void)state;
+    steps(context, stock);
+    llama_free(context);
+    all = divergence(&(harness_options){ .spec = "turboquant-3", .n_ctx = 512 }, stock);
+    most = divergence(&(harness_options){ .spec = "turboquant-3:recent=128", .n_ctx = 512 }, stock);
+    print_message("mean KLD: turboquant-3 %.5f, with recent=128 %.5f\n", all, most);
+    assert_true(most > 1e-7 && most < 0.7 * all);
+    free(stock);
+}
+
 /* One token of each of n sequences, in one batch. */
 static void step_together(struct llama_context *context, int n, llama_pos pos)
 {
@@ -274,6 +291,48 @@ static void step_together(struct llama_context *context, int n, llama_pos pos)
     }
     assert_int_equal(llama_decode(context, batch), 0);
     llama_batch_free(batch);
+}
+
+enum { N_TOGETHER = 4, N_EACH = 40 };
+
+/* Logits of the tokens that follow prompts which came in one batch. */
+static void prompts_together(const char *spec, float *logits)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 2048, .n_seq = N_TOGETHER, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    struct llama_batch batch = llama_batch_init(N_TOGETHER * N_EACH, 0, 1);
+    const size_t n = harness_n_vocab();
+
+    batch.n_tokens = N_TOGETHER * N_EACH;
+    for (int i = 0; i < N_TOGETHER * N_EACH; i++) {
+        batch.token[i] = tokens[(i % N_EACH + 7 * (i / N_EACH)) % N_PROMPT];
+        batch.pos[i] = i % N_EACH;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = i / N_EACH;
+        batch.logits[i] = 0;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    llama_batch_free(batch);
+    step_together(context, N_TOGETHER, N_EACH);
+    for (int i = 0; i < N_TOGETHER; i++)
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, i), n * sizeof(*logits));
+    llama_free(context);
+}
+
+/* The first tokens of one prompt are in a block with the last ones of another, which were in it first. */
+static void blocks_that_prompts_share_are_whole(void **state)
+{
+    float *stock = new_logits(), *ours = new_logits();
+    double kld;
+
+    (void)state;
+    prompts_together(NULL, stock);
+    prompts_together("int-8:sink=8", ours);
+    kld = harness_mean_kld(stock, ours, N_TOGETHER);
+    print_message("prompts in one batch: mean KLD %.5f\n", kld);
+    assert_true(kld > 1e-7 && kld < 0.01);
+    free(stock);
+    free(ours);
 }
 
 enum { N_SEQUENCES = 12, N_SHORT = 70 };
@@ -451,6 +510,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(replayed_graphs_give_the_same_bits),
         cmocka_unit_test(errors_are_those_of_the_bits),
         cmocka_unit_test(centres_are_learnt_from_enough_tokens),
+        cmocka_unit_test(recent_tokens_stay_as_they_are),
+        cmocka_unit_test(blocks_that_prompts_share_are_whole),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),
         cmocka_unit_test(masks_are_read_where_they_must_be),
         cmocka_unit_test(drafts_are_taken_back),

@@ -136,10 +136,11 @@ _kvant()
         --runtime) values="dirs" ;;
         esac ;;
     "search")
-        words="-c --codec -m --metric --device -k --neighbors --probe --rerank --train --batch -n --queries -t --threads --verify --json --help"
+        words="-c --codec -m --metric --device --allow -k --neighbors --probe --centroids --rerank --train --batch -n --queries -t --threads --verify --json --help"
         case $prev in
         -c | --codec) values="specs" ;;
         -m | --metric | --device) values="quality balanced small" ;;
+        --allow | --centroids) values="files" ;;
         -k | --neighbors | --probe | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
         esac ;;
     "codecs")

@@ -248,6 +248,14 @@ static int32_t launch(kvp_gpu_backend *b)
     bool launched;
 
     to_ours(b);
+    const char *t = getenv("KVANT_T");
+    static int zero[16];
+    if (t != NULL && atoi(t) == 1)
+        kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), zero, 4, b->stream);
+    if (t != NULL && atoi(t) == 2)
+        kvp_cu.stream_finish(b->stream);
+    if (t != NULL && atoi(t) == 3)
+        kvp_cu.fill((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), 0, 4, b->stream);
     launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->stream), "its graph");
     to_cuda(b);
     b->n_launches++;
@@ -307,10 +315,12 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
         if (!ok)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, getenv("KVANT_COPY") ? b->gpu->stream : b->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
     pthread_mutex_unlock(&b->gpu->lock);
+    if (getenv("KVANT_COPY"))
+        kvp_cu.stream_finish(b->gpu->stream);
     return ok;
 }
 

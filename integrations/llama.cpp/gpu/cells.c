@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/calibration.h>
+
 #include "../buffer.h"
 #include "../log.h"
-
-#define LEARN_THREADS 16u
 
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
 {
@@ -20,14 +20,14 @@ kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
     return kv != NULL && kv->remote != NULL ? kv->cells : NULL;
 }
 
-static size_t width_of(const kvp_gpu_cells *cells)
+size_t kvp_gpu_width(const kvp_gpu_cells *cells)
 {
     return (size_t)cells->n_kv_heads * cells->head_dim;
 }
 
 /* Arrays 0, 1, 2, ... */
 
-static bool upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
+bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 {
     return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream), "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
@@ -44,7 +44,7 @@ static bool count_to(kvp_gpu *gpu, uint32_t n)
     numbers = malloc(bytes);
     for (uint32_t i = 0; numbers != NULL && i < n; i++)
         numbers[i] = (int32_t)i;
-    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) && upload(gpu, gpu->numbers.at, numbers, bytes);
+    ok = numbers != NULL && kvp_gpu_grow(gpu, &gpu->numbers, bytes, false) && kvp_gpu_upload(gpu, gpu->numbers.at, numbers, bytes);
     free(numbers);
     return ok;
 }
@@ -56,7 +56,7 @@ const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu)
 
 /* Creating */
 
-static kvant_cuda_tables tables_of(const kvant_codec *source)
+kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source)
 {
     kvant_cuda_tables tables = { .size = sizeof(tables) };
 
@@ -68,8 +68,14 @@ static kvant_cuda_tables tables_of(const kvant_codec *source)
 static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n)
 {
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+    kvant_scheme_info scheme = { .size = sizeof(scheme) };
+    kvant_calibration_entry entry = { .size = sizeof(entry) };
 
     kvant_codec_get_info(codecs[0], &first);
+    kvant_scheme_get_info(kv->settings->scheme, &scheme);
+    if (scheme.calibration != NULL &&
+        kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role, &entry) == KVANT_OK)
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: leave out KVANT_CALIBRATION";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
@@ -77,11 +83,9 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     }
     if (first.block_tokens != 1)
         return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
-    if (first.recent_tokens != 0)
-        return "the GPU device keeps no recent tokens as fp16: leave out recent=";
-    if (tables_of(codecs[0]).pivots != NULL)
+    if (kvp_gpu_tables(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
-    if (tables_of(codecs[0]).centroids != NULL)
+    if (kvp_gpu_tables(codecs[0]).centroids != NULL)
         return "the GPU device takes no kmeans: use another codec";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
         return "several streams of cells that are no multiple of 64: use --kv-unified";
@@ -91,7 +95,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
 /* Numbers of a calibration, and room for centre and scale. */
 static bool create_numbers(kvp_gpu_cells *cells)
 {
-    const size_t width = width_of(cells), n = cells->n_kv_heads * cells->n_weights, d = cells->head_dim;
+    const size_t width = kvp_gpu_width(cells), n = cells->n_kv_heads * cells->n_weights, d = cells->head_dim;
     const size_t total = 2 * n + 3 * width;
     float *host = calloc(total, sizeof(*host)), *at;
     bool center = false, scale = false, ok;
@@ -99,7 +103,7 @@ static bool create_numbers(kvp_gpu_cells *cells)
     if (host == NULL)
         return false;
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = tables_of(cells->sources[head]);
+        const kvant_cuda_tables tables = kvp_gpu_tables(cells->sources[head]);
         if (n > 0) {
             memcpy(host + head * cells->n_weights, tables.weights, cells->n_weights * sizeof(*host));
             memcpy(host + n + head * cells->n_weights, tables.inverse_weights, cells->n_weights * sizeof(*host));
@@ -115,7 +119,7 @@ static bool create_numbers(kvp_gpu_cells *cells)
         }
     }
     ok = kvp_gpu_grow(cells->gpu, &cells->numbers, total * sizeof(*host), false) &&
-         upload(cells->gpu, cells->numbers.at, host, total * sizeof(*host));
+         kvp_gpu_upload(cells->gpu, cells->numbers.at, host, total * sizeof(*host));
     free(host);
     at = cells->numbers.at;
     cells->weights = n > 0 ? at : NULL;
@@ -143,7 +147,7 @@ static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char
     char spec[256];
 
     kvant_codec_get_info(cells->sources[0], &info);
-    if (strstr(info.spec, dense) == NULL || tables_of(cells->sources[0]).n_weights > cells->head_dim)
+    if (strstr(info.spec, dense) == NULL || kvp_gpu_tables(cells->sources[0]).n_weights > cells->head_dim)
         return true;
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     cells->own = calloc(cells->n_kv_heads, sizeof(*cells->own));
@@ -192,7 +196,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->page_bytes = info.page_bytes;
     cells->pages = (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
-    cells->n_weights = tables_of(cells->sources[0]).n_weights;
+    cells->n_weights = kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && create_numbers(cells) &&
@@ -223,107 +227,6 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
     return false;
 }
 
-/* Learning centre and scale */
-
-/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no memory. */
-static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
-{
-    kvant_codec_info info = { .size = sizeof(info) };
-    kvant_codec *codec = NULL;
-    char spec[64], err[128];
-
-    kvant_codec_get_info(cells->sources[0], &info);
-    if (info.center == KVANT_CENTER_FILE || info.norm == KVANT_NORM_FILE)
-        return NULL;
-    snprintf(spec, sizeof(spec), "int-8:center=%s,norm=%s", info.center == KVANT_CENTER_FIRST ? "first" : "none",
-             info.norm == KVANT_NORM_FIRST ? "first" : "none");
-    kvant_codec_create(spec, cells->head_dim, info.role, 0, &codec, err, sizeof(err));
-    return codec;
-}
-
-/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv head. */
-static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *rows, size_t n,
-                                  void **memory)
-{
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = codecs,
-                                         .n_kv_heads = cells->n_kv_heads,
-                                         .n_sequences = 1,
-                                         .n_blocks = (uint32_t)(n / KVANT_PAGE_TOKENS + 2) };
-    int64_t *slots = malloc(n * sizeof(*slots));
-    kvant_tensor *tensor = NULL;
-    size_t bytes = 0;
-    bool ok = slots != NULL && kvant_tensor_size(&params, &bytes) == KVANT_OK;
-
-    *memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + 63) / 64 * 64) : NULL;
-    if (*memory != NULL)
-        memset(*memory, 0, bytes);
-    ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
-    for (size_t i = 0; i < n && ok; i++)
-        slots[i] = (int64_t)i;
-    ok = ok && kvant_tensor_write(tensor, slots, n, rows, width_of(cells), LEARN_THREADS) == KVANT_OK;
-    free(slots);
-    if (!ok)
-        kvant_tensor_free(&tensor);
-    return tensor;
-}
-
-/* Centre, scale and query scale of all kv heads; NULL members where there is none. */
-static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers, bool *center, bool *scale)
-{
-    const size_t d = cells->head_dim, width = width_of(cells);
-
-    *center = *scale = false;
-    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = tables_of(cells->sources[head]);
-        kvant_block_info info = { .size = sizeof(info) };
-        if (kvant_tensor_get_block(tensor, 0, head, &info) != KVANT_OK)
-            return false;
-        *center = *center || info.affine.center != NULL;
-        *scale = *scale || info.affine.scale != NULL;
-        for (size_t j = 0; j < d; j++) {
-            float *at = numbers + head * d + j;
-            const float s = info.affine.scale != NULL ? info.affine.scale[j] : 1;
-            at[0] = info.affine.center != NULL ? info.affine.center[j] : 0;
-            at[width] = s;
-            at[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
-        }
-    }
-    return true;
-}
-
-static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
-{
-    const size_t width = width_of(cells);
-    float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
-    bool center, scale, ok;
-    void *memory = NULL;
-    kvant_codec *quick = quick_codec(cells);
-    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
-    kvant_tensor *tensor = NULL;
-
-    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
-        codecs[head] = quick != NULL ? quick : cells->sources[head];
-    if (numbers != NULL && codecs != NULL)
-        tensor = learn_tensor(cells, codecs, rows, n, &memory);
-    at = (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->n_weights;
-    ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
-         upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
-    if (ok) {
-        cells->center = center && !cells->uncentred ? at : NULL;
-        cells->scale = scale ? at + width : NULL;
-        cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
-        cells->learnt = true;
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
-    }
-    kvant_tensor_free(&tensor);
-    kvant_codec_free(&quick);
-    free(codecs);
-    free(memory);
-    free(numbers);
-    return ok;
-}
-
 /* Rows */
 
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride)
@@ -339,7 +242,7 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
 }
 
 /* Room on the GPU for a batch of rows and their slots; gpu->lock is held. */
-static float *batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
+float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {
     const size_t bytes = n * width * sizeof(float);
 
@@ -350,7 +253,7 @@ static float *batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 }
 
 /* open: open pages of these numbers. */
-static kvant_status decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
 {
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
@@ -360,7 +263,7 @@ static kvant_status decode_blocks(const kvp_gpu_cells *cells, bool open, size_t 
                                           .n_kv_heads = cells->n_kv_heads,
                                           .type = KVANT_CUDA_F32,
                                           .out = out,
-                                          .token_stride = width_of(cells),
+                                          .token_stride = kvp_gpu_width(cells),
                                           .head_stride = cells->head_dim,
                                           .center = cells->center,
                                           .scale = cells->scale,
@@ -373,7 +276,7 @@ static kvant_status decode_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t width = width_of(cells), first = cell / KVANT_PAGE_TOKENS, skip = cell % KVANT_PAGE_TOKENS;
+    const size_t width = kvp_gpu_width(cells), first = cell / KVANT_PAGE_TOKENS, skip = cell % KVANT_PAGE_TOKENS;
     const size_t blocks = (skip + n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
     kvant_status status = KVANT_ERR_MEMORY;
     int64_t *slots;
@@ -383,9 +286,9 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(cells->gpu);
     pthread_mutex_lock(&cells->gpu->lock);
-    room = batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
+    room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL && kvp_gpu_cache_settle(cells->cache, false, cells->gpu->stream))
-        status = decode_blocks(cells, false, first, blocks, room);
+        status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);
     if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
                                                           n * width * sizeof(*rows), cells->gpu->stream),
                                           "copying") &&
@@ -395,7 +298,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     return status;
 }
 
-static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
                            const int64_t *slots)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
@@ -407,7 +310,7 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, bool ope
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
-    *at = kvp_gpu_rows(cells, rows, width_of(cells));
+    *at = kvp_gpu_rows(cells, rows, kvp_gpu_width(cells));
     if (open) {
         at->codec = cells->open_codec;
         at->pages = cells->open_pages;
@@ -415,142 +318,11 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, bool ope
     return kvant_cuda_append(&args, cells->gpu->stream);
 }
 
-/* First rows: while they are too few to learn from they are stored without centre and scale, and once more afterwards. */
-
-static bool note_first(kvp_gpu_cache *cache, const int64_t *cells, size_t n)
-{
-    int64_t *first = realloc(cache->first, (cache->n_first + n) * sizeof(*first));
-
-    if (first == NULL)
-        return false;
-    cache->first = first;
-    for (size_t i = 0, j; i < n; i++) {
-        for (j = 0; j < cache->n_first && first[j] != cells[i]; j++)
-            ;
-        first[j] = cells[i];
-        cache->n_first += j == cache->n_first;
-    }
-    return true;
-}
-
-/* The open page with a cell, or -1. */
-static int64_t page_of(const kvp_gpu_cache *cache, int64_t cell)
-{
-    return cache->table != NULL && cache->table[cell / KVANT_PAGE_TOKENS] < 0 ? -1 - cache->table[cell / KVANT_PAGE_TOKENS] : -1;
-}
-
-/* The caller frees them; NULL with a message. */
-static float *fetch_first(const kvp_gpu_cells *cells)
-{
-    const kvp_gpu_cache *cache = cells->cache;
-    const size_t width = width_of(cells), page_rows = KVANT_PAGE_TOKENS * width;
-    int64_t *slots = NULL, held = -1;
-    float *const room = batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
-    float *const rows = malloc((cache->n_first * width + page_rows) * sizeof(*rows));
-    float *const page = rows != NULL ? rows + cache->n_first * width : NULL;
-    bool ok = room != NULL && page != NULL;
-
-    for (size_t i = 0; i < cache->n_first && ok; i++) {
-        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = page_of(cache, cache->first[i]);
-        if (block != held)
-            ok = decode_blocks(cells, open >= 0, (size_t)(open >= 0 ? open : block), 1, room) == KVANT_OK &&
-                 kvp_cu_ok(kvp_cu.copy_out(page, (cu_address)(uintptr_t)room, page_rows * sizeof(*page), cells->gpu->stream), "copying") &&
-                 kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
-        held = block;
-        memcpy(rows + i * width, page + cache->first[i] % KVANT_PAGE_TOKENS * width, width * sizeof(*rows));
-    }
-    if (ok)
-        return rows;
-    free(rows);
-    return NULL;
-}
-
-static bool store_first(const kvp_kv *kv, const float *rows)
-{
-    const kvp_gpu_cells *cells = kv->cells;
-    const kvp_gpu_cache *cache = cells->cache;
-    const size_t n = cache->n_first, width = width_of(cells);
-    int64_t *room_slots = NULL, *slots = malloc(n * sizeof(*slots));
-    float *room = batch_room(cells->gpu, n, width, &room_slots);
-    bool ok = slots != NULL && room != NULL && upload(cells->gpu, room, rows, n * width * sizeof(*rows));
-
-    for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
-        for (size_t i = 0; i < n; i++) {
-            const int64_t page = page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
-            slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
-        }
-        ok = upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
-             append(cells, kv->shape.role, open, room, n, room_slots) == KVANT_OK &&
-             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
-    }
-    free(slots);
-    return ok;
-}
-
-/* From n rows, or from the first ones if n is 0. */
-static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const size_t n_first = cells->cache->n_first;
-    float *first = n_first > 0 ? fetch_first(cells) : NULL;
-    const bool ok = (n_first == 0 || first != NULL) && learn(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
-                    (n_first == 0 || store_first(kv, first));
-
-    if (!ok)
-        kvp_error("%s: no centre could be learnt from the first rows", kv->name);
-    free(first);
-    return ok;
-}
-
-bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const size_t width = width_of(cells);
-    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
-    float *host = malloc(n * width * sizeof(*host));
-    bool ok = host != NULL;
-
-    for (size_t i = 0; i < n && ok; i += piece)
-        ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
-                                       piece * width * sizeof(*host), stream),
-                       "copying");
-    pthread_mutex_lock(&cells->gpu->lock);
-    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn_now(kv, host, n);
-    pthread_mutex_unlock(&cells->gpu->lock);
-    free(host);
-    return ok;
-}
-
-bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
-{
-    const bool enough = cache->n_first >= KVP_LEARN_ROWS;
-    bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
-
-    cache->learning = false;
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = !enough || !kvp_gpu_is_learning(cells) || learn_now(cache->tensors[i], NULL, 0);
-        cache->learning = cache->learning || kvp_gpu_is_learning(cells);
-    }
-    if (!cache->learning)
-        cache->n_first = 0;
-    return ok && (!cache->learning || n >= KVP_LEARN_ROWS || note_first(cache, batch, n));
-}
-
-static bool learn_or_note(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
-{
-    kvp_gpu_cells *own = kv->cells;
-
-    if (!kvp_gpu_is_learning(own))
-        return true;
-    return n >= KVP_LEARN_ROWS ? learn_now(kv, rows, n) : note_first(own->cache, cells, n);
-}
-
 static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n, const float *rows)
 {
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu *gpu = cells->gpu;
-    const size_t width = width_of(cells);
+    const size_t width = kvp_gpu_width(cells);
     kvant_status status = KVANT_ERR_MEMORY;
     int64_t *slots;
     float *room;
@@ -559,10 +331,10 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(gpu);
     pthread_mutex_lock(&gpu->lock);
-    if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && learn_or_note(kv, cell_numbers, n, rows) &&
-        (room = batch_room(gpu, n, width, &slots)) != NULL && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
-        upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
-        status = append(cells, kv->shape.role, false, room, n, slots);
+    if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
+        (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
+        kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
+        status = kvp_gpu_append(cells, kv->shape.role, false, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
@@ -601,7 +373,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
         return false;
     kvp_gpu_finish(source->gpu);
     pthread_mutex_lock(&source->gpu->lock);
-    ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream);
+    ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
                                       (cu_address)(uintptr_t)source->pages.base + first * block, n * block,

@@ -11,14 +11,14 @@
  *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   learn.c     centre and scale of their first rows
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
- * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with
- * different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
+ * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
@@ -72,7 +72,7 @@ typedef struct kvp_gpu_cache {
     kvp_kv **tensors;
     size_t n_tensors;
     bool keeps;           /* open pages; else all rows are encoded at once */
-    uint32_t sink_tokens; /* of a sequence */
+    uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
     kvp_open_page pages[KVP_MOST_OPEN];
@@ -223,7 +223,16 @@ extern const kvp_remote kvp_gpu_remote;
 /* The cells behind a tensor, or NULL. */
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
 
-/* Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+/* Rows of a batch in the computer's memory, which go to the GPU and come back. The lock is held. */
+size_t kvp_gpu_width(const kvp_gpu_cells *cells);
+bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
+float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+                            const int64_t *slots);
+kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
+
+/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
 #define KVP_LEARN_ROWS 64u
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
 
@@ -234,6 +243,10 @@ static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
 
 /* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
+
+/* The same before rows in the computer's memory are stored; and for blocks that are copied. */
+bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
+bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);

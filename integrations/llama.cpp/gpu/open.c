@@ -1,7 +1,7 @@
 /* open.c - blocks whose rows are fp16 for now, or for good: in open pages beside the sealed ones.
  *
  * A search (a trellis) takes as long for one row as for 64, so rows of a few tokens wait in open pages, where attention
- * reads them; and the blocks that hold the first tokens of a sequence stay open where the codec says so (sink=). All
+ * reads them; and blocks that hold first or recent tokens are open where the codec says so (sink=, recent=). All
  * tensors of a cache have the same blocks open. Which block is open is decided here before a graph, from cell numbers
  * and positions that llama.cpp sends to the GPU (devices.c keeps a copy): the graph itself reads the table and the slots
  * from GPU memory, so it can be replayed.
@@ -95,7 +95,9 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->tensors = tensors;
     cache->tensors[cache->n_tensors++] = kv;
     cells->cache = cache;
-    cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0;
+    cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0 || info->recent_tokens > 0;
+    if (info->recent_tokens > cache->recent_tokens)
+        cache->recent_tokens = info->recent_tokens;
     cache->learns = cache->learning = cache->learns || cells->learns;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
@@ -274,6 +276,17 @@ static int32_t open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, cu_st
 
 /* Before a graph */
 
+/* Whether a row of a step is one of the last of its sequence there: positions that count up are one sequence's. */
+static bool is_recent(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size_t i)
+{
+    size_t after = 1;
+
+    while (after < cache->recent_tokens && i + after < step->n &&
+           step->positions[i + after] == step->positions[i] + (int32_t)after)
+        after++;
+    return after < cache->recent_tokens;
+}
+
 /* Where the rows of a step go: slots of open pages, and whether all have one. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
 {
@@ -282,13 +295,13 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
 
     cache->now++;
     for (size_t i = 0; i < step->n; i++) {
-        const uint32_t block = (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS);
         const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
-        int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : NO_PAGE;
-        if (few || sink)
-            page = open_block(cache, block, sink, stream);
-        if (page < NO_PAGE)
+        if ((few || sink || (step->positions != NULL && is_recent(cache, step, i))) &&
+            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, stream) < NO_PAGE)
             return false;
+    }
+    for (size_t i = 0; i < step->n; i++) {
+        const int32_t at = cache->table[step->cells[i] / KVANT_PAGE_TOKENS], page = at < 0 ? -1 - at : NO_PAGE;
         slots[i] = page == NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
         all = all && page != NO_PAGE;
     }

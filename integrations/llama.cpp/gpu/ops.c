@@ -149,7 +149,7 @@ static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *co
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
                                     .refused = (uint32_t *)b->refused,
-                                    .slots_ready = 1 };
+                                    .slots_ready = getenv("KVANT_LATE") == NULL };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -194,7 +194,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     cache = kvp_gpu_cells_of(node)->cache;
     sealed = !cache->keeps || !cache->waits;
     open = cache->keeps && cache->any_open;
-    if (attending != NULL && sealed != open) {
+    if (attending != NULL && sealed != open && getenv("KVANT_APART") == NULL) {
         const new_rows rows = { append_of(b, nodes, n, open), node->src[1]->data };
         return attention(b, attending, &rows);
     }
@@ -204,8 +204,10 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         status = append(b, nodes, n, true);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
-    else if (attending != NULL)
-        return attention(b, attending, NULL);
+    else if (attending != NULL) {
+        const new_rows rows = { { .size = sizeof(kvant_cuda_append_args), .slots_ready = getenv("KVANT_LATE") == NULL }, node->src[1]->data };
+        return attention(b, attending, &rows);
+    }
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
@@ -214,7 +216,7 @@ bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi
 {
     return attending->op == kvp_api.op.flash_attn_ext && kvp_root(attending->src[1]) == kvp_root(keys) &&
            kvp_root(attending->src[2]) == kvp_root(values) && attending->src[0]->ne[1] == 1 &&
-           attending->src[0]->ne[3] == keys->src[0]->ne[1] && getenv("KVANT_APART") == NULL;
+           attending->src[0]->ne[3] == keys->src[0]->ne[1];
 }
 
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
@@ -445,7 +447,8 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *r
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
     if (rows != NULL && streams.n < n_streams) {
-        status = kvant_cuda_append(&rows->append, b->stream);
+        if (rows->append.n_tokens > 0)
+            status = kvant_cuda_append(&rows->append, b->stream);
         rows = NULL;
     }
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)

@@ -52,6 +52,7 @@ class Tensor(Owned):
     blocks_per_sequence: a fixed share of blocks per sequence; 0: blocks belong to sequence 0 in
     their order until assign says otherwise. n_open_blocks: fp16 blocks, 0 as many as the codecs
     need. n_threads: of a write; None: all that the process may use. Bytes do not depend on it.
+    memory: where pages lie, uint8, aligned to 64 bytes and zeroed; None: of the tensor's own.
 
     One thread writes at a time, and none reads beside it; any number of threads may read at
     once."""
@@ -64,12 +65,15 @@ class Tensor(Owned):
         blocks_per_sequence: int = 0,
         n_open_blocks: int = 0,
         n_threads: int | None = None,
+        memory: np.ndarray | None = None,
     ) -> None:
         super().__init__("kvant_tensor_free", tuple(codecs))
         made = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
         size = c.c_size_t()
         check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
-        self._memory = arrays.zeroed(size.value)
+        self._memory = arrays.zeroed(size.value) if memory is None else arrays.array(memory, "memory", np.uint8, (None,))
+        if self._memory.nbytes < size.value or not self._memory.flags.c_contiguous:
+            raise ValueError(f"memory: {size.value} contiguous bytes are needed, not {self._memory.nbytes}")
         self._n_threads = checks.threads(n_threads)
         status = library().kvant_tensor_create(c.byref(made), self._memory.ctypes.data, c.byref(self._handle))
         check("tensor", status, SAID)

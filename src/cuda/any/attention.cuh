@@ -87,8 +87,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     /* Tokens first, first + 1, ... of a page, of which `valid` are there. */
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
-        const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes,
-                              stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
+        const DecodedTile to{ page_of(!KEYS, entry), shared_address(tile()), shared_address(units(!KEYS)),
+                              shared_address(memory + places.scratch + warp * places.scratch_bytes), stride, d, first, valid, first_channel, end_channel, rank, team_warps, lane, work.pair.kv_head, team };
         if (entry < 0)
             decode_open(to, KVANT_CUDA_F16);
         else

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "decode_planes.cuh"
+#include "decoders.h"
 
 namespace kvant
 {
@@ -16,103 +17,133 @@ struct CodePair {
     uint32_t code[2];
 };
 
-/* A lane's words: of keys those of its token, of values those of its chunk. What depends on the lane alone is computed
- * once. PLANES: at most, of codes of up to 23 bits. */
-template <bool KEYS> struct ChunkWords {
-    static constexpr int PLANES = 4;
+/* The words of a page's chunk codes, of PLANES planes. A plane's bits of both codes are turned into their places at
+ * once; 16 bits are a half already, and other planes come above them. */
+template <bool KEYS, int PLANES> struct ChunkWords {
     const uint32_t *words[PLANES];
-    int log[PLANES], bit[PLANES], n_planes, n_chunks; /* bit: of keys */
+    uint32_t mask[PLANES];
+    int log[PLANES], turn[PLANES], n_chunks; /* turn: to the left; of values for the lowest bits of a word */
+    bool wide;                               /* the first plane has 16 bits */
 
-    /* own: the lane's token, or its chunk. */
-    KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int own) : n_planes(0), n_chunks(n_chunks_)
+    /* token: the lane's, of keys. */
+    KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int token = 0) : n_chunks(n_chunks_), wide(bits >= 16)
     {
         const uint32_t *plane = static_cast<const uint32_t *>(codes);
+        int shift = wide ? -16 : 0;
         unrolled_for (int i = 0; i < PLANES; i++) {
-            log[i] = bit[i] = 0, words[i] = plane;
-            if (bits == 0)
-                continue;
-            log[i] = 31 - __clz(bits & 31);
+            log[i] = 31 - __clz(bits);
             const int p = 1 << log[i];
-            const Place first = KEYS ? chunk_place(p, n_chunks, true, own, 0) : Place{ own, 0 };
-            words[i] += first.word, bit[i] = first.bit;
+            const Place first = KEYS ? chunk_place(p, n_chunks, true, token, 0) : Place{};
+            const uint32_t ones = (1u << p) - 1;
+            words[i] = plane + first.word;
+            turn[i] = (shift - first.bit) & 31;
+            mask[i] = shift < 0 ? 0 : (ones | ones << 16) << shift;
             plane += chunk_plane_words(p, n_chunks, KEYS);
-            bits -= p, n_planes = i + 1;
+            bits -= p, shift += p;
         }
     }
 
     /* Keys: chunks 2 at and + 1 of the lane's token. */
     KVANT_INLINE CodePair chunks(int at) const
     {
-        return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])) >> bit[i]; });
+        return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])); }, [&](int i) { return turn[i]; });
     }
 
-    /* Values: tokens t and t + 1 of the lane's chunk; t is even. */
-    KVANT_INLINE CodePair tokens(int t) const
+    /* Values: tokens t and t + 1 of a chunk; t is even. */
+    KVANT_INLINE CodePair tokens(int t, int chunk) const
     {
         const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* as chunk_place */
-        return read([&](int i) {
-            const int fields = 4 - log[i]; /* of a word: their binary logarithm */
-            return __ldg(words[i] + n_chunks * (k >> fields)) >> ((k & ((1 << fields) - 1)) << log[i]);
-        });
+        return read([&](int i) { return __ldg(words[i] + (n_chunks * (k >> (4 - log[i])) + chunk)); },
+                    [&](int i) { return turn[i] - (k << log[i] & 15); });
     }
 
-    template <class F> KVANT_INLINE CodePair read(F &&word) const
+    template <class W, class T> KVANT_INLINE CodePair read(W &&word, T &&turn_of) const
     {
-        CodePair pair{};
-        int shift = 0;
-        unrolled_for (int i = 0; i < PLANES; i++)
-            if (i < n_planes) {
-                const uint32_t x = word(i), ones = (1u << (1 << log[i])) - 1;
-                pair.code[0] |= (x & ones) << shift;
-                pair.code[1] |= (x >> 16 & ones) << shift;
-                shift += 1 << log[i];
-            }
-        return pair;
+        uint32_t first = 0, rest = 0;
+        unrolled_for (int i = 0; i < PLANES; i++) {
+            const uint32_t x = word(i);
+            first = i == 0 ? x : first;
+            rest |= __funnelshift_l(x, x, turn_of(i)) & mask[i];
+        }
+        const uint32_t low = wide ? first : rest, high = wide ? rest : 0;
+        return CodePair{ { prmt(low, high, 0x5410), prmt(low, high, 0x7632) } };
     }
 };
 
-/* Numbers of a code for a scale, in halves. */
+/* decode(planes) with their number as a constant. */
+template <class F> KVANT_INLINE void with_planes(int bits, F &&decode)
+{
+    switch (__popc(bits)) {
+    case 1: return decode(std::integral_constant<int, 1>{});
+    case 2: return decode(std::integral_constant<int, 2>{});
+    case 3: return decode(std::integral_constant<int, 3>{});
+    default: return decode(std::integral_constant<int, 4>{}); /* codes of 31 bits do not exist */
+    }
+}
+
+/* A chunk's numbers as halves. */
+struct ChunkNumbers {
+    uint32_t low, high;
+};
+
+/* Numbers of a code for a scale. */
 struct ChunkDecoder {
     const kvant_general &g;
     const float *direction, *norm;
-    const float4 *codewords;
-    const uint16_t *slots; /* of the page's first token */
+    const uint2 *codewords; /* as halves (halves.h) */
+    const uint16_t *slots;  /* of the page's first token */
     int bits;
 
     KVANT_INLINE ChunkDecoder(const kvant_general &g_, const uint8_t *page)
         : g(g_), direction(g_.tables + g_.view.chunks.direction), norm(g_.tables + g_.view.chunks.norm),
-          codewords(reinterpret_cast<const float4 *>(g_.tables + g_.view.chunks.codewords)),
+          codewords(reinterpret_cast<const uint2 *>(g_.tables + g_.halves)),
           slots(reinterpret_cast<const uint16_t *>(page + g_.metadata) + PAGE_TOKENS), bits((int)g_.view.chunks.index_bits)
     {
+        asm("" : "+l"(direction), "+l"(norm), "+l"(codewords)); /* otherwise they are computed for each code */
     }
 
-    KVANT_INLINE float4 triplet(uint32_t code, float scale) const
+    KVANT_INLINE ChunkNumbers triplet(uint32_t code, float scale) const
     {
         const uint32_t half = bits / 2, mask = (1u << half) - 1;
         const float u = __ldg(direction + (code & mask)), w = __ldg(direction + (code >> half & mask)),
                     z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u), y = w - copysignf(fold, w),
-                    factor = scale * __ldg(norm + (code >> bits)) * rsqrtf(x * x + y * y + z * z);
-        return make_float4(factor * x, factor * y, factor * z, 0);
+                    factor = scale * __ldg(norm + (code >> bits)) * inverse_root(x * x + y * y + z * z);
+        return ChunkNumbers{ pack_half2(factor * x, factor * y), pack_half2(factor * z, 0) };
     }
 
-    KVANT_INLINE float4 outlier(uint32_t slot, int token, float inverse) const
+    /* Of squared lengths of points of the octahedron: between 1/3 and 1. */
+    KVANT_INLINE static float inverse_root(float x)
+    {
+        float y;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
+    }
+
+    KVANT_INLINE ChunkNumbers outlier(uint32_t slot, int token, float inverse) const
     {
         const uint16_t *at = slots + 4 * (PAGE_TOKENS * slot + token);
         float x[4];
         unrolled_for (int i = 0; i < 4; i++)
             x[i] = __half2float(__ushort_as_half(__ldg(at + i))) * inverse;
-        return make_float4(x[0], x[1], x[2], x[3]);
+        return ChunkNumbers{ pack_half2(x[0], x[1]), pack_half2(x[2], x[3]) };
+    }
+
+    KVANT_INLINE static uint32_t multiply(uint32_t a, uint32_t b)
+    {
+        const __half2 y = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+        return *reinterpret_cast<const uint32_t *>(&y);
     }
 
     /* scale: over the token's unit, of which inverse is the inverse. */
-    KVANT_INLINE float4 word(uint32_t code, float scale, float inverse, int token) const
+    KVANT_INLINE ChunkNumbers word(uint32_t code, float scale, float inverse, int token) const
     {
         const uint32_t index = code & ((1u << bits) - 1), above = code >> bits;
+        const uint2 w = __ldg(codewords + index);
+        const float r = scale * (float)above;
+        const uint32_t radius = pack_half2(r, r);
         if (index == g.view.chunks.n_codewords && above < g.view.chunks.slots)
             return outlier(above, token, inverse);
-        const float4 w = __ldg(codewords + index);
-        const float radius = scale * (float)above;
-        return make_float4(radius * w.x, radius * w.y, radius * w.z, radius * w.w);
+        return ChunkNumbers{ multiply(radius, w.x), multiply(radius, w.y) };
     }
 
     /* The largest of a token's outliers. */
@@ -125,56 +156,61 @@ struct ChunkDecoder {
     }
 };
 
-template <int CHANNELS> KVANT_INLINE void put_chunk(__half *to, const float4 &x)
+template <int CHANNELS> KVANT_INLINE void put_chunk(__half *to, const ChunkNumbers &x)
 {
     if (CHANNELS == 4) {
-        const __half2 low = __floats2half2_rn(x.x, x.y), high = __floats2half2_rn(x.z, x.w);
-        *reinterpret_cast<uint2 *>(to) =
-            make_uint2(*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high));
+        *reinterpret_cast<uint2 *>(to) = make_uint2(x.low, x.high);
         return;
     }
-    to[0] = __float2half_rn(x.x), to[1] = __float2half_rn(x.y), to[2] = __float2half_rn(x.z);
+    to[0] = __ushort_as_half((uint16_t)x.low), to[1] = __ushort_as_half((uint16_t)(x.low >> 16));
+    to[2] = __ushort_as_half((uint16_t)x.high);
 }
 
 /* Triplets write up to 4 halves behind a row, where nothing is. */
-template <int CHANNELS, bool KEYS>
-__device__ __noinline__ void decode_chunks(const kvant_general &g, const DecodedTile tile)
+template <int CHANNELS, bool KEYS, int PLANES>
+__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const DecodedTile tile)
 {
     const ChunkDecoder decoder(g, tile.page);
     const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits, own = tile.first + tile.lane;
     const bool valid = tile.lane < tile.valid;
-    const float stored = valid ? __half2float(__ushort_as_half(__ldg(decoder.slots - PAGE_TOKENS + own))) : 0,
+    const float stored = valid ? half_at(decoder.slots - PAGE_TOKENS, own) : 0,
                 top = CHANNELS == 3 ? stored : 0.25f * stored * (float)((1 << g.view.chunks.length_bits) - 1),
                 other = CHANNELS == 4 && valid ? 0.25f * decoder.largest_outlier(own) : 0,
                 unit = fmaxf(power_above(fmaxf(top, other)), LEAST_UNIT), inverse = valid ? inverse_of(unit) : 0, scale = stored * inverse;
     if (tile.rank == 0)
-        tile.units[tile.lane] = unit;
-    const auto number = [&](uint32_t code, float scale_of, float inverse_of, int token) {
-        return CHANNELS == 3 ? decoder.triplet(code, scale_of) : decoder.word(code, scale_of, inverse_of, token);
+        tile.units()[tile.lane] = unit;
+    const auto put = [&](int t, int chunk, uint32_t code, float scale_of, float inverse_of_unit) {
+        put_chunk<CHANNELS>(tile.numbers() + t * tile.stride + CHANNELS * chunk,
+                            CHANNELS == 3 ? decoder.triplet(code, scale_of)
+                                          : decoder.word(code, scale_of, inverse_of_unit, tile.first + t));
     };
+    const ChunkWords<KEYS, PLANES> codes(tile.page, bits, n, own);
     if constexpr (KEYS) {
-        const ChunkWords<true> codes(tile.page, bits, n, own);
-        __half *row = tile.numbers + tile.lane * tile.stride;
 #pragma unroll 2
         for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
             const CodePair pair = codes.chunks(c);
             unrolled_for (int i = 0; i < 2; i++)
-                put_chunk<CHANNELS>(row + CHANNELS * (2 * c + i), number(pair.code[i], scale, inverse, own));
+                put(tile.lane, 2 * c + i, pair.code[i], scale, inverse);
         }
     } else {
-        for (int first = 0; first < n; first += 32) {
-            const int c = min(first + tile.lane, n - 1); /* lanes beyond the end do the last chunk, too */
-            const ChunkWords<false> codes(tile.page, bits, n, c);
+        int t = 0, c = 32 * tile.rank + tile.lane;
 #pragma unroll 2
-            for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
-                const CodePair pair = codes.tokens(tile.first + t);
-                unrolled_for (int i = 0; i < 2; i++)
-                    put_chunk<CHANNELS>(tile.numbers + (t + i) * tile.stride + CHANNELS * c,
-                                        number(pair.code[i], __shfl_sync(FULL, scale, t + i),
-                                               __shfl_sync(FULL, inverse, t + i), tile.first + t + i));
-            }
+        for (int at = 32 * tile.rank; at < TILE_TOKENS / 2 * n; at += 32 * tile.team_warps) { /* chunks of two tokens, then of the next */
+            for (; c >= n; c -= n)
+                t += 2;
+            t = min(t, TILE_TOKENS - 2);
+            const CodePair pair = codes.tokens(tile.first + t, c);
+            unrolled_for (int i = 0; i < 2; i++)
+                put(t + i, c, pair.code[i], __shfl_sync(FULL, scale, t + i), __shfl_sync(FULL, inverse, t + i));
+            c += 32 * tile.team_warps;
         }
     }
+}
+
+template <int CHANNELS, bool KEYS> KVANT_INLINE void decode_chunks(const kvant_general &g, const DecodedTile &tile)
+{
+    with_planes((int)(g.view.chunks.index_bits + g.view.chunks.length_bits),
+                [&](auto planes) { decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value>(g, tile); });
 }
 
 } // namespace kvant

@@ -36,12 +36,26 @@ KVANT_INLINE void wait_for_team(int team, int warps)
  * they would leave no registers for attention's sums, or the other way round. */
 struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
-    __half *numbers;     /* rows are an odd number of 16 bytes apart: ldmatrix meets no bank twice */
-    float *units;
-    uint8_t *scratch; /* any_scratch of the codec */
-    int stride, d, first, valid;
+    uint32_t numbers_at, units_at, scratch_at; /* in shared memory, which the compiler would not know of pointers */
+    int stride, d, first, valid; /* stride: an odd number of 16 bytes: ldmatrix meets no bank twice */
     int first_channel, end_channel, rank, team_warps; /* the warp's share: channels, or every team_warps-th token */
     int lane, kv_head, team;
+
+    KVANT_INLINE __half *numbers() const
+    {
+        return static_cast<__half *>(__cvta_shared_to_generic(numbers_at));
+    }
+
+    KVANT_INLINE float *units() const
+    {
+        return static_cast<float *>(__cvta_shared_to_generic(units_at));
+    }
+
+    /* any_scratch of the codec. */
+    KVANT_INLINE uint8_t *scratch() const
+    {
+        return static_cast<uint8_t *>(__cvta_shared_to_generic(scratch_at));
+    }
 
     KVANT_INLINE void wait() const
     {
@@ -53,7 +67,7 @@ struct DecodedTile {
  * the operand per token, values a column. */
 template <bool KEYS> KVANT_INLINE void put_operand(const DecodedTile &tile, int j, int i, const uint32_t (&a)[4])
 {
-    __half *corner = tile.numbers + 16 * j * tile.stride + 16 * i;
+    __half *corner = tile.numbers() + 16 * j * tile.stride + 16 * i;
     const int lane = tile.lane;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (KEYS)
@@ -154,9 +168,8 @@ template <int BITS, bool KEYS> struct TileCodes {
     }
 };
 
-/* begin(i): operands of channels 16 i come. number(pair of codes, k, q): of register q of tokens 16 k .. */
-template <int BITS, bool KEYS, bool UNROLL, class B, class F>
-KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
+/* number(pair of codes, k, q): of register q of tokens 16 k .. */
+template <int BITS, bool KEYS, class F> KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
 {
     const int end = tile.end_channel / 16;
 #pragma unroll 1
@@ -164,42 +177,35 @@ KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
         TileCodes<BITS, KEYS> codes;
         const int n = min(end - i, 4);
         codes.load(tile, i / 4, n);
-        auto step = [&](int u) {
-            begin(i + u);
-            unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
-                uint32_t a[4];
-                unrolled_for (int q = 0; q < 4; q++)
-                    a[q] = number(codes.pair(u, k, q), k, q);
-                put_operand<KEYS>(tile, k, i + u, a);
-            }
-        };
-        if constexpr (UNROLL) {
-            unrolled_for (int u = 0; u < 4; u++)
-                if (u < n)
-                    step(u);
-        } else {
-#pragma unroll 1
-            for (int u = 0; u < n; u++)
-                step(u);
-        }
+        unrolled_for (int u = 0; u < 4; u++)
+            unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++)
+                if (u < n) {
+                    uint32_t a[4];
+                    unrolled_for (int q = 0; q < 4; q++)
+                        a[q] = number(codes.pair(u, k, q), k, q);
+                    put_operand<KEYS>(tile, k, i + u, a);
+                }
     }
+}
+
+template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const DecodedTile tile)
+{
+    each_operand<BITS, KEYS>(tile, [](uint32_t pair, int, int) { return pair; });
+}
+
+/* Codes of 2 to MOST bits into the places of their channels, for decoders that read them there. */
+template <bool KEYS, int MOST, int BITS = 2> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
+{
+    if constexpr (BITS < MOST)
+        if (bits != BITS)
+            return place_codes<KEYS, MOST, BITS + 1>(bits, tile);
+    place_codes_of<BITS, KEYS>(tile);
+    tile.wait();
 }
 
 KVANT_INLINE float half_at(const uint16_t *numbers, int at)
 {
     return __half2float(__ushort_as_half(__ldg(numbers + at)));
-}
-
-template <int BITS, bool KEYS> __device__ __noinline__ void place_codes_of(const DecodedTile tile)
-{
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [](uint32_t pair, int, int) { return pair; });
-}
-
-/* Codes of 2 to 4 bits into the places of their channels, for decoders in which they depend on each other. */
-template <bool KEYS> KVANT_INLINE void place_codes(int bits, const DecodedTile &tile)
-{
-    bits == 2 ? place_codes_of<2, KEYS>(tile) : bits == 3 ? place_codes_of<3, KEYS>(tile) : place_codes_of<4, KEYS>(tile);
-    tile.wait();
 }
 
 /* A token's unit is a power of two above its scale. */
@@ -211,7 +217,7 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
     const float stored = token < tile.valid ? half_at(reinterpret_cast<const uint16_t *>(tile.page + metadata), tile.first + token) : 0,
                 unit = fmaxf(power_above(stored), LEAST_UNIT), own = stored * inverse_of(unit);
     if (tile.rank == 0)
-        tile.units[token] = unit;
+        tile.units()[token] = unit;
     float2 scale[N][2]; /* of two columns of the operand; halves of its rows of keys, of its columns of values */
     unrolled_for (int k = 0; k < N; k++)
         unrolled_for (int h = 0; h < 2; h++) {
@@ -219,7 +225,7 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
             scale[k][h].x = __shfl_sync(FULL, own, at);
             scale[k][h].y = KEYS ? scale[k][h].x : __shfl_sync(FULL, own, at + 1);
         }
-    each_operand<BITS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+    each_operand<BITS, KEYS>(tile, [&](uint32_t pair, int k, int q) {
         const float2 s = scale[k][KEYS ? q & 1 : q >> 1];
         return pack_half2(levels[pair & 0xffffu] * s.x, levels[pair >> 16] * s.y);
     });

@@ -77,13 +77,13 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
         const bool there = 16 * node < tile.d;
         const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT),
                     scale = stored * inverse_of(unit);
-        __half *row = tile.numbers + token * tile.stride;
+        __half *row = tile.numbers() + token * tile.stride;
         float x[16];
         if (there)
             PolarLeaves{ g, reinterpret_cast<const uint16_t *>(row), node }.numbers(x);
         __syncwarp();
         if (node == 0)
-            tile.units[token] = unit;
+            tile.units()[token] = unit;
         unrolled_for (int i = 0; i < 16; i += 8)
             if (there)
                 *reinterpret_cast<uint4 *>(row + 16 * node + i) =
@@ -95,7 +95,7 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
 
 template <bool KEYS> KVANT_INLINE void decode_polar(const kvant_general &g, const DecodedTile &tile)
 {
-    place_codes<KEYS>((int)g.view.polar.bits, tile);
+    place_codes<KEYS, 4>((int)g.view.polar.bits, tile);
     decode_leaves(g, tile);
 }
 

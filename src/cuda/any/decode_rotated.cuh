@@ -2,7 +2,7 @@
  * leave, and tiers of channels.
  *
  * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The rotation comes in the
- * order of operands from device memory (fragments.c). Signs of a sketch are operands as they are read; levels of
+ * order of operands from device memory (halves.h). Signs of a sketch are operands as they are read; levels of
  * tiers go to the tile first, and their products take their place. */
 #pragma once
 
@@ -16,7 +16,7 @@ constexpr int MOST_TIERS_DIM = 256; /* 16 tokens of a tile stay in registers */
 /* Rows 16 step.. of the rotation, columns 16 pair..: operands of two products. */
 KVANT_INLINE uint4 fragment(const kvant_general &g, int pair, int step, int lane)
 {
-    return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.fragments) + (pair * (g.head_dim / 16) + step) * 32 + lane);
+    return __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) + (pair * (g.head_dim / 16) + step) * 32 + lane);
 }
 
 KVANT_INLINE void mma_pair(float (&sums)[2][4], const uint32_t (&a)[4], const uint4 &b)
@@ -30,9 +30,9 @@ KVANT_INLINE void clear_tile(const DecodedTile &tile)
 {
     const int end = TILE_TOKENS * tile.stride / 8;
     for (int i = 32 * tile.rank + tile.lane; i < end; i += 32 * tile.team_warps)
-        reinterpret_cast<uint4 *>(tile.numbers)[i] = uint4{};
+        reinterpret_cast<uint4 *>(tile.numbers())[i] = uint4{};
     if (tile.rank == 0)
-        tile.units[tile.lane] = LEAST_UNIT;
+        tile.units()[tile.lane] = LEAST_UNIT;
 }
 
 /* ---- sketches ---- */
@@ -101,7 +101,7 @@ template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general 
                     unrolled_for (int j = 0; j < 2; j++)
                         unrolled_for (int h = 0; h < 2; h++) {
                             const SketchScale &by = scales.of[k][h];
-                            __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride +
+                            __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers() + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride +
                                                                        first + 16 * i + 8 * j + 2 * (tile.lane & 3));
                             const float2 x = __half22float2(at);
                             at = __floats2half2_rn(by.numbers * x.x + by.signs * sums[i][k][j][2 * h],
@@ -115,11 +115,11 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
 {
     tile.wait();
     const uint16_t *norms = reinterpret_cast<const uint16_t *>(tile.page + g.view.sketch_norms) + tile.first;
-    const float norm = tile.lane < tile.valid ? half_at(norms, tile.lane) : 0, before = tile.units[tile.lane],
+    const float norm = tile.lane < tile.valid ? half_at(norms, tile.lane) : 0, before = tile.units()[tile.lane],
                 unit = fmaxf(before, power_above(norm)), inverse = inverse_of(unit);
     tile.wait();
     if (tile.rank == 0)
-        tile.units[tile.lane] = unit;
+        tile.units()[tile.lane] = unit;
     add_signs<KEYS>(g, tile, SketchScale{ 1.2533141373155003f * norm * inverse, before * inverse });
 }
 
@@ -132,32 +132,32 @@ template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k,
     const kvant_codebook_place &book = g.view.books[k];
     const uint8_t *words = tile.page + g.view.tiers.codes[k];
     const float *levels = g.tables + book.values;
-    const int n = (int)book.n, bits = (int)book.bits;
-    if constexpr (KEYS) {
-        const ChunkWords<true> codes(words, bits, n, tile.first + tile.lane);
+    const int n = (int)book.n;
+    with_planes((int)book.bits, [&](auto planes) {
+        const ChunkWords<KEYS, decltype(planes)::value> codes(words, (int)book.bits, n, tile.first + tile.lane);
+        if constexpr (KEYS) {
 #pragma unroll 4
-        for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
-            const CodePair pair = codes.chunks(c);
-            *reinterpret_cast<uint32_t *>(tile.numbers + tile.lane * tile.stride + first + 2 * c) =
-                pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
-        }
-    } else {
-        for (int c = tile.lane; c < n; c += 32) {
-            const ChunkWords<false> codes(words, bits, n, c);
-#pragma unroll 4
-            for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
-                const CodePair pair = codes.tokens(tile.first + t);
-                unrolled_for (int i = 0; i < 2; i++)
-                    tile.numbers[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
+            for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
+                const CodePair pair = codes.chunks(c);
+                *reinterpret_cast<uint32_t *>(tile.numbers() + tile.lane * tile.stride + first + 2 * c) =
+                    pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
             }
+        } else {
+            for (int c = tile.lane; c < n; c += 32)
+#pragma unroll 4
+                for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
+                    const CodePair pair = codes.tokens(tile.first + t, c);
+                    unrolled_for (int i = 0; i < 2; i++)
+                        tile.numbers()[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
+                }
         }
-    }
+    });
 }
 
 /* Where the channels of a page are in the order of its tiers: order[rank] is a channel. */
 KVANT_INLINE uint16_t *tier_order(const kvant_general &g, const DecodedTile &tile)
 {
-    uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch);
+    uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch());
     const uint32_t *mask = reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.mask);
     __syncwarp(); /* the order before this one has been read */
     for (int channel = tile.lane; channel < tile.d; channel += 32)
@@ -208,7 +208,7 @@ template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(con
                      : 0;
     const float unit = fmaxf(power_above(fmaxf(own[0], own[1])), LEAST_UNIT), inverse = inverse_of(unit);
     if (tile.rank == 0)
-        tile.units[tile.lane] = unit;
+        tile.units()[tile.lane] = unit;
     const uint16_t *order = tier_order(g, tile);
     tile.wait();
 #pragma unroll 1
@@ -216,7 +216,7 @@ template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(con
         unrolled_for (int k = 0; k < 2; k++)
             unrolled_for (int h = 0; h < 2; h++)
                 scale[k][h] = __shfl_sync(FULL, inverse * own[k], first + 8 * h + (tile.lane >> 2));
-        turn_levels<STEPS>(g, tile, tile.numbers + first * tile.stride, order, scale);
+        turn_levels<STEPS>(g, tile, tile.numbers() + first * tile.stride, order, scale);
     }
 }
 

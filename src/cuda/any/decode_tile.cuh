@@ -15,38 +15,78 @@
 namespace kvant
 {
 
-/* Row by row: read(t). Warps of the team take turns. */
-template <class F> KVANT_INLINE void fill_rows(const DecodedTile &tile, F &&read)
+/* Row by row; warps of the team take turns. */
+__device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
 #pragma unroll 1
     for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
         Row<MOST_DIM> row{};
         if (t < tile.valid)
-            row = read(tile.first + t);
+            row = read_any<MOST_DIM>(codec, book, tile.page, tile.first + t, tile.scratch(), tile.lane, tile.kv_head);
         float largest = 0;
         unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
         const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT), inverse = inverse_of(unit);
         each_of(row, tile.d, tile.lane, [&](float x, int channel) {
-            tile.numbers[t * tile.stride + channel] = __float2half_rn(x * inverse);
+            tile.numbers()[t * tile.stride + channel] = __float2half_rn(x * inverse);
         });
         if (tile.lane == 0)
-            tile.units[t] = unit;
+            tile.units()[t] = unit;
     }
 }
 
-__device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
+/* Four numbers of a row. */
+KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
 {
-    fill_rows(tile, [&](int token) {
-        return read_any<MOST_DIM>(codec, book, tile.page, token, tile.scratch, tile.lane, tile.kv_head);
-    });
+    if (type == KVANT_CUDA_F32)
+        return __ldg(reinterpret_cast<const float4 *>(page) + at / 4);
+    const uint2 x = __ldg(reinterpret_cast<const uint2 *>(page) + at / 4);
+    if (type == KVANT_CUDA_BF16)
+        return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
+                           __uint_as_float(x.y & 0xffff0000u));
+    const float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&x.x)), high = __half22float2(*reinterpret_cast<const __half2 *>(&x.y));
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+/* Rows of numbers. ROWS at a time, so that loads need not wait for each other; LOADS: of a lane, for a row. */
+template <int LOADS, int ROWS> KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
+{
+#pragma unroll 1
+    for (int first = tile.rank; first < TILE_TOKENS; first += ROWS * tile.team_warps) {
+        float4 x[ROWS][LOADS];
+        const auto each = [&](auto &&use) {
+            unrolled_for (int r = 0; r < ROWS; r++)
+                unrolled_for (int i = 0; i < LOADS; i++)
+                    if (4 * tile.lane + 128 * i < tile.d)
+                        use(r, 4 * tile.lane + 128 * i, x[r][i]);
+                    else
+                        x[r][i] = make_float4(0, 0, 0, 0);
+        };
+        each([&](int r, int channel, float4 &own) {
+            const int t = first + r * tile.team_warps;
+            own = t < tile.valid ? load_four(tile.page, (tile.first + t) * tile.d + channel, type) : make_float4(0, 0, 0, 0);
+        });
+        float inverse[ROWS];
+        unrolled_for (int r = 0; r < ROWS; r++) {
+            float largest = 0;
+            unrolled_for (int i = 0; i < LOADS; i++)
+                largest = fmaxf(fmaxf(largest, fmaxf(fabsf(x[r][i].x), fabsf(x[r][i].y))), fmaxf(fabsf(x[r][i].z), fabsf(x[r][i].w)));
+            const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT);
+            inverse[r] = inverse_of(unit);
+            if (tile.lane == 0)
+                tile.units()[first + r * tile.team_warps] = unit;
+        }
+        each([&](int r, int channel, const float4 &own) {
+            const float by = inverse[r];
+            *reinterpret_cast<uint2 *>(tile.numbers() + (first + r * tile.team_warps) * tile.stride + channel) =
+                make_uint2(pack_half2(own.x * by, own.y * by), pack_half2(own.z * by, own.w * by));
+        });
+    }
 }
 
 __device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cuda_type type)
 {
-    fill_rows(tile, [&](int token) {
-        return load_any<MOST_DIM>(tile.page, (size_t)token * tile.d, type, tile.d, tile.lane);
-    });
+    tile.d <= 128 ? copy_rows<1, 4>(tile, type) : copy_rows<4, 1>(tile, type);
 }
 
 template <bool KEYS> KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
@@ -69,7 +109,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
     case KVANT_GENERAL_TIERS:
-        if (g.fragments && tile.d <= MOST_TIERS_DIM)
+        if (g.halves && tile.d <= MOST_TIERS_DIM)
             return decode_tiers<KEYS>(g, tile);
         return decode_rows(codec, book, tile);
     default: return decode_rows(codec, book, tile);

@@ -31,7 +31,7 @@ struct TrellisLines {
 
     KVANT_INLINE uint32_t *words() const
     {
-        return reinterpret_cast<uint32_t *>(tile.numbers + token * tile.stride);
+        return reinterpret_cast<uint32_t *>(tile.numbers() + token * tile.stride);
     }
 
     KVANT_INLINE float number(uint32_t place) const
@@ -140,7 +140,7 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
         const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT);
         const TrellisLines lane{ tile, levels, token, tile.lane & 3, stored * inverse_of(unit) * step };
         if ((tile.lane & 3) == 0)
-            tile.units[token] = unit;
+            tile.units()[token] = unit;
         if constexpr (WIDE == 0)
             decode_value_line<M>(lane);
         else
@@ -162,7 +162,7 @@ KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_
 template <bool KEYS>
 KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *levels, const DecodedTile &tile)
 {
-    place_codes<KEYS>((int)c.bits, tile);
+    place_codes<KEYS, 4>((int)c.bits, tile);
     switch (c.memory) {
     case 8: return decode_trellis_lines<KEYS, 8>(c, levels, tile);
     case 10: return decode_trellis_lines<KEYS, 10>(c, levels, tile);

@@ -49,6 +49,9 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
 
+/* Values that are looked up in pairs in shared memory. */
+template <class C, bool LARGE> constexpr bool IN_PAIRS = LARGE && std::is_same<C, Codebook4>::value;
+
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
 constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 
@@ -83,8 +86,8 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
  * unpacking limits the speed. */
-template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
-    static constexpr int COLUMNS = TILE_COLUMNS * TILES;
+template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
+    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
     /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
     static constexpr bool BYTES = KC::BIASED && TILES == 1;
     using Query = QueryTile<D, COLUMNS, BYTES>;
@@ -97,8 +100,10 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + level_bytes<KC>(level_copies<KC, LARGE>()),
-                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + level_bytes<VC>(level_copies<VC, LARGE>());
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() + level_bytes<KC>(level_copies<KC, LARGE>()),
+                         V_TABLE = ONE_TABLE          ? 0
+                                   : IN_PAIRS<VC, LARGE> ? PairBytes::TABLE_BYTES
+                                                         : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
@@ -219,25 +224,28 @@ template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
     if constexpr (HAS_CHUNKS<KC>)
-        KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
+        KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
-        VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
+        VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_TRELLIS<KC>)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
         fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
+    if constexpr (IN_PAIRS<VC, LARGE>)
+        PairBytes::fill(tables + S::K_TABLE, p.v_bytes);
 }
 
-/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of
- * directions is. */
+/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of a table is. */
 template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
-KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
+KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
+    const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
     if constexpr (HAS_CHUNKS<C>)
-        return chunk_table < C, LARGE, D,
-               KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
+        return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
-        return level_table < C, KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, level_copies<C, LARGE>() > (p.one, lane);
+        return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
+    else if constexpr (!KEYS && IN_PAIRS<C, LARGE>)
+        return PairBytes{ bytes_of(p.v_bytes, p.one), shared_address(own) + 4 * (lane % PairBytes::COPIES) };
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -250,7 +258,7 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(offsetof(AttentionArgs, rows) / 4); i += 16 * (blockDim.x / 32))
+    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }
@@ -274,15 +282,29 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
+    if (threadIdx.x == 96 && p.rows.slots)
+        prefetch_line(p.rows.slots, 0);
+    if (threadIdx.x == 128 && p.rows.slots)
+        prefetch_line(p.rows.cells, 0);
 }
 
 /* The same for numbers of channels, which no kernel before this one writes. */
 template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center, p.rows.roles[0].center, p.rows.roles[0].scale, p.rows.roles[1].scale })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
+}
+
+/* Those of a kv head into the first-level cache, once the result is there. */
+template <int D> KVANT_INLINE float touch_channels(const AttentionArgs &p, int kv_head)
+{
+    float sum = 0;
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+        if (numbers)
+            sum += numbers[kv_head * D + threadIdx.x % D];
+    return sum;
 }
 
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
@@ -299,7 +321,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
     ask_for_channels<D>(p);
-    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if (!p.table_ready)
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
     if (!p.table_ready)
         wait_for_former();
@@ -307,35 +330,56 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    using FeederRing = Ring<S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT>;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    const NarrowBook *books = reinterpret_cast<const NarrowBook *>(&shared.results);
-    if (STORES && p.rows.slots && warp >= S::WARPS - 2)
-        rehearse_new_row<D, OPEN, STORED<KC> && STORED<VC>>(p.rows, reinterpret_cast<NarrowBook *>(&shared.results),
-                                                           S::WARPS - 1 - warp, lane);
+    const bool stores = STORES && p.rows.slots;
+    constexpr int FIRST_PAGES = FeederRing::COUNTS ? 0 : S::STAGES < 2 ? 1 : 2; /* per warp, before the kernel before this one ends */
+    Stretch<GENERAL> at{};
+    if (piece.begin < piece.end)
+        at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    const bool early = STORES && p.rows.cells && p.table_ready && p.rows.ready;
+    int known = early ? at.end : 0; /* the warp's pages before this one can be copied now */
+    if (early && !stores)
+        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
+            if ((page - piece.begin) % S::WARPS == warp)
+                known = min(known, page);
+        });
+    for (int i = 0; i < FIRST_PAGES && feeder.next < known; i++)
+        feeder.fill(p, lengths);
+    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
+    if (stores && warp >= S::WARPS - 2)
+        copy_book(books[S::WARPS - 1 - warp], p.rows.books[S::WARPS - 1 - warp], p.rows.roles[S::WARPS - 1 - warp], lane);
+    if (p.table_ready) /* while pages come */
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
-    if (STORES && p.rows.slots)
-        __syncthreads(); /* books are there */
-
-    Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    asm volatile("" ::"f"(channels));
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    bool first_stored = false;
-    if (STORES && p.rows.slots)
-        first_stored = store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(p.rows, books, lengths, piece, warp, lane);
-    if (!first_stored && (!OPEN || piece.begin + warp < at.end)) /* the slots of a warp without pages may take sums of open pages */
-        feeder.fill(p, lengths);
+    if (stores) {
+        __syncthreads(); /* books are there */
+        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(
+            p.rows, books, lengths, piece, warp, lane, [&](int page, int role) {
+                const int of = (page - piece.begin) % S::WARPS, stage = (page - piece.begin) / S::WARPS;
+                if (!early || stage >= FIRST_PAGES || page >= at.end || p.rows.open)
+                    return PageCopy{ nullptr, 0 };
+                return PageCopy{ shared.slots[of][stage] + role * S::K_BYTES,
+                                 FeederRing::barrier_of(shared.barriers[of], stage, role) };
+            });
+    } else if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
+        feeder.fill(p, lengths); /* the slots of a warp without pages may take sums of open pages */
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
-    const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
-    const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(p, lane);
+    const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
+    const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
 
     /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs
      * before others have one. */
@@ -373,7 +417,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
-                score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
+                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
                                                 lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
@@ -389,7 +433,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
                         feeder.ring.fence_writes();
                     }
-                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
+                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
                                               lane, valid, s, sums);
             }
             __syncwarp();

@@ -244,7 +244,7 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES]
 
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
  * codes: bytes of codes in front of the metadata. Kinds with groups of 32 have one tile. */
-template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
+template <class C, int D, bool BYTES, int TILES, class T>
 KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                              const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
                              float offset, int lane, float (&s)[TILES][4][4])
@@ -257,7 +257,7 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)
                 mma(s[t][rt], a, q[t][ct][0], q[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)
-            C::template for_each_key_tile<D, LARGE>(page, lane, table, multiply);
+            C::template for_each_key_tile<D>(page, lane, table, multiply);
         else if constexpr (BYTES)
             multiply_bytes<C, D, TILES>(page, q, table, lane, s);
         else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)

@@ -291,9 +291,6 @@ bool stores_rows(const kvant_cuda_attention_args &args, const AttentionKernel &k
         (int)(args.n_heads / args.n_kv_heads) > kernel.columns || new_rows_of(args.rows, found) != KVANT_OK ||
         !(found.open ? kernel.stores_open : kernel.stores_sealed))
         return false;
-    found.cells = args.row_cells;
-    found.first = args.row_first;
-    found.stride = args.row_stride;
     rows = found;
     return true;
 }
@@ -366,6 +363,10 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
     p.rows = rows;
+    p.rows.cells = args.row_cells;
+    p.rows.first = args.row_first;
+    p.rows.stride = args.row_stride;
+    p.rows.ready = args.rows.slots_ready != 0;
     if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(&args.v_codec->params))

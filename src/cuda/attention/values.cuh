@@ -178,7 +178,7 @@ template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], in
 
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
  * for all tiles. */
-template <class C, int D, bool LARGE, int TILES, class T>
+template <class C, int D, int TILES, class T>
 KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset, int lane,
                            int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
@@ -201,7 +201,7 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
                 mma(sums[t].o[rt], a, weights[t][ct][0], weights[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)
-            C::template for_each_value_tile<D, LARGE>(page, lane, table, multiply);
+            C::template for_each_value_tile<D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)
             for_each_trellis_value<C, D>(page, lane, table, multiply);
         else

@@ -31,18 +31,12 @@ struct ChunkCodes {
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* The data of a lane for look-ups in the table AT bytes after the beginning of the thread
- * block's shared memory: where the lane's copy is, in bytes. Levels of the norm are fp16, lower bytes and
- * upper bytes. The table has no pointer, because then the address of a look-up is the distance alone. */
-template <int AT> struct ChunkTable {
+/* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of the
+ * norm are fp16, lower bytes and upper bytes. */
+template <int COPIES_> struct ChunkTable {
+    static constexpr uint32_t COPIES = COPIES_;
     uint32_t copy;
     uint32_t norm_low[2], norm_high[2];
-
-    template <class T> KVANT_INLINE T at(uint32_t distance) const
-    {
-        extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const T *>(raw + AT + distance);
-    }
 };
 
 /* a * b of two pairs of halves */
@@ -58,6 +52,12 @@ template <bool UPPER> KVANT_INLINE uint32_t multiply_by_half(uint32_t a, uint32_
     const __half2 y = *reinterpret_cast<__half2 *>(&b),
                   c = __hmul2(*reinterpret_cast<__half2 *>(&a), UPPER ? __high2half2(y) : __low2half2(y));
     return *reinterpret_cast<const uint32_t *>(&c);
+}
+
+/* x shifted left by so many bits, to the right when negative. */
+KVANT_INLINE uint32_t shifted(uint32_t x, int left)
+{
+    return left >= 0 ? x << left : x >> -left;
 }
 
 KVANT_INLINE uint32_t rotate_left(uint32_t x, int bits)
@@ -110,10 +110,10 @@ template <class C, int D> struct ChunkPlaces {
             constexpr int FIELDS = 16 / P;
             uint32_t x = plane[CHUNKS * ((8 * column + 4 * h) / FIELDS)];
             if constexpr (P == 1) /* what depends on the lane once, for all h and m */
-                x = rotate_left(x, -8 * (column % 2));
+                x >>= 8 * (column % 2);
             const int left = LEFT - P * (4 * h % FIELDS + 2 * m);
             return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT) : 0)>(
-                rotate_left(x, left), rotate_left(x, left + 8 - P));
+                shifted(x, left), shifted(x, left + 8 - P));
         }
     }
 
@@ -141,7 +141,7 @@ template <int B> struct Octopus : ChunkCodes {
     static constexpr int MOST_WARPS = 12, TILE_COPIES = B == 2 ? 16 : 8; /* of tiles/ */
     static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
 
-    template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
+    template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
         return B == 2 || (LARGE && D <= 128) ? 16 : LARGE ? 8 : 2;
     }
@@ -151,7 +151,7 @@ template <int B> struct Octopus : ChunkCodes {
     static constexpr int NEXT = B == 2 ? 4 : 0, LAST = B == 2 ? 6 : 4;
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
-    template <int COPIES> struct Four {
+    struct Four {
         uint32_t index[2], norms[2]; /* indices: bytes of 7 bits, or halves */
 
         template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
@@ -173,8 +173,8 @@ template <int B> struct Octopus : ChunkCodes {
         /* A product of bytes, or of bytes and halves, makes the address on the multiplier. */
         template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
-            return table.template at<uint2>(B == 2 ? __dp4a(index[0], 8u * COPIES << 8 * i, table.copy)
-                                                   : __dp2a_lo(index[i / 2], 8u * COPIES << 8 * (i % 2), table.copy));
+            return look_up_two_words(B == 2 ? __dp4a(index[0], 8 * T::COPIES << 8 * i, table.copy)
+                                                   : __dp2a_lo(index[i / 2], 8 * T::COPIES << 8 * (i % 2), table.copy));
         }
 
         /* The norms of codes i and j as a pair of halves. */
@@ -216,10 +216,10 @@ template <int B> struct Octopus : ChunkCodes {
     }
 
     /* Registers of column tiles 2 step and 2 step + 1 from the words of a row tile. */
-    template <int COPIES, class T>
+    template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&own)[3], const T &table, uint32_t (&a)[2][4])
     {
-        const Four<COPIES> codes(own, table);
+        const Four codes(own, table);
         unrolled_for (int e = 0; e < 2; e++) {
             const uint2 x = codes.look_up(table, 2 * e), y = codes.look_up(table, 2 * e + 1);
             const uint32_t norms = codes.norm(2 * e, 2 * e + 1);
@@ -232,20 +232,20 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
      * mod 4) and + 1 of keys. */
-    template <int D, int COPIES, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         uint32_t w[3][4];
         key_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 4 * step + (lane & 3), lane >> 2, w);
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
-            key_tiles<COPIES>({ w[0][rt], w[1][rt], w[2][rt] }, table, a);
+            key_tiles({ w[0][rt], w[1][rt], w[2][rt] }, table, a);
             use(rt, a);
         }
     }
 
     /* The same of one row tile. */
-    template <int D, int COPIES, class T>
+    template <int D, class T>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
                                       uint32_t (&a)[2][4])
     {
@@ -263,15 +263,15 @@ template <int B> struct Octopus : ChunkCodes {
             if constexpr (B == 4)
                 w[2] = P::template key_word<1, LAST>(words, pair, row, 0, rt);
         }
-        key_tiles<COPIES>(w, table, a);
+        key_tiles(w, table, a);
     }
 
     /* use(row tile, column tile, registers) for a page of keys. */
-    template <int D, bool LARGE, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         unrolled_for (int step = 0; step < ChunkPlaces<Octopus, D>::KEY_STEPS; step++)
-            key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
+            key_step<D>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 use(rt, 2 * step, a[0]);
                 use(rt, 2 * step + 1, a[1]);
             });
@@ -279,7 +279,7 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
      * chunks 16 g + r and 16 g + 8 + r. */
-    template <int D, int COPIES, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int m, F &&use)
     {
         uint32_t a[2][3][4];
@@ -288,7 +288,7 @@ template <int B> struct Octopus : ChunkCodes {
             uint32_t w[3];
             value_words<ChunkPlaces<Octopus, D>>(reinterpret_cast<const uint32_t *>(page), 16 * g + 8 * far + (lane >> 2),
                                                  lane & 3, h, m, w);
-            const Four<COPIES> codes(w, table);
+            const Four codes(w, table);
             unrolled_for (int i = 0; i < 2; i++) {
                 const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
                 uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
@@ -303,12 +303,12 @@ template <int B> struct Octopus : ChunkCodes {
                 use(3 * g + k, 2 * m + i, a[i][k]);
     }
 
-    template <int D, bool LARGE, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         unrolled_for (int g = 0; g < ChunkPlaces<Octopus, D>::VALUE_GROUPS; g++)
             unrolled_for (int m = 0; m < 2; m++)
-                value_step<D, copies<LARGE, D>()>(page, lane, table, g, m, use);
+                value_step<D>(page, lane, table, g, m, use);
     }
 
     /* The table's entries, by all threads of a block. */
@@ -339,9 +339,9 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
     static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
 
-    template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
+    template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
-        return !LARGE ? SECONDARIES <= 96 ? 2 : 1 : SECONDARIES <= 96 ? 8 : 2;
+        return (SECONDARIES <= 96 ? 2 : 1) * (!LARGE ? 1 : SECONDARIES <= 96 && TILES == 1 ? 4 : 2);
     }
 
     /* The directions of the codes at bits 0 and 16 of a word. */
@@ -349,12 +349,12 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         uint32_t x, y;
     };
 
-    template <int COPIES, class T> KVANT_INLINE static Directions look_up(const T &table, uint32_t word)
+    template <class T> KVANT_INLINE static Directions look_up(const T &table, uint32_t word)
     {
-        constexpr uint32_t MASK = (1u << INDEX_BITS) - 1, BYTES = ENTRY_BYTES * COPIES;
+        constexpr uint32_t MASK = (1u << INDEX_BITS) - 1, BYTES = ENTRY_BYTES * T::COPIES;
         const uint32_t index = __vminu2(word & MASK * 0x10001u, (ENTRIES - 1) * 0x10001u);
-        return Directions{ table.template at<uint32_t>(__dp2a_lo(index, BYTES, table.copy)),
-                           table.template at<uint32_t>(__dp2a_lo(index, BYTES << 8, table.copy)) };
+        return Directions{ look_up_word(__dp2a_lo(index, BYTES, table.copy)),
+                           look_up_word(__dp2a_lo(index, BYTES << 8, table.copy)) };
     }
 
     /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
@@ -393,13 +393,13 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
-    template <int COPIES, class T>
+    template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table,
                                        uint32_t (&a)[2][4])
     {
         unrolled_for (int h = 0; h < 2; h++) {
             const Radii r(radii(w[h], two >> 8 * h, one >> 8 * h));
-            const Directions own = look_up<COPIES>(table, w[h]);
+            const Directions own = look_up(table, w[h]);
             a[0][h] = r.template times_one<0, 1, false>(own.x);
             a[0][h + 2] = r.template times_one<2, 3, false>(own.x);
             a[1][h] = r.template times_one<0, 1, true>(own.y);
@@ -407,7 +407,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         }
     }
 
-    template <int D, int COPIES, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
@@ -422,13 +422,13 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         }
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
-            key_tiles<COPIES>({ w[0][rt], w[1][rt] }, two[rt], one[rt], table, a);
+            key_tiles({ w[0][rt], w[1][rt] }, two[rt], one[rt], table, a);
             use(rt, a);
         }
     }
 
     /* The same of one row tile. */
-    template <int D, int COPIES, class T>
+    template <int D, class T>
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
                                       uint32_t (&a)[2][4])
     {
@@ -439,14 +439,14 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
                                 P::template key_word<16>(words, pair, row, 1, rt) };
         const uint32_t two = RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
                        one = RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
-        key_tiles<COPIES>(w, two, one, table, a);
+        key_tiles(w, two, one, table, a);
     }
 
-    template <int D, bool LARGE, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         unrolled_for (int step = 0; step < ChunkPlaces<Hqmq, D>::KEY_STEPS; step++)
-            key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
+            key_step<D>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 use(rt, 2 * step, a[0]);
                 use(rt, 2 * step + 1, a[1]);
             });
@@ -454,7 +454,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
      * r. */
-    template <int D, int COPIES, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int ct, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
@@ -469,7 +469,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
                 one = P::template value_pair<1>(words, chunk, column, h, ct);
             }
             const Radii r(radii(w, two, one));
-            const Directions own = look_up<COPIES>(table, w);
+            const Directions own = look_up(table, w);
             const uint32_t near = prmt(own.x, own.y, 0x5140), far = prmt(own.x, own.y, 0x7362);
             a[0][2 * h] = r.template times<0, 1>(near);
             a[0][2 * h + 1] = r.template times<2, 3>(near);
@@ -480,12 +480,12 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         use(2 * g + 1, ct, a[1]);
     }
 
-    template <int D, bool LARGE, class T, class F>
+    template <int D, class T, class F>
     KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         unrolled_for (int g = 0; g < ChunkPlaces<Hqmq, D>::VALUE_GROUPS; g++)
             unrolled_for (int ct = 0; ct < 4; ct++)
-                value_step<D, copies<LARGE, D>()>(page, lane, table, g, ct, use);
+                value_step<D>(page, lane, table, g, ct, use);
     }
 
     /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
@@ -533,19 +533,18 @@ template <class C> __host__ __device__ constexpr int most_warps()
 }
 
 /* Bytes of a kind's table; none for other kinds. */
-template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_bytes()
+template <class C, bool LARGE, int D, int TILES> __host__ __device__ constexpr int table_bytes()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D>() + 15) / 16 * 16;
+        return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D, TILES>() + 15) / 16 * 16;
     else
         return 0;
 }
 
-/* Two levels of the norm per register, four to each half of the table. */
-template <class C, bool LARGE, int D, int AT>
-KVANT_INLINE ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
+template <class C, int COPIES>
+KVANT_INLINE ChunkTable<COPIES> chunk_table(const uint8_t *entries, const kvant_cuda_directions &book, int lane)
 {
-    ChunkTable<AT> t{ (uint32_t)C::ENTRY_BYTES * (lane % C::template copies<LARGE, D>()), {}, {} };
+    ChunkTable<COPIES> t{ shared_address(entries) + C::ENTRY_BYTES * (lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
         unrolled_for (int k = 0; k < 8; k++) {
             const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));

@@ -116,8 +116,12 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
         return;
     if constexpr (OPEN)
         write_open<D>(args.refused, role, y, page, at, finite, rehearses, lane);
-    else
-        write_codes_of<D>(args.refused, role, book, y, page, at, finite, rehearses, lane);
+    else {
+        uint32_t codes[Row<D>::PER_LANE];
+        Quantized q;
+        if (few_codes<D>(rehearses ? nullptr : args.refused, role, book, y, finite, lane, codes, q))
+            put_codes<D>(role, codes, q, page, at, rehearses, lane);
+    }
 }
 
 template <class Book>

@@ -204,18 +204,22 @@ KVANT_INLINE void write_open(uint32_t *refused, const FewRole &role, const Row<D
         store_row(role.exact, (page - role.base) / sizeof(uint16_t) + at, KVANT_CUDA_F32, lane, y);
 }
 
-/* By one warp. */
+/* A row's codes; false, and it was refused (NULL: nobody is told). */
 template <int D, class Book>
-KVANT_INLINE void write_codes_of(uint32_t *refused, const FewRole &role, const Book &book, const Row<D> &y,
-                                 uint8_t *page, int at, bool finite, bool rehearsed, int lane)
+KVANT_INLINE bool few_codes(uint32_t *refused, const FewRole &role, const Book &book, const Row<D> &y, bool finite, int lane,
+                            uint32_t (&codes)[Row<D>::PER_LANE], Quantized &q)
 {
-    uint32_t codes[Row<D>::PER_LANE];
-    const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)
-                                                                : few_uniform<D>(codes, role, y);
-    if (!q.in_range) {
-        refuse_few(rehearsed ? nullptr : refused, finite, lane);
-        return;
-    }
+    q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane) : few_uniform<D>(codes, role, y);
+    if (!q.in_range)
+        refuse_few(refused, finite, lane);
+    return q.in_range;
+}
+
+/* Into a page, by one warp. */
+template <int D>
+KVANT_INLINE void put_codes(const FewRole &role, const uint32_t (&codes)[Row<D>::PER_LANE], const Quantized &q, uint8_t *page,
+                            int at, bool rehearsed, int lane)
+{
     uint16_t *numbers = reinterpret_cast<uint16_t *>(page + role.metadata_offset) + at;
     if (lane == 0 && !rehearsed)
         numbers[0] = __half_as_ushort(__float2half_rn(q.scale));

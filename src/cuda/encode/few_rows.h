@@ -68,7 +68,7 @@ struct NewRows {
     int64_t first, stride;
     uint32_t *refused;
     kvant_cuda_type type;
-    int open;
+    int open, ready; /* ready: slots_ready */
     FewRole roles[2];
     NarrowBook books[2];
 };

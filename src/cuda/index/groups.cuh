@@ -55,20 +55,20 @@ KVANT_INLINE void commit_products()
 }
 
 /* Computes these before what comes next, and does not touch them before it. */
-KVANT_INLINE void hold_operands(uint32_t (&a)[2][2][4])
+template <int STEPS> KVANT_INLINE void hold_operands(uint32_t (&a)[STEPS][1][4])
 {
-    unrolled_for (int i = 0; i < 4; i++)
-        asm volatile("" : "+r"(a[i / 2][i % 2][0]), "+r"(a[i / 2][i % 2][1]), "+r"(a[i / 2][i % 2][2]), "+r"(a[i / 2][i % 2][3])::"memory");
+    unrolled_for (int i = 0; i < STEPS; i++)
+        asm volatile("" : "+r"(a[i][0][0]), "+r"(a[i][0][1]), "+r"(a[i][0][2]), "+r"(a[i][0][3])::"memory");
 }
 
 /* Waits for all products. Their operands and sums are not touched before: the compiler does not know that they are
  * read and written later. */
-template <int N> KVANT_INLINE void finish_products(int (&sums)[2][N][4], uint32_t (&a)[2][2][4])
+template <int N, int STEPS>
+KVANT_INLINE void finish_products(int (&sums)[1][N][4], uint32_t (&a)[STEPS][1][4])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    unrolled_for (int i = 0; i < 2; i++)
-        unrolled_for (int j = 0; j < N; j++)
-            asm volatile("" : "+r"(sums[i][j][0]), "+r"(sums[i][j][1]), "+r"(sums[i][j][2]), "+r"(sums[i][j][3])::"memory");
+    unrolled_for (int j = 0; j < N; j++)
+        asm volatile("" : "+r"(sums[0][j][0]), "+r"(sums[0][j][1]), "+r"(sums[0][j][2]), "+r"(sums[0][j][3])::"memory");
     hold_operands(a);
 }
 

@@ -41,6 +41,14 @@ struct Way {
 
 constexpr int STEP_DIMS = PIECE_DIMS / PIECE_STEPS;
 
+/* For N queries at once: halves of a pack that a warp takes, and threads that take a group of packs. Sums of one half
+ * leave registers to 16 warps of a multiprocessor, so that some unpack while others wait. A warpgroup's warps have the
+ * same half. */
+template <int N> constexpr int HALVES = N >= 64 ? 1 : 2;
+template <int N> constexpr int TEAM = 32 * GROUP_PACKS * 2 / HALVES<N>;
+template <int N> constexpr int THREADS = N >= 64 ? 512 : 384;
+template <int N> constexpr int BLOCKS = N > 8 ? 1 : 2; /* of a multiprocessor, at least */
+
 /* What a thread block keeps of its queries, behind their numbers. */
 template <int N> struct Queries {
     int starts[N]; /* of sums: the bias taken off */
@@ -91,21 +99,27 @@ template <int N> __device__ void load_columns(const ScanArgs &args, uint32_t fir
     }
 }
 
-/* A lane's vectors of its warp's pack: [half][odd]. */
-struct Vectors {
-    float factors[2][2], offsets[2][2];
+/* Sums of a warp: [half][8 columns]. */
+template <int N> using Sums = int[HALVES<N>][N / 8][4];
+
+/* A piece as operands: [step][half]. */
+template <int N> using Operands = uint32_t[PIECE_STEPS][HALVES<N>][4];
+
+/* A lane's vectors: [half][odd]. */
+template <int N> struct Vectors {
+    float factors[HALVES<N>][2], offsets[HALVES<N>][2];
 };
 
-template <bool OFFSETS>
-KVANT_INLINE void load_vectors(const ScanArgs &args, uint32_t slot, uint32_t g, Vectors &vectors)
+/* slot: of the lane's first vector. */
+template <bool OFFSETS, int N>
+KVANT_INLINE void load_vectors(const ScanArgs &args, uint32_t slot, Vectors<N> &vectors)
 {
-    unrolled_for (int half = 0; half < 2; half++) {
-        const uint32_t at = slot + 16 * half + 2 * g;
-        const float2 factors = *reinterpret_cast<const float2 *>(args.factors + at);
+    unrolled_for (int half = 0; half < HALVES<N>; half++) {
+        const float2 factors = *reinterpret_cast<const float2 *>(args.factors + slot + 16 * half);
         vectors.factors[half][0] = factors.x;
         vectors.factors[half][1] = factors.y;
         if (OFFSETS) {
-            const float2 offsets = *reinterpret_cast<const float2 *>(args.offsets + at);
+            const float2 offsets = *reinterpret_cast<const float2 *>(args.offsets + slot + 16 * half);
             vectors.offsets[half][0] = offsets.x;
             vectors.offsets[half][1] = offsets.y;
         }
@@ -143,22 +157,24 @@ KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot,
                    wanted[1] ? slot + 1 : NO_VECTOR };
 }
 
-/* Keys of a lane's 4 vectors and 2 columns; sums [half][column + 2 odd], as products leave them. */
+/* Keys of a lane's vectors and 2 of the columns 8 j to 8 j + 7; slot and place: of its first vector. */
 template <bool OFFSETS, int N>
-KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, uint32_t column, uint32_t slot,
-                       uint32_t place, const Vectors &vectors, const int (&lower)[4], const int (&upper)[4])
+KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j, uint32_t slot,
+                       uint32_t place, const Vectors<N> &vectors, const Sums<N> &sums)
 {
+    constexpr int KEYS = 4 * HALVES<N>; /* key i: half i / 4, odd i / 2 % 2, column i % 2 */
+    const uint32_t column = 8 * j + threadIdx.x % 4 * 2, query = first + column;
     const float2 thresholds = *reinterpret_cast<const float2 *>(queries.thresholds + column);
     float2 scales{}, weights{};
     if (OFFSETS) {
         scales = *reinterpret_cast<const float2 *>(queries.scales + column);
         weights = *reinterpret_cast<const float2 *>(queries.weights + column);
     }
-    float keys[8];
+    float keys[KEYS];
     bool any = false;
-    unrolled_for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < KEYS; i++) {
         const int half = i / 4, odd = i / 2 % 2;
-        float key = __fmul_rn(__int2float_rn(half ? upper[i % 4] : lower[i % 4]), vectors.factors[half][odd]);
+        float key = __fmul_rn(__int2float_rn(sums[half][j][i % 4]), vectors.factors[half][odd]);
         if (OFFSETS)
             key = __fadd_rn(__fmul_rn(key, i % 2 ? scales.y : scales.x),
                             __fmul_rn(vectors.offsets[half][odd], i % 2 ? weights.y : weights.x));
@@ -166,39 +182,36 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
         any |= key >= (i % 2 ? thresholds.y : thresholds.x);
     }
     if (args.keep_all) {
-        unrolled_for (int half = 0; half < 2; half++)
-            unrolled_for (int i = 0; i < 2; i++)
-                keep_both(args, first + column + i, slot + 16 * half, place + 16 * half, keys[4 * half + i],
-                          keys[4 * half + 2 + i]);
+        unrolled_for (int i = 0; i < KEYS; i += 4) {
+            keep_both(args, query, slot + 4 * i, place + 4 * i, keys[i], keys[i + 2]);
+            keep_both(args, query + 1, slot + 4 * i, place + 4 * i, keys[i + 1], keys[i + 3]);
+        }
         return;
     }
     if (!any)
         return;
-    float kept[8]; /* seldom: a loop is smaller than eight copies */
+    float kept[KEYS]; /* seldom: a loop is smaller than copies */
     uint32_t passed = 0;
-    unrolled_for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < KEYS; i++) {
         kept[i] = keys[i];
         passed |= (uint32_t)(keys[i] >= (i % 2 ? thresholds.y : thresholds.x)) << i;
     }
 #pragma unroll 1
     for (; passed; passed &= passed - 1) {
         const uint32_t i = __ffs((int)passed) - 1;
-        keep(args, first + column + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i], i % 2 ? thresholds.y : thresholds.x);
+        keep(args, query + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i], i % 2 ? thresholds.y : thresholds.x);
     }
 }
 
-/* Sums of a warp's pack: [half][8 columns]. */
-template <int N> using Sums = int[2][N / 8][4];
+/* Which part of a group a warp takes. */
+struct Part {
+    uint32_t pack, half;
+};
 
-/* A piece as operands: [step][half]. */
-using Operands = uint32_t[PIECE_STEPS][2][4];
-
-template <int BITS> KVANT_INLINE void unpack(const PackLevels &levels, const uint2 (&piece)[BITS], Operands &a)
+template <int N> KVANT_INLINE Part part_of_warp()
 {
-    operand_of<BITS, 0, 0>(levels, piece, a[0][0]);
-    operand_of<BITS, 0, 1>(levels, piece, a[0][1]);
-    operand_of<BITS, 1, 0>(levels, piece, a[1][0]);
-    operand_of<BITS, 1, 1>(levels, piece, a[1][1]);
+    const uint32_t warp = threadIdx.x % TEAM<N> / 32;
+    return { warp % GROUP_PACKS, warp / GROUP_PACKS };
 }
 
 /* Where a warp reads: piece after piece of its packs. */
@@ -208,21 +221,21 @@ template <int BITS> struct Cursor {
     uint32_t left;     /* pieces of the pack */
     const uint8_t *at; /* NULL behind the last */
 
-    KVANT_INLINE Cursor(const ScanArgs &args, const Way &way, uint32_t warp) : way(way)
+    KVANT_INLINE Cursor(const ScanArgs &args, const Way &way, uint32_t pack) : way(way)
     {
-        open(args, warp);
+        open(args, pack);
     }
-    KVANT_INLINE void open(const ScanArgs &args, uint32_t warp)
+    KVANT_INLINE void open(const ScanArgs &args, uint32_t pack)
     {
         left = args.n_pieces;
-        at = way.i < args.end ? args.codes + (size_t)(way.group * GROUP_PACKS + warp) * args.pack_bytes : nullptr;
+        at = way.i < args.end ? args.codes + (size_t)(way.group * GROUP_PACKS + pack) * args.pack_bytes : nullptr;
     }
-    KVANT_INLINE void advance(const ScanArgs &args, uint32_t warp)
+    KVANT_INLINE void advance(const ScanArgs &args, uint32_t pack)
     {
         at += BYTES;
         if (--left == 0) {
             way.advance(args);
-            open(args, warp);
+            open(args, pack);
         }
     }
 };
@@ -230,15 +243,16 @@ template <int BITS> struct Cursor {
 constexpr int SLOTS = 2; /* pieces that were asked for */
 
 /* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level cache. */
-template <int BITS> struct Reader {
-    static constexpr int AHEAD = 6;
+template <int BITS, int N> struct Reader {
+    static constexpr int AHEAD = 6, WORDS = BITS == 8 && HALVES<N> == 1 ? 4 : BITS;
     const ScanArgs &args;
-    uint32_t lane, warp;
+    uint32_t lane;
+    Part part;
     Cursor<BITS> loads, fetches;
-    uint2 pieces[SLOTS][BITS];
+    uint2 pieces[SLOTS][WORDS];
 
     KVANT_INLINE Reader(const ScanArgs &args, const Way &way)
-        : args(args), lane(threadIdx.x % 32), warp(threadIdx.x / 32 % GROUP_PACKS), loads(args, way, warp), fetches(loads)
+        : args(args), lane(threadIdx.x % 32), part(part_of_warp<N>()), loads(args, way, part.pack), fetches(loads)
     {
         for (int i = 0; i < AHEAD; i++)
             fetch();
@@ -247,22 +261,30 @@ template <int BITS> struct Reader {
     }
     KVANT_INLINE void fetch()
     {
-        if (!fetches.at)
+        if (part.half > 0 || !fetches.at)
             return;
         if (lane * 128 < fetches.BYTES)
             prefetch_line(fetches.at, lane * 128);
-        fetches.advance(args, warp);
+        fetches.advance(args, part.pack);
     }
     template <int SLOT> KVANT_INLINE void ask()
     {
         if (!loads.at)
             return;
-        load_piece<BITS>(pieces[SLOT], loads.at, lane / 4, lane % 4);
-        loads.advance(args, warp);
+        load_piece<BITS>(pieces[SLOT], WORDS < BITS ? loads.at + 64 * part.half : loads.at, lane / 4, lane % 4);
+        loads.advance(args, part.pack);
     }
-    template <int SLOT> KVANT_INLINE void take(const PackLevels &levels, Operands &a)
+    template <int SLOT> KVANT_INLINE void take(const PackLevels &levels, Operands<N> &a)
     {
-        unpack<BITS>(levels, pieces[SLOT], a);
+        constexpr int LAST = HALVES<N> - 1;
+        if (LAST > 0 || part.half == 0) {
+            operand_of<BITS, 0, 0>(levels, pieces[SLOT], a[0][0]);
+            operand_of<BITS, 1, 0>(levels, pieces[SLOT], a[1][0]);
+        }
+        if (LAST > 0 || part.half == 1) {
+            operand_of<BITS, 0, 1>(levels, pieces[SLOT], a[0][LAST]);
+            operand_of<BITS, 1, 1>(levels, pieces[SLOT], a[1][LAST]);
+        }
         ask<SLOT>();
         fetch();
     }
@@ -270,7 +292,7 @@ template <int BITS> struct Reader {
 
 /* sums += piece times queries, each warp for itself. */
 template <int BITS, int N>
-KVANT_INLINE void multiply(const Operands &a, const uint8_t *numbers, uint32_t lane, Sums<N> &sums)
+KVANT_INLINE void multiply(const Operands<N> &a, const uint8_t *numbers, uint32_t lane, Sums<N> &sums)
 {
     unrolled_for (int step = 0; step < PIECE_STEPS; step++)
         unrolled_for (int j = 0; j < N / 8; j += 2) {
@@ -282,7 +304,7 @@ KVANT_INLINE void multiply(const Operands &a, const uint8_t *numbers, uint32_t l
                 b[0] = *reinterpret_cast<const uint32_t *>(at + lane * 4);
                 b[1] = *reinterpret_cast<const uint32_t *>(at + 128 + lane * 4);
             }
-            unrolled_for (int half = 0; half < 2; half++) {
+            unrolled_for (int half = 0; half < HALVES<N>; half++) {
                 mma_bytes<true, true>(sums[half][j], a[step][half], b[0], b[1]);
                 if constexpr (N > 8)
                     mma_bytes<true, true>(sums[half][j + 1], a[step][half], b[2], b[3]);
@@ -292,14 +314,14 @@ KVANT_INLINE void multiply(const Operands &a, const uint8_t *numbers, uint32_t l
 
 /* sums += a pack times queries; n_pieces is even. */
 template <int BITS, int N> struct WarpProducts {
-    KVANT_INLINE WarpProducts(const PackLevels &, Reader<BITS> &)
+    KVANT_INLINE WarpProducts(const PackLevels &, Reader<BITS, N> &)
     {
     }
-    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers, uint32_t n_pieces,
                           Sums<N> &sums)
     {
         for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
-            Operands a;
+            Operands<N> a;
             reader.template take<0>(levels, a);
             multiply<BITS, N>(a, numbers, reader.lane, sums);
             reader.template take<1>(levels, a);
@@ -313,22 +335,21 @@ template <int BITS, int N> struct WarpProducts {
 /* The same by wgmma: a piece is unpacked while the one before it is multiplied, also when it is the first of the next
  * pack. */
 template <int BITS, int N> struct GroupProducts {
-    Operands even, odd;
+    Operands<N> even, odd;
 
-    KVANT_INLINE GroupProducts(const PackLevels &levels, Reader<BITS> &reader)
+    KVANT_INLINE GroupProducts(const PackLevels &levels, Reader<BITS, N> &reader)
     {
         reader.template take<0>(levels, even);
     }
-    KVANT_INLINE static void begin(Sums<N> &sums, Operands &a, const uint8_t *numbers)
+    KVANT_INLINE static void begin(Sums<N> &sums, Operands<N> &a, const uint8_t *numbers)
     {
         hold_operands(a);
         begin_products();
         unrolled_for (int step = 0; step < PIECE_STEPS; step++)
-            unrolled_for (int half = 0; half < 2; half++)
-                begin_product(sums[half], a[step][half], columns_at(numbers + step * N * STEP_DIMS));
+            begin_product(sums[0], a[step][0], columns_at(numbers + step * N * STEP_DIMS));
         commit_products();
     }
-    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS> &reader, const uint8_t *numbers, uint32_t n_pieces,
+    KVANT_INLINE void add(const PackLevels &levels, Reader<BITS, N> &reader, const uint8_t *numbers, uint32_t n_pieces,
                           Sums<N> &sums)
     {
         for (uint32_t p = 0; p < n_pieces; p += 2, numbers += 2 * PIECE_DIMS * N) {
@@ -351,18 +372,14 @@ template <int BITS, int N> using Products = WarpProducts<BITS, N>;
 
 #endif
 
-template <int N> constexpr int THREADS = N >= 128 ? 256 : 384;
-template <int N> constexpr int BLOCKS = N > 8 ? 1 : 2; /* of a multiprocessor, at least */
-
 template <int BITS, int N, bool OFFSETS>
 __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __grid_constant__ ScanArgs args)
 {
     extern __shared__ __align__(128) uint8_t numbers[];
     Queries<N> &queries = *reinterpret_cast<Queries<N> *>(numbers + (size_t)args.n_pieces * PIECE_DIMS * N);
     const uint32_t tiles = (args.n_queries + N - 1) / N, first = blockIdx.x % tiles * N,
-                   groups = THREADS<N> / 128, parts = gridDim.x / tiles * groups,
-                   part = blockIdx.x / tiles * groups + threadIdx.x / 128;
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
+                   teams = THREADS<N> / TEAM<N>, parts = gridDim.x / tiles * teams,
+                   part = blockIdx.x / tiles * teams + threadIdx.x / TEAM<N>;
     const PackLevels levels{ { args.levels[0], args.levels[1], args.levels[2], args.levels[3] }, args.bias };
     load_queries<BITS, N>(args, first, numbers);
     load_columns<N>(args, first, queries);
@@ -370,25 +387,25 @@ __global__ void __launch_bounds__(THREADS<N>, BLOCKS<N>) scan_kernel(const __gri
     __syncthreads();
 
     Way way(args, part, parts);
-    Reader<BITS> reader(args, way);
+    Reader<BITS, N> reader(args, way);
     Products<BITS, N> products(levels, reader);
     for (; way.i < args.end; way.advance(args)) {
-        const uint32_t slot = (way.group * GROUP_PACKS + warp) * PACK_VECTORS;
+        const uint32_t in_group = reader.part.pack * PACK_VECTORS + reader.part.half * 16 + reader.lane / 4 * 2,
+                       slot = way.group * GROUP_VECTORS + in_group, t = reader.lane % 4;
         Sums<N> sums;
-        Vectors vectors;
-        load_vectors<OFFSETS>(args, slot, g, vectors);
+        Vectors<N> vectors;
+        load_vectors<OFFSETS, N>(args, slot, vectors);
         unrolled_for (int j = 0; j < N / 8; j++) {
             const int2 starts = *reinterpret_cast<const int2 *>(queries.starts + 8 * j + 2 * t);
-            unrolled_for (int half = 0; half < 2; half++) {
+            unrolled_for (int half = 0; half < HALVES<N>; half++) {
                 sums[half][j][0] = sums[half][j][2] = starts.x;
                 sums[half][j][1] = sums[half][j][3] = starts.y;
             }
         }
         products.add(levels, reader, numbers, args.n_pieces, sums);
-        const uint32_t place = (way.i - args.first) * GROUP_VECTORS + warp * PACK_VECTORS + 2 * g;
+        const uint32_t place = (way.i - args.first) * GROUP_VECTORS + in_group;
         unrolled_for (int j = 0; j < N / 8; j++)
-            take<OFFSETS, N>(args, queries, first, 8 * j + 2 * t, slot + 2 * g, place, vectors, sums[0][j],
-                             sums[1][j]);
+            take<OFFSETS, N>(args, queries, first, j, slot, place, vectors, sums);
     }
 }
 
@@ -407,7 +424,7 @@ template <int BITS, int N> cudaError_t launch(const ScanArgs &args, cudaStream_t
     if (error != cudaSuccess)
         return error;
     const uint32_t tiles = (args.n_queries + N - 1) / N, at_once = (uint32_t)(blocks < 1 ? 1 : blocks) * multiprocessors,
-                   groups = THREADS<N> / 128, most = (args.end - args.first + groups - 1) / groups;
+                   teams = THREADS<N> / TEAM<N>, most = (args.end - args.first + teams - 1) / teams;
     const uint32_t wanted = at_once / tiles, parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
     kernel<<<tiles * parts, THREADS<N>, shared, stream>>>(args);
     return cudaGetLastError();

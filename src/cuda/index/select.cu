@@ -38,7 +38,7 @@ KVANT_INLINE bool is_before(uint64_t a, uint64_t b, const uint64_t *ids)
     return ids[slot_of(a)] < ids[slot_of(b)];
 }
 
-template <int THREADS> __device__ void sort(uint64_t *entries, uint32_t n, const uint64_t *ids)
+template <int THREADS> KVANT_INLINE void sort(uint64_t *entries, uint32_t n, const uint64_t *ids)
 {
     for (uint32_t run = 2; run <= n; run *= 2)
         for (uint32_t by = run / 2; by > 0; by /= 2) {
@@ -55,7 +55,7 @@ template <int THREADS> __device__ void sort(uint64_t *entries, uint32_t n, const
 }
 
 /* The largest rank that at least k of the block's ranks reach, found bit by bit; 1 if fewer than k are above 0. */
-template <int THREADS> __device__ uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
+template <int THREADS> KVANT_INLINE uint32_t kth_rank(const uint32_t (&ranks)[OF_A_THREAD], uint32_t k)
 {
     __shared__ uint32_t counts[3]; /* of three trials: one is added to, one is read, one is cleared */
     uint32_t best = 0;
@@ -82,7 +82,7 @@ template <int THREADS> __device__ uint32_t kth_rank(const uint32_t (&ranks)[OF_A
     return best > 0 ? best : 1;
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS) select_kernel(const __grid_constant__ ScanArgs args)
+template <int THREADS> __global__ void __launch_bounds__(THREADS, 1024 / THREADS) select_kernel(const __grid_constant__ ScanArgs args)
 {
     extern __shared__ uint64_t entries[];
     __shared__ uint32_t there;

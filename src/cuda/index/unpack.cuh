@@ -50,11 +50,13 @@ template <int BITS> KVANT_INLINE uint32_t piece_place(int i, uint32_t g, uint32_
     return (4 * i + t) * 64 + g * 8;
 }
 
-template <int BITS> KVANT_INLINE void load_piece(uint2 (&piece)[BITS], const uint8_t *at, uint32_t g, uint32_t t)
+/* WORDS: BITS, or 4 of 8, which are those of one half (at: 64 bytes further for the second). */
+template <int BITS, int WORDS>
+KVANT_INLINE void load_piece(uint2 (&piece)[WORDS], const uint8_t *at, uint32_t g, uint32_t t)
 {
 #pragma unroll
-    for (int i = 0; i < BITS; i++)
-        piece[i] = __ldg(reinterpret_cast<const uint2 *>(at + piece_place<BITS>(i, g, t)));
+    for (int i = 0; i < WORDS; i++)
+        piece[i] = __ldg(reinterpret_cast<const uint2 *>(at + piece_place<BITS>(BITS / WORDS * i, g, t)));
 }
 
 template <int BY> KVANT_INLINE uint32_t moved(uint32_t x)
@@ -73,10 +75,13 @@ KVANT_INLINE void look_up(const PackLevels &levels, uint32_t codes, uint32_t &lo
 }
 
 /* A step's 8 numbers of a vector; w: the vector's words of the piece. */
-template <int BITS, int STEP, int HALF>
-KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[BITS], uint32_t &low, uint32_t &high)
+template <int BITS, int STEP, int HALF, int WORDS>
+KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[WORDS], uint32_t &low, uint32_t &high)
 {
-    if constexpr (BITS == 8) {
+    if constexpr (BITS == 8 && WORDS == 4) {
+        low = w[2 * STEP] ^ 0x80808080u;
+        high = w[2 * STEP + 1] ^ 0x80808080u;
+    } else if constexpr (BITS == 8) {
         low = w[4 * STEP + HALF] ^ 0x80808080u;
         high = w[4 * STEP + 2 + HALF] ^ 0x80808080u;
     } else if constexpr (BITS == 4) {
@@ -99,12 +104,12 @@ KVANT_INLINE void numbers_of(const PackLevels &levels, const uint32_t (&w)[BITS]
 }
 
 /* The operand of a step: 16 vectors of one half of the pack. */
-template <int BITS, int STEP, int HALF>
-KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[BITS], uint32_t (&a)[4])
+template <int BITS, int STEP, int HALF, int WORDS>
+KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORDS], uint32_t (&a)[4])
 {
-    uint32_t even[BITS], odd[BITS];
+    uint32_t even[WORDS], odd[WORDS];
 #pragma unroll
-    for (int i = 0; i < BITS; i++) {
+    for (int i = 0; i < WORDS; i++) {
         even[i] = piece[i].x;
         odd[i] = piece[i].y;
     }

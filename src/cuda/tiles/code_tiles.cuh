@@ -51,7 +51,7 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
-template <int COPIES> struct SignedTrellis : TrellisTable<COPIES> {
+template <int COPIES> struct SignedTrellis : LevelTable<COPIES> {
     uint32_t minus_bias; /* of 4 bits */
 };
 
@@ -67,7 +67,7 @@ template <class C> constexpr int CHANNELS_OF = channels_of<C>();
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D>();
+        return C::CHANNELS == 3 ? C::TILE_COPIES : C::template copies<true, D, 2>();
     else
         return level_copies<C, true>();
 }
@@ -90,23 +90,16 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
 
 template <class C, int D>
 using CodeTable = std::conditional_t<
-    HAS_CHUNKS<C>, TileChunks,
+    HAS_CHUNKS<C>, ChunkTable<code_copies<C, D>()>,
     std::conditional_t<HAS_TRELLIS<C>, SignedTrellis<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D>
 KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
-    if constexpr (HAS_CHUNKS<C>) {
-        TileChunks t{ table, (uint32_t)C::ENTRY_BYTES * (lane % code_copies<C, D>()), {}, {} };
-        if constexpr (C::CHANNELS == 3)
-            unrolled_for (int k = 0; k < 8; k++) {
-                const uint32_t level = __half_as_ushort(__float2half_rn(codec.directions.norm[k]));
-                t.norm_low[k / 4] |= (level & 255) << 8 * (k % 4);
-                t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
-            }
-        return t;
-    } else if constexpr (HAS_TRELLIS<C>)
-        return CodeTable<C, D>{ trellis_table<C, code_copies<C, D>()>(table, one, lane),
+    if constexpr (HAS_CHUNKS<C>)
+        return chunk_table<C, code_copies<C, D>()>(table, codec.directions, lane);
+    else if constexpr (HAS_TRELLIS<C>)
+        return CodeTable<C, D>{ level_table<C, code_copies<C, D>()>(table, one, lane),
                                 twice(-codec.params.bias * (1 / UNIT)) };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
@@ -248,30 +241,34 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const CodeTable<C, D> &table;
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[2][4]) const
     {
-        C::template key_step<D, code_copies<C, D>()>(page, lane, table, part, warp, a);
+        C::template key_step<D>(page, lane, table, part, warp, a);
     }
 };
 
-/* ---- values: operand i of a part is of a block of rows and a column tile ---- */
+/* ---- values: operand i of a part is of a block of rows and a column tile. A part is a block, or (chunks)
+ * two column tiles of all blocks ---- */
+
+template <class V> __host__ __device__ constexpr int block_of(int part, int i)
+{
+    return V::CHUNKS ? i % V::BLOCKS : part;
+}
+
+template <class V> __host__ __device__ constexpr int column_tile_of(int part, int i)
+{
+    return V::CHUNKS ? 2 * part + i / V::BLOCKS : i;
+}
 
 template <class C, int D, class = void> struct ValueOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64;
+    static constexpr bool CHUNKS = false;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
 
-    __host__ __device__ static constexpr int block(int part, int)
-    {
-        return part;
-    }
-    __host__ __device__ static constexpr int column_tile(int, int i)
-    {
-        return i;
-    }
     /* Of the lane's row, or (far) of the row 8 below it. */
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
@@ -289,23 +286,16 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
+    static constexpr bool CHUNKS = false;
     using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
     TrellisWords<C> words[PARTS];
     uint32_t run[PARTS + 1]; /* run[0]: before the first one */
 
-    __host__ __device__ static constexpr int block(int part, int)
-    {
-        return part;
-    }
-    __host__ __device__ static constexpr int column_tile(int, int i)
-    {
-        return i;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
+        return ValueOperands<Uniform4, D>::channel(block, far, warp, lane);
     }
 
     KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_)
@@ -344,18 +334,11 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    static constexpr bool CHUNKS = true;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const CodeTable<C, D> &table;
 
-    __host__ __device__ static constexpr int block(int, int i)
-    {
-        return i % BLOCKS;
-    }
-    __host__ __device__ static constexpr int column_tile(int part, int i)
-    {
-        return 2 * part + i / BLOCKS;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
         return value_channel<C, D>(BLOCKS * warp + block, lane >> 2, far);
@@ -372,7 +355,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
                 a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
         } else /* as if the warp's group were the first one */
             unrolled_for (int i = 0; i < 2; i++)
-                C::template value_step<D, code_copies<C, D>()>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
+                C::template value_step<D>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
                                                                2 * part + i, keep);
     }
 };
@@ -381,20 +364,13 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
  * two chunks. With 128 channels the first one gives three of its four rows. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    static constexpr bool CHUNKS = true;
     using Places = ChunkPlaces<C, D>;
-    using Four = typename C::template Four<code_copies<C, D>()>;
+    using Four = typename C::Four;
     const uint8_t *page;
     int warp, lane;
-    const TileChunks &table;
+    const CodeTable<C, D> &table;
 
-    __host__ __device__ static constexpr int block(int, int i)
-    {
-        return i % BLOCKS;
-    }
-    __host__ __device__ static constexpr int column_tile(int part, int i)
-    {
-        return 2 * part + i / BLOCKS;
-    }
     KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
         const int row = lane >> 2, i = 2 * BLOCKS * warp + 2 * block + far;

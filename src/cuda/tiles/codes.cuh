@@ -194,8 +194,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 wait_for(codes_there[S::STAGES], phase++);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
-                multiply<1>(o[V::block(part, i)], values[part % V_BUFFERS][i],
-                            w + V::column_tile(part, i) * ROW_BYTES, 1);
+                multiply<1>(o[block_of<V>(part, i)], values[part % V_BUFFERS][i],
+                            w + column_tile_of<V>(part, i) * ROW_BYTES, 1);
             GroupProducts::commit();
         }
         unrolled_for (int i = 0; i < V_BUFFERS; i++)

@@ -84,18 +84,6 @@ template <class C> __host__ __device__ constexpr int tile_copies()
     return C::TILE_COPIES;
 }
 
-/* A ChunkTable that lies anywhere. */
-struct TileChunks {
-    const uint8_t *entries;
-    uint32_t copy;
-    uint32_t norm_low[2], norm_high[2];
-
-    template <class T> KVANT_INLINE T at(uint32_t distance) const
-    {
-        return *reinterpret_cast<const T *>(entries + distance);
-    }
-};
-
 /* Pairs of halves that a lane has of tokens r and r + 8 of row tile rt: a[e] is of its chunks 2 c and
  * 2 c + 1 of the step. */
 template <class C, int D>
@@ -147,7 +135,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
     constexpr uint32_t COPIES = tile_copies<C>(), BYTES = C::ENTRY_BYTES;
     const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     const float to_unit = power(-e);
-    TileChunks table{ u.table, BYTES * (u.lane % COPIES), {}, {} };
+    ChunkTable<COPIES> table{ shared_address(u.table) + BYTES * (u.lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3) {
         const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + BYTES * COPIES * C::ENTRIES);
         table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
@@ -164,7 +152,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
     if constexpr (KEYS) {
 #pragma unroll 1
         for (int step = u.warp; step < P::KEY_STEPS; step += UNPACK_WARPS)
-            C::template key_step<D, COPIES>(u.page, u.lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
+            C::template key_step<D>(u.page, u.lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 put_key_chunks<C, D>(u, step, rt, a, scale[rt]);
             });
     } else { /* a warp has one or two column tiles */
@@ -176,7 +164,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
                 own[t & (TILES - 1)][0] = scale[t][0], own[t & (TILES - 1)][1] = scale[t][1];
 #pragma unroll 1
         for (int g = u.warp / PARTS; g < P::VALUE_GROUPS; g += UNPACK_WARPS / PARTS)
-            C::template value_step<D, COPIES>(u.page, u.lane, table, g, part,
+            C::template value_step<D>(u.page, u.lane, table, g, part,
                                               [&](int tile, int ct, const uint32_t(&a)[4]) {
                                                   put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);
                                               });

@@ -10,25 +10,6 @@
 namespace kvant
 {
 
-/* What unpacking of a trellis of 256 states needs: as LevelTable. */
-template <int COPIES_> struct TrellisTable {
-    static constexpr int COPIES = COPIES_;
-    const uint8_t *levels;
-    uint32_t own, shift1, shift2, shift4, shift16;
-
-    template <class T> KVANT_INLINE T at(uint32_t distance) const
-    {
-        return *reinterpret_cast<const T *>(levels + distance);
-    }
-};
-
-template <class C, int COPIES>
-KVANT_INLINE TrellisTable<COPIES> trellis_table(const uint8_t *levels, uint32_t one, int lane)
-{
-    const auto t = level_table<C, 0, COPIES>(one, lane);
-    return TrellisTable<COPIES>{ levels, t.own, t.shift1, t.shift2, t.shift4, t.shift16 };
-}
-
 template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
 };
@@ -126,7 +107,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
 {
     using OneTile = TrellisTile<C>;
     const Steps steps = steps_of<C, D>(u);
-    const auto table = trellis_table<C, TRELLIS_COPIES>(u.table, u.one, u.lane);
+    const auto table = level_table<C, TRELLIS_COPIES>(u.table, u.one, u.lane);
     /* what a warp has: all or half of the row tiles of keys, one or two column tiles of values */
     constexpr int ROWS = !KEYS ? 1 : C::BITS == 4 ? 4 : 2, COLUMNS = KEYS || C::BITS == 4 ? 1 : 2;
     StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];

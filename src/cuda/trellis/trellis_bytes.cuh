@@ -12,23 +12,13 @@
 namespace kvant
 {
 
-/* Planes of the three bits of subsets to nibbles, word by word; their highest bits are other codes'. */
-template <class T> KVANT_INLINE void subset_nibbles(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
-{
-    const uint32_t a = even_bits(plane[0], plane[1]), c = odd_bits(plane[0], plane[1], table);
-    w[0] = bit_select<0x33333333u>(a, plane[2] << 2);
-    w[1] = bit_select<0x33333333u>(c, plane[2] << 1);
-    w[2] = bit_select<0x33333333u>(shift_by(a, table.shift2), plane[2]);
-    w[3] = bit_select<0x33333333u>(shift_by(c, table.shift2), shift_by(plane[2], table.shift1));
-}
-
-/* Entry i: of the lower code the subset's bits and the code's highest bit, then those of the upper code.
- * Bytes are in the order of the code's bits 1 and 2. */
+/* Entry i: of the lower code bits 0 and 1 of the subset, bits 2 and 3 of the code, then those of the upper
+ * code. Bytes are in the order of bit 2 of the subset and bit 1 of the code. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
     uint32_t x[2] = { 0, 0 };
     unrolled_for (int k = 0; k < 8; k++) {
-        const uint32_t code = i >> k / 4 * 4 & 15, m = code % 8 + 8 * (k % 4) + code / 8 * 32;
+        const uint32_t code = i >> k / 4 * 4 & 15, m = code % 4 + 4 * (k % 4) + code / 4 * 16;
         x[k / 4] |= half_of_level<Trellis4>(magnitudes, m) << 8 * (k % 4);
     }
     return make_uint2(x[0], x[1]);
@@ -61,14 +51,14 @@ struct WordLevels {
     uint32_t rows0[2], rows8[2];
 };
 
-/* subsets: of the codes, in nibbles whose highest bit may be anything. */
-template <class T> KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t subsets, const T &table)
+/* low, high: bits 0 and 1 of subsets at bits 0 and 1 of nibbles, bit 2 at bit 0. Other bits may be anything. */
+template <class T> KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
 {
-    const uint32_t index = bit_select<0x77777777u>(subsets, w),
-                   which = (shift_by(w, table.shift1) & 0x33333333u) | 0x44004400u;
+    const uint32_t index = bit_select<0x33333333u>(low, w),
+                   which = bit_select<0x11111111u>(high, (w & 0x22222222u) | 0x44004400u);
     uint2 x[4];
     unrolled_for (int n = 0; n < 4; n++)
-        x[n] = table.template at<uint2>(__dp4a(index, 8u * T::COPIES << 8 * n, table.own));
+        x[n] = look_up_two_words(__dp4a(index, 8u * T::COPIES << 8 * n, table.own));
     const uint32_t far = shift_by(which, table.shift16);
     return WordLevels{ { prmt(x[0].x, x[1].x, which), prmt(x[2].x, x[3].x, far) },
                        { prmt(x[0].y, x[1].y, which), prmt(x[2].y, x[3].y, far) } };
@@ -78,11 +68,13 @@ template <class T> KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t subs
 template <int M, class At, class T, class F>
 KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
-    uint32_t plane[4], subsets[4];
+    uint32_t plane[4];
     subsets_of<M>(at, plane);
-    subset_nibbles(plane, table, subsets);
-    unrolled_for (int j = 0; j < 4; j++)
-        use(j, word_levels(w[j], subsets[j], table));
+    const uint32_t even = even_bits(plane[0], plane[1]), odd = odd_bits(plane[0], plane[1], table);
+    use(0, word_levels(w[0], even, plane[2], table));
+    use(1, word_levels(w[1], odd, shift_by(plane[2], table.shift1), table));
+    use(2, word_levels(w[2], shift_by(even, table.shift2), shift_by(plane[2], table.shift2), table));
+    use(3, word_levels(w[3], shift_by(odd, table.shift2), plane[2] >> 3, table));
 }
 
 /* Operands of 32 codes as halves, columns c and c + 8 in a register: use(word, halves). */

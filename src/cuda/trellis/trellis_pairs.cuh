@@ -71,23 +71,18 @@ KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_
     }
 }
 
-/* What finds levels. The table stands AT so many bytes from the beginning of the block's shared memory,
- * as those of chunks do. */
-template <int AT, int COPIES_> struct LevelTable {
+/* What finds levels in a table in shared memory. */
+template <int COPIES_> struct LevelTable {
     static constexpr int COPIES = COPIES_;
-    uint32_t own; /* the lane's copy */
+    uint32_t own; /* where the lane's copy is */
     uint32_t shift1, shift2, shift4, shift16;
-
-    template <class T> KVANT_INLINE T at(uint32_t distance) const
-    {
-        extern __shared__ uint8_t raw[];
-        return *reinterpret_cast<const T *>(raw + AT + distance);
-    }
 };
 
-template <class C, int AT, int COPIES> KVANT_INLINE LevelTable<AT, COPIES> level_table(uint32_t one, int lane)
+template <class C, int COPIES>
+KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, int lane)
 {
-    return LevelTable<AT, COPIES>{ (C::BITS == 4 ? 8u : 4u) * (lane % COPIES), one << 31, one << 30, one << 28, one << 16 };
+    return LevelTable<COPIES>{ shared_address(table) + (C::BITS == 4 ? 8u : 4u) * (lane % COPIES), one << 31, one << 30,
+                               one << 28, one << 16 };
 }
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
@@ -98,7 +93,7 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
     constexpr int COPIES = T::COPIES;
     static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
     const uint32_t at = __dp4a(numbers, (B == 2 ? 4u : 16u) * COPIES << 8 * I, table.own);
-    return table.template at<uint32_t>(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
+    return look_up_word(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
 /* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits; each word has two

@@ -124,6 +124,19 @@ class Graphs(TestCase):
         plain, replayed = self.both("llama", use, k="int-8", v="int-8")
         self.assertTrue(torch.allclose(plain, replayed, rtol=0, atol=0.1 * plain.abs().max()))
 
+    def test_to_the_last_token_of_the_cache(self):
+        tokens = models.prompt(90, batch=1, padding=0)[0]
+        model = graphs(models.make("llama", **SHAPE))
+        with stand_in():
+            for most in (109, 108):
+                cache = KvantCache(model.config, max_tokens=most, k="int-8", v="int-8")
+                call = lambda: generate(model, "greedy", cache, 20, tokens, torch.ones_like(tokens))  # noqa: B023, E731
+                if most == 109:  # the last new token is not stored
+                    self.assertEqual((call().shape[1], cache.get_seq_length()), (110, 109))
+                    self.assertGreater(len(replays), 10)
+                else:
+                    self.refused(RuntimeError, "give KvantCache max_tokens", call)
+
     def test_a_model_that_cannot_be_captured(self):
         tokens, mask = models.prompt(90)
 

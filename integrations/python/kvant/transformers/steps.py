@@ -14,7 +14,7 @@ from ..library import PAGE_TOKENS, Error
 if TYPE_CHECKING:
     from .store import Store
 
-_UNSUPPORTED = 30
+_NOT_HERE = 30, 60  # unsupported; full: the call that is no step says what to do
 FEW = 4  # steps of a round that is not worth its beginning
 
 
@@ -41,7 +41,7 @@ class Steps:
         try:
             self.left, self.graph, self.floats = cache.begin_steps(store.sequences.numbers)
         except Error as error:
-            if error.status != _UNSUPPORTED:
+            if error.status not in _NOT_HERE:
                 raise
             return False
         return True

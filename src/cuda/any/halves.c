@@ -1,11 +1,20 @@
-/* fragments.c - see fragments.h. */
-#include "fragments.h"
+/* halves.c - see halves.h. */
+#include "halves.h"
+
+#include <stdbool.h>
 
 #include "../../base/half.h"
 
-size_t kvant_cuda_fragment_bytes(const kvant_general *g)
+static bool has_codewords(const kvant_general *g)
+{
+    return g->view.kind == KVANT_GENERAL_DIRECTIONS;
+}
+
+size_t kvant_cuda_halves_bytes(const kvant_general *g)
 {
     const bool whole = g->view.kind == KVANT_GENERAL_TIERS && g->view.books[0].n % 16 == 0;
+    if (has_codewords(g))
+        return (4 * sizeof(uint16_t)) << g->view.chunks.index_bits;
     return g->view.sketched || whole ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
 }
 
@@ -36,7 +45,7 @@ static float number_at(const kvant_general *g, const float *tables, uint32_t i, 
                  : number_of(&g->view.tiers.rotations[1], tables, i - n, j - n);
 }
 
-void kvant_cuda_fragments(const kvant_general *g, const void *tables, uint16_t *to)
+static void put_rotation(const kvant_general *g, const float *tables, uint16_t *to)
 {
     const uint32_t tiles = g->head_dim / 16;
     for (uint32_t at = 0; at < g->head_dim * g->head_dim; at++) {
@@ -45,4 +54,15 @@ void kvant_cuda_fragments(const kvant_general *g, const void *tables, uint16_t *
         to[at] = kvant_half_from_float(
             number_at(g, tables, 16 * step + 2 * (lane % 4) + k, 16 * pair + 8 * right + lane / 4));
     }
+}
+
+void kvant_cuda_halves(const kvant_general *g, const void *tables, uint16_t *to)
+{
+    if (!has_codewords(g)) {
+        put_rotation(g, tables, to);
+        return;
+    }
+    const float *codewords = (const float *)tables + g->view.chunks.codewords;
+    for (uint32_t i = 0; i < 4u << g->view.chunks.index_bits; i++)
+        to[i] = kvant_half_from_float(codewords[i]);
 }

@@ -1,0 +1,258 @@
+/* learn.c - centre and scale of the first rows after a cache was created or cleared.
+ *
+ * A batch of many tokens is learnt from by itself. Shorter ones are stored without centre and scale until there are enough, and once more
+ * afterwards. */
+#include "gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../log.h"
+
+#define LEARN_THREADS 16u
+
+/* A codec that learns the same from rows and encodes them quickly; NULL: there is none, or no memory. */
+static kvant_codec *quick_codec(const kvp_gpu_cells *cells)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+    kvant_codec *codec = NULL;
+    char spec[64], err[128];
+
+    kvant_codec_get_info(cells->sources[0], &info);
+    if (info.center == KVANT_CENTER_FILE || info.norm == KVANT_NORM_FILE)
+        return NULL;
+    snprintf(spec, sizeof(spec), "int-8:center=%s,norm=%s", info.center == KVANT_CENTER_FIRST ? "first" : "none",
+             info.norm == KVANT_NORM_FIRST ? "first" : "none");
+    kvant_codec_create(spec, cells->head_dim, info.role, 0, &codec, err, sizeof(err));
+    return codec;
+}
+
+/* The first version that a tensor in the computer's memory makes of these rows. codecs: one per kv head. */
+static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *rows, size_t n,
+                                  void **memory)
+{
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .codecs = codecs,
+                                         .n_kv_heads = cells->n_kv_heads,
+                                         .n_sequences = 1,
+                                         .n_blocks = (uint32_t)(n / KVANT_PAGE_TOKENS + 2) };
+    int64_t *slots = malloc(n * sizeof(*slots));
+    kvant_tensor *tensor = NULL;
+    size_t bytes = 0;
+    bool ok = slots != NULL && kvant_tensor_size(&params, &bytes) == KVANT_OK;
+
+    *memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + 63) / 64 * 64) : NULL;
+    if (*memory != NULL)
+        memset(*memory, 0, bytes);
+    ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
+    for (size_t i = 0; i < n && ok; i++)
+        slots[i] = (int64_t)i;
+    ok = ok && kvant_tensor_write(tensor, slots, n, rows, kvp_gpu_width(cells), LEARN_THREADS) == KVANT_OK;
+    free(slots);
+    if (!ok)
+        kvant_tensor_free(&tensor);
+    return tensor;
+}
+
+/* Centre, scale and query scale of all kv heads; NULL members where there is none. */
+static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers, bool *center, bool *scale)
+{
+    const size_t d = cells->head_dim, width = kvp_gpu_width(cells);
+
+    *center = *scale = false;
+    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = kvp_gpu_tables(cells->sources[head]);
+        kvant_block_info info = { .size = sizeof(info) };
+        if (kvant_tensor_get_block(tensor, 0, head, &info) != KVANT_OK)
+            return false;
+        *center = *center || info.affine.center != NULL;
+        *scale = *scale || info.affine.scale != NULL;
+        for (size_t j = 0; j < d; j++) {
+            float *at = numbers + head * d + j;
+            const float s = info.affine.scale != NULL ? info.affine.scale[j] : 1;
+            at[0] = info.affine.center != NULL ? info.affine.center[j] : 0;
+            at[width] = s;
+            at[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
+        }
+    }
+    return true;
+}
+
+static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    const size_t width = kvp_gpu_width(cells);
+    float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
+    bool center, scale, ok;
+    void *memory = NULL;
+    kvant_codec *quick = quick_codec(cells);
+    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
+    kvant_tensor *tensor = NULL;
+
+    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
+        codecs[head] = quick != NULL ? quick : cells->sources[head];
+    if (numbers != NULL && codecs != NULL)
+        tensor = learn_tensor(cells, codecs, rows, n, &memory);
+    at = (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->n_weights;
+    ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
+         kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
+    if (ok) {
+        cells->center = center && !cells->uncentred ? at : NULL;
+        cells->scale = scale ? at + width : NULL;
+        cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
+        cells->learnt = true;
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+    }
+    kvant_tensor_free(&tensor);
+    kvant_codec_free(&quick);
+    free(codecs);
+    free(memory);
+    free(numbers);
+    return ok;
+}
+
+/* First rows */
+
+static bool note_first(kvp_gpu_cache *cache, const int64_t *cells, size_t n)
+{
+    int64_t *first = realloc(cache->first, (cache->n_first + n) * sizeof(*first));
+
+    if (first == NULL)
+        return false;
+    cache->first = first;
+    for (size_t i = 0, j; i < n; i++) {
+        for (j = 0; j < cache->n_first && first[j] != cells[i]; j++)
+            ;
+        first[j] = cells[i];
+        cache->n_first += j == cache->n_first;
+    }
+    return true;
+}
+
+bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
+{
+    const size_t n_first = cache->learning ? cache->n_first : 0;
+    bool ok = true;
+
+    for (size_t i = 0; i < n_first && ok; i++) {
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, cell = cache->first[i] + ((int64_t)to - first) * KVANT_PAGE_TOKENS;
+        ok = block < first || block >= (int64_t)first + n || note_first(cache, &cell, 1);
+    }
+    return ok;
+}
+
+/* The open page with a cell, or -1. */
+static int64_t page_of(const kvp_gpu_cache *cache, int64_t cell)
+{
+    return cache->table != NULL && cache->table[cell / KVANT_PAGE_TOKENS] < 0 ? -1 - cache->table[cell / KVANT_PAGE_TOKENS] : -1;
+}
+
+/* The caller frees them; NULL with a message. */
+static float *fetch_first(const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t width = kvp_gpu_width(cells), page_rows = KVANT_PAGE_TOKENS * width;
+    int64_t *slots = NULL, held = -1;
+    float *const room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
+    float *const rows = malloc((cache->n_first * width + page_rows) * sizeof(*rows));
+    float *const page = rows != NULL ? rows + cache->n_first * width : NULL;
+    bool ok = room != NULL && page != NULL;
+
+    for (size_t i = 0; i < cache->n_first && ok; i++) {
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = page_of(cache, cache->first[i]);
+        if (block != held)
+            ok = kvp_gpu_decode_blocks(cells, open >= 0, (size_t)(open >= 0 ? open : block), 1, room) == KVANT_OK &&
+                 kvp_cu_ok(kvp_cu.copy_out(page, (cu_address)(uintptr_t)room, page_rows * sizeof(*page), cells->gpu->stream), "copying") &&
+                 kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+        held = block;
+        memcpy(rows + i * width, page + cache->first[i] % KVANT_PAGE_TOKENS * width, width * sizeof(*rows));
+    }
+    if (ok)
+        return rows;
+    free(rows);
+    return NULL;
+}
+
+static bool store_first(const kvp_kv *kv, const float *rows)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t n = cache->n_first, width = kvp_gpu_width(cells);
+    int64_t *room_slots = NULL, *slots = malloc(n * sizeof(*slots));
+    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &room_slots);
+    bool ok = slots != NULL && room != NULL && kvp_gpu_upload(cells->gpu, room, rows, n * width * sizeof(*rows));
+
+    for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
+        for (size_t i = 0; i < n; i++) {
+            const int64_t page = page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
+            slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
+        }
+        ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
+             kvp_gpu_append(cells, kv->shape.role, open, room, n, room_slots) == KVANT_OK &&
+             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+    }
+    free(slots);
+    return ok;
+}
+
+/* From n rows, or from the first ones if n is 0. */
+static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t n_first = cells->cache->n_first;
+    float *first = n_first > 0 ? fetch_first(cells) : NULL;
+    const bool ok = (n_first == 0 || first != NULL) && learn(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
+                    (n_first == 0 || store_first(kv, first));
+
+    if (!ok)
+        kvp_error("%s: no centre could be learnt from the first rows", kv->name);
+    free(first);
+    return ok;
+}
+
+bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t width = kvp_gpu_width(cells);
+    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
+    float *host = malloc(n * width * sizeof(*host));
+    bool ok = host != NULL;
+
+    for (size_t i = 0; i < n && ok; i += piece)
+        ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
+                                       piece * width * sizeof(*host), stream),
+                       "copying");
+    pthread_mutex_lock(&cells->gpu->lock);
+    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn_now(kv, host, n);
+    pthread_mutex_unlock(&cells->gpu->lock);
+    free(host);
+    return ok;
+}
+
+bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
+{
+    /* -sm tensor: a batch is several graphs, and the later layers have no rows of it yet. */
+    const bool again = cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
+    const bool enough = cache->n_first >= KVP_LEARN_ROWS && !again;
+    bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
+
+    cache->learning = false;
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        ok = !enough || !kvp_gpu_is_learning(cells) || learn_now(cache->tensors[i], NULL, 0);
+        cache->learning = cache->learning || kvp_gpu_is_learning(cells);
+    }
+    if (!cache->learning)
+        cache->n_first = 0;
+    return ok && (!cache->learning || n >= KVP_LEARN_ROWS || note_first(cache, batch, n));
+}
+
+bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
+{
+    kvp_gpu_cells *own = kv->cells;
+
+    if (!kvp_gpu_is_learning(own))
+        return true;
+    return n >= KVP_LEARN_ROWS ? learn_now(kv, rows, n) : note_first(own->cache, cells, n);
+}
+

@@ -1,0 +1,40 @@
+"""What a vLLM engine on the CPU generates, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
+requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's."""
+
+import json
+import os
+import sys
+import pathlib
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "integrations" / "python"))
+import kvant.vllm  # noqa: E402
+
+kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
+
+from vllm import LLM, SamplingParams  # noqa: E402
+
+
+def main():
+    folder, options, rounds = sys.argv[1], *map(json.loads, sys.argv[2:])
+    llm = LLM(model=folder, skip_tokenizer_init=True, enforce_eager=True, block_size=64, max_model_len=1024, dtype="float32", **options)
+    found = []
+    for prompts, sampling in rounds:
+        made = llm.generate(
+            [{"prompt_token_ids": ids} for ids in prompts],
+            SamplingParams(ignore_eos=True, detokenize=False, **sampling),
+            use_tqdm=False,
+        )
+        found.append([{"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens} for x in made])
+    blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+    print("RESULT", json.dumps({"blocks": blocks, "rounds": found}))
+
+
+if __name__ == "__main__":
+    main()

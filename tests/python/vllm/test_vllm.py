@@ -1,0 +1,78 @@
+"""kvant's blocks in a vLLM engine on the CPU, beside vLLM's own cache: a random model, an engine per process."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
+
+import models  # noqa: E402
+from common import TestCase  # noqa: E402
+
+
+def ids(n, seed):
+    return [random.Random(seed * 1000 + i).randrange(3, 300) for i in range(n)]
+
+
+GREEDY = {"temperature": 0, "max_tokens": 12}
+SHARED = ids(200, 1)  # three blocks and a part of one
+ROUNDS = [
+    ([ids(n, n) for n in (5, 64, 65, 300, 129)], GREEDY),  # lengths
+    ([SHARED + ids(n, n) for n in (7, 60, 90)], GREEDY),  # a prefix that is not there yet
+    ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and one that is
+    ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4}),
+]
+
+
+class Engine(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        models.make("llama", head_dim=64).save_pretrained(cls.folder.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def run_engine(self, stored, rounds, **options):
+        words = [sys.executable, str(HERE / "engine.py"), self.folder.name, json.dumps(options), json.dumps(rounds)]
+        made = subprocess.run(words, env=os.environ | {"KVANT_VLLM": stored}, capture_output=True, text=True)
+        lines = [line for line in made.stdout.splitlines() if line.startswith("RESULT ")]
+        if not lines:
+            raise RuntimeError(made.stderr[-2000:])
+        return json.loads(lines[-1].removeprefix("RESULT "))
+
+    def test_an_exact_codec_gives_the_stock_cache_s_ids(self):
+        stock, ours = (self.run_engine(stored, ROUNDS, max_num_seqs=4) for stored in ("", "f32/f32"))
+        self.assertEqual(ours["rounds"], stock["rounds"])
+        self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
+
+    def test_chunks_and_preemption(self):
+        """Few blocks, so that requests are thrown out and begin again, and prompts in parts of 48 tokens."""
+        few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
+        rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
+        stock, ours = self.run_engine("", rounds), self.run_engine("f32/f32", rounds, **few)
+        self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
+
+    def test_codes(self):
+        """Blocks that fit, and ids that do not depend on what is cached or preempted."""
+        stock = self.run_engine("", [])
+        plenty = self.run_engine("turboquant4", ROUNDS, max_num_seqs=4)
+        few = self.run_engine("turboquant4", ROUNDS, max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
+        self.assertGreater(plenty["blocks"], 7.5 * stock["blocks"])  # of float32
+        self.assertEqual([[x["ids"] for x in r] for r in few["rounds"]], [[x["ids"] for x in r] for r in plenty["rounds"]])
+
+    def test_refusals(self):
+        for stored, words in (("nothing", "none of turboquant4"), ("kivi-2/kivi-2", "rows beside its pages")):
+            with self.subTest(stored), self.assertRaisesRegex(RuntimeError, words):
+                self.run_engine(stored, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
