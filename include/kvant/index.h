@@ -50,7 +50,8 @@ typedef struct kvant_index_params {
     kvant_metric metric;
     /* "NAME[:dims=N,lists=N,rows=int8,seed=N]"; NULL: "turboquant-4". Names: turboquant-1 to 8,
      * trellis-2 to 4 (smaller errors, longer to add; states=256|1024|4096), int-2 to 8, rabitq-1 to 7
-     * (the grid of RaBitQ). dims=N keeps the N principal dimensions of the rows of
+     * (the grid of RaBitQ), and slowly any codec of kvant/codec.h that encodes token by token, as
+     * octopus-3 or turboquant-4:qjl. dims=N keeps the N principal dimensions of the rows of
      * kvant_index_train. lists=N makes an index of inverted lists: vectors lie by the nearest of N
      * centroids, and searches read the lists nearest to a query. Both need training first, lists only
      * without centroids; lists keep ids. rows=int8 keeps 8 bits per number beside the codes, for rerank. */
@@ -149,7 +150,7 @@ typedef struct kvant_index_info {
     uint32_t dim;
     kvant_metric metric;
     const char *spec; /* canonical; owned by the index */
-    uint32_t bits;    /* of one code */
+    uint32_t bits;    /* of one code; 0: codes are not of single numbers */
     int has_center, has_ids, is_view;
     uint64_t n;              /* vectors */
     size_t bytes_per_vector; /* codes and factors, padding of dimensions included */

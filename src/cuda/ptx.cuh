@@ -160,35 +160,6 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
-/* Until the phase of an mbarrier has passed. compute_90. */
-KVANT_INLINE void wait_at_barrier(uint32_t barrier, uint32_t parity)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-#endif
-}
-
-/* Bulk copies behind the next barrier come after what was stored in shared memory. */
-KVANT_INLINE void fence_shared()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/* They find what was stored in device memory. */
-KVANT_INLINE void fence_for_copies()
-{
-    __threadfence();
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-#endif
-}
-
 /* A line into the second-level cache. */
 KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {

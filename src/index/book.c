@@ -7,7 +7,9 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 
-const kvant_book_name kvant_book_names[4] = { { "turboquant", 1, 8 }, { "rabitq", 1, 7 }, { "int", 2, 8 }, { "trellis", 2, 4 } };
+const kvant_book_name kvant_book_names[4] = {
+    { "turboquant", 1, 8 }, { "rabitq", 1, 7 }, { "int", 2, 8 }, { "trellis", 2, 4 }
+};
 
 /* The positive levels; the negative ones mirror them. */
 static const struct {
@@ -72,7 +74,9 @@ static kvant_status fill_trellis(kvant_book *book, uint32_t bits, uint32_t memor
 kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits, uint32_t memory, uint32_t dim)
 {
     const uint32_t padded = kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* more steps than memory */
-    *book = (kvant_book){ .kind = kind, .format = { .bits = bits, .n_quads = kvant_pack_quads(padded, bits) }, .value_bits = bits };
+    *book = (kvant_book){ .kind = kind,
+                          .format = { .bits = bits, .n_quads = kvant_pack_quads(padded, bits) },
+                          .value_bits = bits };
     if (kind == KVANT_BOOK_TRELLIS)
         KVANT_FORWARD(fill_trellis(book, bits, memory));
     else if (kind == KVANT_BOOK_INT || bits == 8)

@@ -176,8 +176,11 @@ static bool checksum_fits(const uint8_t *bytes, size_t n)
 static kvant_status make_from_head(const head *h, size_t n, kvant_index **index, layout *l, const kvant_error *error)
 {
     if (h->head_checksum != head_checksum(*h) || h->spec[sizeof h->spec - 1] != 0 || h->flags & ~(uint32_t)ALL_FLAGS ||
-        h->n > KVANT_INDEX_MAX_VECTORS || kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error))
+        h->n > KVANT_INDEX_MAX_VECTORS)
         return damaged(error, "its head is damaged");
+    const kvant_status status = kvant_index_make(h->spec, h->dim, (kvant_metric)h->metric, index, error);
+    if (status != KVANT_OK) /* also a codec that this build lacks */
+        return status == KVANT_ERR_MEMORY ? status : damaged(error, "its head is damaged");
     kvant_index *made = *index;
     if (made->n_lists && (h->n_packs > KVANT_INDEX_MAX_VECTORS / KVANT_PACK_VECTORS ||
                           h->n > (uint64_t)h->n_packs * KVANT_PACK_VECTORS || (h->n > 0 && !(h->flags & HAS_IDS)) ||

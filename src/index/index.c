@@ -7,7 +7,7 @@
 #include "../base/alloc.h"
 #include "../base/file.h"
 #include "../base/half.h"
-#include "../codec/options.h"
+#include "../codec/common.h"
 #include "lists.h"
 
 static const char *const state_names[] = { "256", "1024", "4096", NULL };
@@ -39,10 +39,14 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
 {
     *kind = KVANT_BOOK_RECORDS;
     snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
-    for (uint32_t i = 0; i < spec->n_options; i++)
+    for (uint32_t i = 0; i < spec->n_options; i++) {
+        for (const kvant_option *option = kvant_common_options; option->key; option++)
+            if (!spec->options[i].used && strcmp(spec->options[i].key, option->key) == 0)
+                return kvant_fail(error, KVANT_ERR_SPEC, "%s= is no option of an index, which rotates by itself", option->key);
         if (!spec->options[i].used)
             kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':', spec->options[i].key,
                          spec->options[i].value ? "=" : "", spec->options[i].value ? spec->options[i].value : "");
+    }
     if (strlen(codec) == size - 1)
         return kvant_fail(error, KVANT_ERR_SPEC, "a codec of an index is named in at most %zu letters", size - 2);
     for (uint32_t i = 0; !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
@@ -97,8 +101,10 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     if (kind == KVANT_BOOK_RECORDS)
         KVANT_FORWARD(kvant_book_create_records(&index->book, index->spec, index->code_dim, error));
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
-    if ((kind != KVANT_BOOK_RECORDS && kvant_book_create(&index->book, kind, bits, memory, index->code_dim) != KVANT_OK) ||
-        create_rotations(index) != KVANT_OK)
+    kvant_status status = KVANT_OK;
+    if (kind != KVANT_BOOK_RECORDS)
+        status = kvant_book_create(&index->book, kind, bits, memory, index->code_dim);
+    if (status != KVANT_OK || create_rotations(index) != KVANT_OK)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
     return KVANT_OK;
 }

@@ -80,16 +80,30 @@ kvant_status kvant_lists_enter(kvant_index *index, uint32_t number, const uint32
 
 /* ---- Which list ---- */
 
+/* near[0 .. n - 1] = <v, c> - weight |c|^2 / 2 of the lists from first on; returns n. */
+#define NEAR 64u
+
+static uint32_t find_near(const kvant_index *index, const kvant_kernels *kernels, const float *v, float weight,
+                          uint32_t first, float *near)
+{
+    const uint32_t left = index->n_lists - first, n = left < NEAR ? left : NEAR;
+    kernels->dot_rows(v, kvant_index_centroid(index, first), index->dim, n, near);
+    for (uint32_t i = 0; i < n; i++)
+        near[i] -= weight * index->half_squares[first + i];
+    return n;
+}
+
 static uint32_t nearest_list(const kvant_index *index, const kvant_kernels *kernels, const float *v)
 {
     uint32_t best = 0;
-    float most = -INFINITY;
-    for (uint32_t i = 0; i < index->n_lists; i++) {
-        const float near = kernels->dot(v, kvant_index_centroid(index, i), index->dim) - index->half_squares[i];
-        if (near > most) {
-            most = near;
-            best = i;
-        }
+    float most = -INFINITY, near[NEAR];
+    for (uint32_t first = 0, n; first < index->n_lists; first += n) {
+        n = find_near(index, kernels, v, 1, first, near);
+        for (uint32_t i = 0; i < n; i++)
+            if (near[i] > most) {
+                most = near[i];
+                best = first + i;
+            }
     }
     return best;
 }
@@ -105,11 +119,12 @@ void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, 
     const bool distance = index->metric == KVANT_METRIC_L2;
     const float weight = distance ? 1 : SHORT_CENTROIDS * sqrtf(kernels->dot(v, v, index->dim)) / index->radius;
     kvant_top top = { found, 0, n_probe };
-    for (uint32_t i = 0; i < index->n_lists; i++) {
-        const float near =
-            kernels->dot(v, kvant_index_centroid(index, i), index->dim) - weight * index->half_squares[i];
-        if (near >= kvant_top_threshold(&top))
-            kvant_top_add(&top, (kvant_found){ near, i, i });
+    float near[NEAR];
+    for (uint32_t first = 0, n; first < index->n_lists; first += n) {
+        n = find_near(index, kernels, v, weight, first, near);
+        for (uint32_t i = 0; i < n; i++)
+            if (near[i] >= kvant_top_threshold(&top))
+                kvant_top_add(&top, (kvant_found){ near[i], first + i, first + i });
     }
     for (uint32_t i = 0; i < top.n; i++)
         chosen[i] = top.found[i].slot;

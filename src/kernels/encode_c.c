@@ -16,6 +16,12 @@ KVANT_DOT_FN(kvant_dot_c)
     return kvant_dot_ordered(a, b, n);
 }
 
+KVANT_DOT_ROWS_FN(kvant_dot_rows_c)
+{
+    for (uint32_t i = 0; i < n_rows; i++)
+        sums[i] = kvant_dot_ordered(a, rows + (size_t)i * n, n);
+}
+
 KVANT_DOT_CODES_FN(kvant_dot_codes_c)
 {
     float s[16] = { 0 };

@@ -41,6 +41,36 @@ static KVANT_DOT_FN(NAME(dot))
     return kvant_sum16(s);
 }
 
+/* Four rows: their sums do not wait for one another. */
+static KVANT_DOT_ROWS_FN(NAME(dot_rows))
+{
+    uint32_t row = 0;
+    for (; row + 4 <= n_rows; row += 4) {
+        const float *b = rows + (size_t)row * n;
+        float s[4][16];
+        vf sum[4][SUM_VECTORS];
+        uint32_t i = 0;
+        unrolled_for (uint32_t r = 0; r < 4; r++)
+            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
+                sum[r][v] = vf_zero();
+        for (; i + 16 <= n; i += 16)
+            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++) {
+                const vf x = vf_load_unaligned(a + i + v * LANES);
+                unrolled_for (uint32_t r = 0; r < 4; r++)
+                    sum[r][v] = vf_add(sum[r][v], vf_mul(x, vf_load_unaligned(b + r * (size_t)n + i + v * LANES)));
+            }
+        unrolled_for (uint32_t r = 0; r < 4; r++) {
+            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
+                vf_store_unaligned(s[r] + v * LANES, sum[r][v]);
+            for (uint32_t j = 0; i + j < n; j++)
+                s[r][j] += a[i + j] * b[r * (size_t)n + i + j];
+            sums[row + r] = kvant_sum16(s[r]);
+        }
+    }
+    for (; row < n_rows; row++)
+        sums[row] = NAME(dot)(a, rows + (size_t)row * n, n);
+}
+
 /* As many sums as hide the latency of an addition stay in registers while the rows go by. */
 #define COMBINED 4
 

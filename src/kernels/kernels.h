@@ -200,6 +200,9 @@ typedef struct kvant_block_page {
 /* sum a[i] b[i] in the order of math/sums.h, any n. */
 #define KVANT_DOT_FN(name) float name(const float *a, const float *b, uint32_t n)
 
+/* sums[i] = the dot of a and the n numbers at rows + i * n, for n_rows rows. */
+#define KVANT_DOT_ROWS_FN(name) void name(const float *a, const float *rows, uint32_t n, uint32_t n_rows, float *sums)
+
 /* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
  * of k rows; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
@@ -302,6 +305,7 @@ typedef struct kvant_uniform_step {
     X(SCALE_ROWS, scale_rows)                                                                                      \
     X(TO_HALF, float_to_half)                                                                                      \
     X(DOT, dot)                                                                                                    \
+    X(DOT_ROWS, dot_rows)                                                                                          \
     X(DOT_CODES, dot_codes)                                                                                        \
     X(COMBINE_ROWS, combine_rows)                                                                                  \
     X(HADAMARD, hadamard)                                                                                          \

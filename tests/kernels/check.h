@@ -28,6 +28,7 @@
     X(scale_rows)                                                                                                  \
     X(float_to_half)                                                                                               \
     X(dot)                                                                                                         \
+    X(dot_rows)                                                                                                    \
     X(dot_codes)                                                                                                   \
     X(combine_rows)                                                                                                   \
     X(hadamard)                                                                                                    \

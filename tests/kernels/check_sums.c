@@ -23,6 +23,33 @@ CHECK(dot)
             }
 }
 
+CHECK(dot_rows)
+{
+    float want[9];
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (uint32_t n_rows = 0; n_rows < COUNT(want); n_rows++) {
+            const uint32_t n = lengths[l];
+            check_case(check, "%u numbers, %u rows", n, n_rows);
+            float *a = check_input(check, "a", n * sizeof *a, sizeof *a);
+            float *rows = check_input(check, "rows", (size_t)n * n_rows * sizeof *rows, sizeof *rows);
+            float *sums = check_output(check, "sums", n_rows * sizeof *sums, sizeof *sums);
+            check_floats(check, a, n, CHECK_NORMAL);
+            check_floats(check, rows, n * n_rows, CHECK_NORMAL);
+            for (uint32_t i = 0; i < n_rows; i++)
+                want[i] = c->dot(a, rows + i * n, n);
+            CHECK_CALL(check, kernels->dot_rows(a, rows, n, n_rows, sums));
+            check_same(check, "sums", sums, want, n_rows, sizeof *sums);
+        }
+}
+
+BENCH(dot_rows)
+{
+    check_case(check, "bench");
+    float *a = check_input(check, "a", 384 * sizeof *a, 64), *rows = check_input(check, "rows", 128 * 384 * sizeof *rows, 64);
+    float *sums = check_output(check, "sums", 128 * sizeof *sums, 64);
+    CHECK_BENCH(check, kernels->dot_rows(a, rows, 384, 128, sums), "128 rows of 384");
+}
+
 BENCH(dot)
 {
     static const uint32_t n[] = { 16, 128 };

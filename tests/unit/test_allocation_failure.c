@@ -355,9 +355,15 @@ static const char *index_spec;
 static kvant_status index_life(const void *path)
 {
     static const uint64_t allowed[] = { 70, 71 };
-    const kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = index_spec, .center = rows };
-    const kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 20, .n = 2, .k = 3, .n_threads = 2, .allowed = allowed, .n_allowed = 2 };
+    kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = index_spec, .center = rows };
+    kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 20, .n = 2, .k = 3, .n_threads = 2, .allowed = allowed, .n_allowed = 2 };
     kvant_index *index, *read = NULL;
+    query.rerank = strstr(index_spec, "rows") ? 20 : 0;
+    if (query.rerank) { /* centroids are given, too */
+        params.centroids = rows;
+        params.centroid_stride = 20;
+        params.n_centroids = 4;
+    }
     uint64_t found[6], ids[40];
     float scores[20];
     char err[256] = "";
@@ -395,6 +401,10 @@ static void indexes(void **state)
     index_spec = "turboquant-3:dims=7";
     refuse_each_allocation(index_life, path, index_spec, false);
     index_spec = "turboquant-4:lists=4";
+    refuse_each_allocation(index_life, path, index_spec, false);
+    index_spec = "trellis-2:lists=4,rows=int8";
+    refuse_each_allocation(index_life, path, index_spec, false);
+    index_spec = "int-4:asym";
     refuse_each_allocation(index_life, path, index_spec, false);
     remove(path);
 }
