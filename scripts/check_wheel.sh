@@ -38,7 +38,9 @@ kvant=$work/env/bin/kvant
     { cat "$work/said" >&2; fail "kvant exec"; }
 "$kvant" bench distortion --help >/dev/null || fail "a command that is Python does not start"
 "$work/env/bin/python" - <<'END'
-import kvant, numpy
+import importlib.metadata, kvant, numpy
+plugins = [point for point in importlib.metadata.entry_points(group="vllm.general_plugins") if point.name == "kvant"]
+assert plugins and plugins[0].load()() is None  # without KVANT_VLLM nothing is registered
 codec, rows = kvant.Codec("trellis-4", 128), numpy.random.default_rng(0).standard_normal((100, 128), "float32")
 error = rows - codec.decode(codec.encode(rows), 100)
 assert (error**2).mean() < 0.011, (error**2).mean()  # codecs.md: 0.0097 of normal rows at 4 bits

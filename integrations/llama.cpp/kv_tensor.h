@@ -80,7 +80,7 @@ struct kvp_kv {
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
-    bool bind_failed; /* said once, not for every node */
+    bool bind_failed, refused; /* said once, not for every node or row */
 };
 
 /* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */

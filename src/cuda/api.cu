@@ -2,7 +2,7 @@
  * no arithmetic. attention/launch.cu has the functions of attention. */
 #include "any/any.h"
 #include "checks.h"
-#include "encode/few_rows.h"
+#include "encode/append.h"
 #include "encode/queries.h"
 #include "pages/pages.h"
 #include "table.h"
@@ -178,12 +178,13 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
                              cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
 }
 
-static kvant_status roles_of(const kvant_cuda_append_args *args, Roles &roles)
+kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
         !valid_rows(args->v, args->n_kv_heads, args->transformed))
         return KVANT_ERR_ARGUMENT;
+    Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
         if (!rows->codec)
             continue;
@@ -201,15 +202,6 @@ static kvant_status roles_of(const kvant_cuda_append_args *args, Roles &roles)
     for (const kvant_cuda_rows *rows : { &args->k, &args->v })
         if (rows->codec && rows->codec->params.dense && !args->transformed)
             return KVANT_ERR_UNSUPPORTED;
-    return KVANT_OK;
-}
-
-kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
-{
-    Roles roles{};
-    const kvant_status status = roles_of(args, roles);
-    if (status != KVANT_OK)
-        return status;
     AppendArgs common{};
     common.type = args->type;
     common.n_tokens = args->n_tokens;
@@ -217,30 +209,6 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.refused = args->refused;
     common.slots_ready = args->slots_ready != 0;
     return launch_roles(roles, common, args->n_kv_heads, stream);
-}
-
-kvant_status kvant::new_rows_of(const kvant_cuda_append_args &args, NewRows &rows)
-{
-    Roles roles{};
-    const kvant_status status = roles_of(&args, roles);
-    if (status != KVANT_OK)
-        return status;
-    for (const AppendRole &role : roles.at) {
-        const bool simple = roles.n == 2 && !takes_any(role.codec, false) &&
-                            role.codec.weighting != KVANT_CUDA_WEIGHTING_FULL &&
-                            (append_launch_of(role.codec) == launch_append || role.codec.codes == KVANT_CUDA_CODES_OPEN);
-        if (!simple || (role.codec.codes == KVANT_CUDA_CODES_OPEN) != (roles.at[0].codec.codes == KVANT_CUDA_CODES_OPEN))
-            return KVANT_ERR_UNSUPPORTED;
-    }
-    rows.slots = args.slots;
-    rows.refused = args.refused;
-    rows.type = args.type;
-    rows.open = roles.at[0].codec.codes == KVANT_CUDA_CODES_OPEN;
-    for (int i = 0; i < 2; i++) {
-        rows.roles[i] = few_role(roles.at[i]);
-        fill_book(rows.books[i], *roles.at[i].source);
-    }
-    return KVANT_OK;
 }
 
 kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)

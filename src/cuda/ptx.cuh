@@ -160,35 +160,6 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
-/* Until the phase of an mbarrier has passed. compute_90. */
-KVANT_INLINE void wait_at_barrier(uint32_t barrier, uint32_t parity)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-#endif
-}
-
-/* Bulk copies behind the next barrier come after what was stored in shared memory. */
-KVANT_INLINE void fence_shared()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/* They find what was stored in device memory. */
-KVANT_INLINE void fence_for_copies()
-{
-    __threadfence();
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-#endif
-}
-
 /* A line into the second-level cache. */
 KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {
@@ -221,6 +192,26 @@ KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
     asm volatile("{.reg .pred p;\nsetp.ne.u32 p,%0,0;\n@p st.shared.b32 [%1],%2;}" ::"r"((uint32_t)condition),
                  "r"(address), "r"(x)
                  : "memory");
+}
+
+/* The compiler keeps the pointer instead of computing it for each use. */
+template <class T> KVANT_INLINE void keep(const T *&p)
+{
+    asm("" : "+l"(p));
+}
+
+/* Of a normal number. */
+KVANT_INLINE float inverse_root(float x)
+{
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Until so many threads are there. */
+KVANT_INLINE void meet_at(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 KVANT_INLINE uint32_t pack_half2(float low, float high)

@@ -92,9 +92,8 @@ static void store_query(const search *s, size_t i, const uint8_t *codes)
     s->sums[i] = sum;
 }
 
-static void prepare_query(void *context, size_t i, uint32_t worker)
+static void prepare_query(search *s, size_t i, uint32_t worker)
 {
-    search *s = context;
     const kvant_index *index = s->index;
     const float *q = s->query->rows + i * s->query->stride;
     float *scratch = s->scratch + worker * kvant_index_scratch(index);
@@ -113,6 +112,14 @@ static void prepare_query(void *context, size_t i, uint32_t worker)
     s->weights[i] = row.weight;
     s->steps[i] = distance ? -2 : offsets ? 1 : step;
     s->constants[i] = distance ? row.squared : 0;
+}
+
+/* Queries of a tile share lines of the processor's caches, which threads had better not. */
+static void prepare_tile(void *context, size_t tile, uint32_t worker)
+{
+    search *s = context;
+    for (uint32_t i = 0; i < tile_size(s, tile); i++)
+        prepare_query(s, tile * TILE + i, worker);
 }
 
 /* ---- Packs ---- */
@@ -622,7 +629,7 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
-        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * index->dim), prepare_query, &s);
+        kvant_parallel_for(s.n_tiles, threads_for(&s, (double)q.n * index->dim), prepare_tile, &s);
         status = atomic_load(&s.refused) ? kvant_index_check_rows(index, q.rows, q.stride, q.n) : find(&s);
     }
     if (status == KVANT_OK)

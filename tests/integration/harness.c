@@ -55,6 +55,8 @@ static struct llama_model *load_model(const char *path, ggml_backend_dev_t devic
     params.devices = devices;
     params.n_gpu_layers = 99;
     params.no_alloc = planned;
+    if (other != NULL && getenv("KVANT_TEST_SPLIT") != NULL)
+        params.split_mode = LLAMA_SPLIT_MODE_TENSOR;
     params.load_mode = planned ? LLAMA_LOAD_MODE_NONE : params.load_mode;
     return llama_model_load_from_file(path, params);
 }

@@ -43,7 +43,7 @@ bool harness_on_gpu(void);
 bool harness_has_standin(void);
 /* Ends the program as skipped where harness_on_gpu is false. */
 void harness_need_gpu(void);
-/* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
+/* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1, or with KVANT_TEST_SPLIT their heads. */
 int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);

@@ -234,7 +234,8 @@ static void errors_are_those_of_the_bits(void **state)
 /* Centre and factors are learnt from 64 tokens, in however many batches these come: errors are those of a prompt in one batch. */
 static void centres_are_learnt_from_enough_tokens(void **state)
 {
-    static const char *const specs[] = { "trellis-4:center=first,norm=first", "turboquant-6:center=first,norm=first", "turboquant-4:center=first" };
+    static const char *const specs[] = { "trellis-4:center=first,norm=first", "turboquant-6:center=first,norm=first",
+                                         "turboquant-4:center=first" };
     static const int batches[] = { N_PROMPT, 1, 40 };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
     float *stock = new_logits(), *ours = new_logits();

@@ -165,9 +165,7 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
         else
             attending = NULL;
     }
-    const char *skip = getenv("KVANT_SKIP");
-    if (skip == NULL || !(atoi(skip) & 4) || !kvp_gpu_capturable(node))
-        to_ours(b);
+    to_ours(b);
     return kvp_gpu_compute(b, node, values, attending);
 }
 
@@ -248,14 +246,6 @@ static int32_t launch(kvp_gpu_backend *b)
     bool launched;
 
     to_ours(b);
-    const char *t = getenv("KVANT_T");
-    static int zero[16];
-    if (t != NULL && atoi(t) == 1)
-        kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), zero, 4, b->stream);
-    if (t != NULL && atoi(t) == 2)
-        kvp_cu.stream_finish(b->stream);
-    if (t != NULL && atoi(t) == 3)
-        kvp_cu.fill((cu_address)(uintptr_t)kvp_gpu_lengths(b, KVP_MOST_MASKS - 1), 0, 4, b->stream);
     launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->stream), "its graph");
     to_cuda(b);
     b->n_launches++;
@@ -315,12 +305,10 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
         if (!ok)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, getenv("KVANT_COPY") ? b->gpu->stream : b->stream);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
     pthread_mutex_unlock(&b->gpu->lock);
-    if (getenv("KVANT_COPY"))
-        kvp_cu.stream_finish(b->gpu->stream);
     return ok;
 }
 
@@ -359,7 +347,7 @@ static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_take_word(b->refused);
 
-    if (status == KVANT_OK || getenv("KVANT_SKIP"))
+    if (status == KVANT_OK)
         return;
     b->failed = true;
     kvp_error("%s: cannot store new rows: %s", b->gpu->name, kvant_strerror(status));
@@ -470,13 +458,6 @@ static bool start(kvp_gpu_backend *b)
         !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
-    for (int i = 0; getenv("KVANT_STREAMS") && i < atoi(getenv("KVANT_STREAMS")); i++) {
-        cu_stream extra;
-        kvp_cu.stream_new(&extra, CU_NON_BLOCKING);
-        if (kvp_gpu_grow(gpu, &b->lengths, 4096, false))
-            kvp_cu.fill((cu_address)(uintptr_t)b->lengths.at, 0, 64, extra);
-        kvp_cu.stream_finish(extra);
-    }
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };
     b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
     b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };

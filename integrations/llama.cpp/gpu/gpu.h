@@ -18,7 +18,8 @@
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
- * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
+ * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of
+ * keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
@@ -298,7 +299,7 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 /* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
-/* Whether attention sees the rows of a pair, one per stream, and can store them. */
+/* Whether attention sees the rows of a pair, one per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention

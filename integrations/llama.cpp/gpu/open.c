@@ -74,7 +74,8 @@ static bool have_pages(kvp_kv *kv, uint32_t n)
     if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
         return false;
     cells->open_pages =
-        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved,
+                            cells->n_kv_heads * page, page };
     return true;
 }
 
@@ -135,18 +136,12 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
 
 /* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
 
-static int n_side(void)
-{
-    const char *n = getenv("KVANT_SIDE");
-    return n != NULL ? atoi(n) : KVP_SIDE_STREAMS;
-}
-
 static bool spread(kvp_gpu *gpu, cu_stream stream)
 {
     bool ok = (gpu->order != NULL || kvp_cu_ok(kvp_cu.event_new(&gpu->order, CU_NO_TIMING), "an event")) &&
               kvp_cu_ok(kvp_cu.event_record(gpu->order, stream), "ordering");
 
-    for (int i = 0; i < n_side() && ok; i++)
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
         ok = (gpu->side[i] != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->side[i], CU_NON_BLOCKING), "a stream")) &&
              kvp_cu_ok(kvp_cu.stream_wait(gpu->side[i], gpu->order, 0), "ordering");
     return ok;
@@ -156,13 +151,9 @@ static bool gather(kvp_gpu *gpu, cu_stream stream)
 {
     bool ok = true;
 
-    for (int i = 0; i < n_side() && ok; i++)
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
         ok = kvp_cu_ok(kvp_cu.event_record(gpu->order, gpu->side[i]), "ordering") &&
              kvp_cu_ok(kvp_cu.stream_wait(stream, gpu->order, 0), "ordering");
-    for (int i = 0; i < n_side() && getenv("KVANT_DROP"); i++) {
-        kvp_cu.stream_free(gpu->side[i]);
-        gpu->side[i] = NULL;
-    }
     return ok;
 }
 
@@ -195,7 +186,7 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
                                .rows = (const char *)open->base + page * open->block_stride,
                                .token_stride = cells->head_dim,
                                .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % n_side()]) == KVANT_OK;
+        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
     ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
@@ -222,7 +213,7 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
                                               .token_stride = cells->head_dim,
                                               .head_stride = open->head_stride / sizeof(uint16_t),
                                               .transformed = 1 };
-        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % n_side()]) == KVANT_OK;
+        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
     return ok && gather(cache->gpu, stream);
 }

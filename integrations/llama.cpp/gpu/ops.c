@@ -140,7 +140,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
 }
 
 /* open: to open pages. */
-static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     kvant_cuda_append_args args = { .size = sizeof(args),
@@ -149,7 +149,7 @@ static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *co
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
                                     .refused = (uint32_t *)b->refused,
-                                    .slots_ready = getenv("KVANT_LATE") == NULL };
+                                    .slots_ready = 1 };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -160,23 +160,10 @@ static kvant_cuda_append_args append_of(const kvp_gpu_backend *b, abi_tensor *co
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
     }
-    return args;
-}
-
-static kvant_status append(const kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
-{
-    const kvant_cuda_append_args args = append_of(b, nodes, n, open);
-
     return kvant_cuda_append(&args, b->stream);
 }
 
-/* Rows that attention appends, and their cells. */
-typedef struct new_rows {
-    kvant_cuda_append_args append;
-    const int64_t *cells;
-} new_rows;
-
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *rows);
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells);
 
 /* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
  * attention of the same layer, which comes next. */
@@ -186,32 +173,23 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     const int n = values != NULL ? 2 : 1;
     const kvp_gpu_cache *cache;
     kvant_status status = KVANT_OK;
-    bool sealed, open;
 
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i]))
             return ABI_STATUS_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
-    sealed = !cache->keeps || !cache->waits;
-    open = cache->keeps && cache->any_open;
-    if (attending != NULL && sealed != open && getenv("KVANT_APART") == NULL) {
-        const new_rows rows = { append_of(b, nodes, n, open), node->src[1]->data };
-        return attention(b, attending, &rows);
-    }
-    if (sealed)
+    if (!cache->keeps || !cache->waits)
         status = append(b, nodes, n, false);
-    if (open && status == KVANT_OK)
+    if (cache->keeps && cache->any_open && status == KVANT_OK)
         status = append(b, nodes, n, true);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
-    else if (attending != NULL) {
-        const new_rows rows = { { .size = sizeof(kvant_cuda_append_args), .slots_ready = getenv("KVANT_LATE") == NULL }, node->src[1]->data };
-        return attention(b, attending, &rows);
-    }
+    else if (attending != NULL)
+        return attention(b, attending, node->src[1]->data);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
-/* Whether attention sees the rows of a pair, one per stream, and comes when they do. */
+/* Whether attention sees the rows of a pair, one per stream: all other rows are older than the graph. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending)
 {
     return attending->op == kvp_api.op.flash_attn_ext && kvp_root(attending->src[1]) == kvp_root(keys) &&
@@ -247,7 +225,7 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
 }
 
 static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams,
-                                              const new_rows *rows)
+                                              const int64_t *new_cells)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
@@ -299,10 +277,9 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .table_ready = 1,
-        .rows = rows != NULL ? rows->append : (kvant_cuda_append_args){ 0 },
-        .row_cells = rows != NULL ? rows->cells : NULL,
-        .row_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
-        .row_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
+        .new_cells = new_cells,
+        .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
+        .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
     };
 }
 
@@ -362,9 +339,9 @@ static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k,
     return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
 }
 
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const new_rows *rows)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells)
 {
-    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, rows);
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
     kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
@@ -432,8 +409,8 @@ static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gp
             kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
 }
 
-/* rows: NULL, or what is appended first. */
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *rows)
+/* new_cells: NULL, or those of the newest rows, one per stream. */
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
@@ -446,13 +423,10 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const new_rows *r
         return ABI_STATUS_ALLOC_FAILED;
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
-    if (rows != NULL && streams.n < n_streams) {
-        if (rows->append.n_tokens > 0)
-            status = kvant_cuda_append(&rows->append, b->stream);
-        rows = NULL;
-    }
+    if (streams.n < n_streams)
+        new_cells = NULL;
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        status = attend(b, node, streams, rows);
+        status = attend(b, node, streams, new_cells);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -489,11 +463,6 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending)
 {
-    const char *skip = getenv("KVANT_SKIP");
-    if (skip != NULL && (atoi(skip) & 1) && node->op == kvp_api.op.set_rows && kvp_gpu_capturable(node))
-        return ABI_STATUS_SUCCESS;
-    if (skip != NULL && (atoi(skip) & 2) && node->op == kvp_api.op.flash_attn_ext)
-        return ABI_STATUS_SUCCESS;
     if (!kvp_gpu_touches(node))
         return kvp_gpu_accelerate(b, node);
     if (node->op == kvp_api.op.set_rows)

@@ -99,7 +99,7 @@ struct ChunkDecoder {
           codewords(reinterpret_cast<const uint2 *>(g_.tables + g_.halves)),
           slots(reinterpret_cast<const uint16_t *>(page + g_.metadata) + PAGE_TOKENS), bits((int)g_.view.chunks.index_bits)
     {
-        asm("" : "+l"(direction), "+l"(norm), "+l"(codewords)); /* otherwise they are computed for each code */
+        keep(direction), keep(norm), keep(codewords);
     }
 
     KVANT_INLINE ChunkNumbers triplet(uint32_t code, float scale) const
@@ -109,14 +109,6 @@ struct ChunkDecoder {
                     z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u), y = w - copysignf(fold, w),
                     factor = scale * __ldg(norm + (code >> bits)) * inverse_root(x * x + y * y + z * z);
         return ChunkNumbers{ pack_half2(factor * x, factor * y), pack_half2(factor * z, 0) };
-    }
-
-    /* Of squared lengths of points of the octahedron: between 1/3 and 1. */
-    KVANT_INLINE static float inverse_root(float x)
-    {
-        float y;
-        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-        return y;
     }
 
     KVANT_INLINE ChunkNumbers outlier(uint32_t slot, int token, float inverse) const

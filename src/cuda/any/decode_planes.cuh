@@ -27,7 +27,7 @@ KVANT_INLINE void wait_for_team(int team, int warps)
     if (warps == 1)
         __syncwarp();
     else
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * warps) : "memory");
+        meet_at(1 + team, 32 * warps);
 }
 
 /* Token first + t of the page belongs into row t: the number of channel c, over units[t], into

@@ -10,32 +10,37 @@
 namespace kvant
 {
 
-/* The lane's 16 channels: those below a node of list 4. */
+/* A lane's 16 channels: those below a node of list 4. */
 struct PolarLeaves {
     const kvant_general &g;
-    const uint16_t *codes; /* of the token */
     int node;
+    /* cosines, then sines, of the last four lists: of all pairs of the lane but its last one, and of that */
+    const float *books[4], *ends[4];
+
+    KVANT_INLINE PolarLeaves(const kvant_general &g_, int node_) : g(g_), node(node_)
+    {
+        unrolled_for (int list = 0; list < 4; list++) {
+            books[list] = general_polar_book(&g, list, false);
+            ends[list] = general_polar_book(&g, list, 16 * (node + 1) == (int)g.head_dim);
+            keep(books[list]), keep(ends[list]);
+        }
+    }
 
     KVANT_INLINE int pairs(int list) const
     {
         return (((int)g.head_dim - 1 >> list) + 1) / 2;
     }
 
-    KVANT_INLINE float turned(float radius, int list, int pair, uint32_t code, bool sine) const
-    {
-        return radius * __ldg(general_polar_book(&g, list, pair == pairs(list) - 1) + (sine ? 16 : 0) + code);
-    }
-
-    /* The product over the lists above. An odd node has no pair. */
-    KVANT_INLINE float radius() const
+    /* The product over the lists above. codes: of the token. An odd node has no pair. */
+    KVANT_INLINE float radius(const uint16_t *codes) const
     {
         float radius = g.view.polar.sqrt_dim;
         int end = (int)g.head_dim - 1; /* of the codes of a list */
         for (int list = (int)g.view.polar.depth - 1; list >= 4; list--) {
-            const int at = node >> (list - 4), pair = at >> 1;
-            end -= pairs(list);
-            if (pair < pairs(list))
-                radius = turned(radius, list, pair, codes[end + pair], at & 1);
+            const int at = node >> (list - 4), pair = at >> 1, n = pairs(list);
+            end -= n;
+            if (pair < n)
+                radius *= __ldg(general_polar_book(&g, list, pair == n - 1) + (at & 1 ? 16 : 0) + codes[end + pair]);
         }
         return radius;
     }
@@ -43,20 +48,23 @@ struct PolarLeaves {
     /* A list's nodes from those of the list above it, N of them, in place. first: the list's first code. */
     template <int N> KVANT_INLINE void split(float (&x)[16], int list, const uint16_t *first) const
     {
-        uint16_t own[N];
-        unrolled_for (int i = 0; i < N; i++)
-            own[i] = first[N * node + i];
+        uint32_t words[(N + 1) / 2];
+        if constexpr (N == 1)
+            words[0] = first[node];
+        else
+            unrolled_for (int i = 0; i < N / 2; i++)
+                words[i] = reinterpret_cast<const uint32_t *>(first + N * node)[i];
         unrolled_for (int i = N - 1; i >= 0; i--) {
-            const float above = x[i];
-            x[2 * i + 1] = turned(above, list, N * node + i, own[i], true);
-            x[2 * i] = turned(above, list, N * node + i, own[i], false);
+            const float *book = (i == N - 1 ? ends : books)[list] + (words[i / 2] >> 16 * (i % 2) & 0xffffu), above = x[i];
+            x[2 * i + 1] = above * __ldg(book + 16);
+            x[2 * i] = above * __ldg(book);
         }
     }
 
-    KVANT_INLINE void numbers(float (&x)[16]) const
+    KVANT_INLINE void numbers(float (&x)[16], const uint16_t *codes) const
     {
         const int d = (int)g.head_dim; /* a multiple of 16: the last four lists have no odd node */
-        x[0] = radius();
+        x[0] = radius(codes);
         split<1>(x, 3, codes + d / 2 + d / 4 + d / 8);
         split<2>(x, 2, codes + d / 2 + d / 4);
         split<4>(x, 1, codes + d / 2);
@@ -70,17 +78,18 @@ __device__ static __noinline__ void decode_leaves(const kvant_general &g, const 
     int lanes = 1; /* of a token */
     while (16 * lanes < tile.d)
         lanes *= 2;
-    const int tokens = 32 / lanes;
+    const int tokens = 32 / lanes, node = tile.lane % lanes;
+    const bool there = 16 * node < tile.d;
+    const PolarLeaves leaves(g, node);
 #pragma unroll 1
     for (int first = tokens * tile.rank; first < TILE_TOKENS; first += tokens * tile.team_warps) {
-        const int token = first + tile.lane / lanes, node = tile.lane % lanes;
-        const bool there = 16 * node < tile.d;
+        const int token = first + tile.lane / lanes;
         const float stored = token < tile.valid ? half_at(scales, token) : 0, unit = fmaxf(power_above(stored), LEAST_UNIT),
                     scale = stored * inverse_of(unit);
         __half *row = tile.numbers() + token * tile.stride;
         float x[16];
         if (there)
-            PolarLeaves{ g, reinterpret_cast<const uint16_t *>(row), node }.numbers(x);
+            leaves.numbers(x, reinterpret_cast<const uint16_t *>(row));
         __syncwarp();
         if (node == 0)
             tile.units()[token] = unit;

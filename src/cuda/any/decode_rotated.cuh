@@ -11,8 +11,6 @@
 namespace kvant
 {
 
-constexpr int MOST_TIERS_DIM = 256; /* 16 tokens of a tile stay in registers */
-
 /* Rows 16 step.. of the rotation, columns 16 pair..: operands of two products. */
 KVANT_INLINE uint4 fragment(const kvant_general &g, int pair, int step, int lane)
 {
@@ -65,6 +63,15 @@ template <bool KEYS> KVANT_INLINE void sign_operand(const TileCodes<1, KEYS> &co
     }
 }
 
+/* A product's numbers for tokens 16 k.. and two neighbouring channels of the lane, added to what the tile has there. */
+KVANT_INLINE void add_pair(const DecodedTile &tile, const SketchScales &scales, int k, int h, int channel, float x, float y)
+{
+    const SketchScale &by = scales.of[k][h];
+    __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers() + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride + channel);
+    const float2 before = __half22float2(at);
+    at = __floats2half2_rn(by.numbers * before.x + by.signs * x, by.numbers * before.y + by.signs * y);
+}
+
 template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile tile, const SketchScale own)
 {
     constexpr int N = TILE_TOKENS / 16, PAIRS = 4;
@@ -99,14 +106,59 @@ template <bool KEYS> __device__ __noinline__ void add_signs(const kvant_general 
             if (i < pairs)
                 unrolled_for (int k = 0; k < N; k++)
                     unrolled_for (int j = 0; j < 2; j++)
-                        unrolled_for (int h = 0; h < 2; h++) {
-                            const SketchScale &by = scales.of[k][h];
-                            __half2 &at = *reinterpret_cast<__half2 *>(tile.numbers() + (16 * k + 8 * h + (tile.lane >> 2)) * tile.stride +
-                                                                       first + 16 * i + 8 * j + 2 * (tile.lane & 3));
-                            const float2 x = __half22float2(at);
-                            at = __floats2half2_rn(by.numbers * x.x + by.signs * sums[i][k][j][2 * h],
-                                                   by.numbers * x.y + by.signs * sums[i][k][j][2 * h + 1]);
-                        }
+                        unrolled_for (int h = 0; h < 2; h++)
+                            add_pair(tile, scales, k, h, first + 16 * i + 8 * j + 2 * (tile.lane & 3), sums[i][k][j][2 * h],
+                                     sums[i][k][j][2 * h + 1]);
+    }
+}
+
+/* Operand B: a Hadamard matrix of 16 rows. */
+KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
+{
+    unrolled_for (int i = 0; i < 4; i++) {
+        const int row = 2 * (lane & 3) + 8 * (i & 1), column = (lane >> 2) + 8 * (i >> 1);
+        b[i] = 0x3c003c00u ^ (__popc(row & column) & 1) << 15 ^ (uint32_t)(__popc((row + 1) & column) & 1) << 31;
+    }
+}
+
+/* The same as add_signs with a Hadamard matrix of 16 BLOCKS rows: 16 channels by a product, blocks of them by sums. A
+ * team of one warp. */
+template <bool KEYS, int BLOCKS>
+__device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile, const SketchScale own)
+{
+    const float *flips = g.tables + g.view.projection.numbers;
+    DecodedTile signs = tile;
+    signs.page += g.view.sketch_codes;
+    SketchScales scales;
+    uint32_t b[4];
+    scales.share(SketchScale{ own.signs * g.view.projection.scale, own.numbers }, tile.lane);
+    hadamard_operand(tile.lane, b);
+    unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
+        float x[BLOCKS][2][4] = {};
+        unrolled_for (int c = 0; c < BLOCKS / 4; c++) {
+            TileCodes<1, KEYS> codes;
+            codes.load(signs, c, 4);
+            unrolled_for (int u = 0; u < 4; u++) {
+                uint32_t a[4];
+                sign_operand<KEYS>(codes, u, k, a);
+                mma(x[4 * c + u][0], a, b[0], b[1]);
+                mma(x[4 * c + u][1], a, b[2], b[3]);
+            }
+        }
+        unrolled_for (int s = 1; s < BLOCKS; s *= 2)
+            unrolled_for (int i = 0; i < BLOCKS; i++)
+                unrolled_for (int e = 0; (i & s) == 0 && e < 8; e++) {
+                    float &p = x[i][e / 4][e % 4], &q = x[i + s][e / 4][e % 4];
+                    const float sum = p + q;
+                    q = p - q, p = sum;
+                }
+        unrolled_for (int i = 0; i < BLOCKS; i++)
+            unrolled_for (int j = 0; j < 2; j++) {
+                const int channel = 16 * i + 8 * j + 2 * (tile.lane & 3);
+                const float2 flip = make_float2(__ldg(flips + channel), __ldg(flips + channel + 1));
+                unrolled_for (int h = 0; h < 2; h++)
+                    add_pair(tile, scales, k, h, channel, flip.x * x[i][j][2 * h], flip.y * x[i][j][2 * h + 1]);
+            }
     }
 }
 
@@ -120,7 +172,11 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
     tile.wait();
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
-    add_signs<KEYS>(g, tile, SketchScale{ 1.2533141373155003f * norm * inverse, before * inverse });
+    const SketchScale scale{ 1.2533141373155003f * norm * inverse, before * inverse };
+    if (g.view.projection.dense || (tile.d != 64 && tile.d != 128))
+        add_signs<KEYS>(g, tile, scale);
+    else
+        tile.d == 64 ? add_hadamard<KEYS, 4>(g, tile, scale) : add_hadamard<KEYS, 8>(g, tile, scale);
 }
 
 /* ---- tiers ---- */
@@ -133,7 +189,7 @@ template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k,
     const uint8_t *words = tile.page + g.view.tiers.codes[k];
     const float *levels = g.tables + book.values;
     const int n = (int)book.n;
-    with_planes((int)book.bits, [&](auto planes) {
+    const auto put = [&](auto planes) {
         const ChunkWords<KEYS, decltype(planes)::value> codes(words, (int)book.bits, n, tile.first + tile.lane);
         if constexpr (KEYS) {
 #pragma unroll 4
@@ -151,7 +207,8 @@ template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k,
                         tile.numbers()[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
                 }
         }
-    });
+    };
+    __popc(book.bits) == 1 ? put(std::integral_constant<int, 1>{}) : put(std::integral_constant<int, 2>{});
 }
 
 /* Where the channels of a page are in the order of its tiers: order[rank] is a channel. */
@@ -166,40 +223,34 @@ KVANT_INLINE uint16_t *tier_order(const kvant_general &g, const DecodedTile &til
     return order;
 }
 
-/* Levels of 16 tokens to numbers in the order of channels, in their place. STEPS: of 16 channels, at least. scale: of
- * the lane's tokens, by tier. */
-template <int STEPS>
-KVANT_INLINE void turn_levels(const kvant_general &g, const DecodedTile &tile, __half *numbers, const uint16_t *order,
-                              const float (&scale)[2][2])
+/* Numbers of a tier's columns, from steps BEGIN to END of 16 levels. scale: of the lane's two tokens. */
+template <int BEGIN, int END, int STEPS>
+KVANT_INLINE void turn_tier(const kvant_general &g, int lane, const uint32_t (&a)[STEPS][4], __half *rows, int stride,
+                            const uint16_t *order, const float (&scale)[2])
 {
-    const int outliers = (int)g.view.books[0].n / 16, all = tile.d / 16, lane = tile.lane;
-    uint32_t a[STEPS][4];
-    unrolled_for (int i = 0; i < STEPS; i++)
-        if (i < all)
-            load_matrices<false>(a[i], numbers + (lane & 15) * tile.stride + 8 * (lane >> 4) + 16 * i);
-    tile.wait();
 #pragma unroll 1
-    for (int pair = tile.rank; pair < all; pair += tile.team_warps) {
-        const bool last = pair >= outliers; /* of the two tiers */
+    for (int pair = BEGIN; pair < END; pair++) {
+        uint4 b[END - BEGIN];
         float sums[2][4] = {};
-        unrolled_for (int i = 0; i < STEPS; i++)
-            if (i < all && (i >= outliers) == last)
-                mma_pair(sums, a[i], fragment(g, pair, i, lane));
+        unrolled_for (int i = BEGIN; i < END; i++)
+            b[i - BEGIN] = fragment(g, pair, i, lane);
+        unrolled_for (int i = BEGIN; i < END; i++)
+            mma_pair(sums, a[i], b[i - BEGIN]);
         unrolled_for (int j = 0; j < 2; j++) {
             const uint32_t channels = *reinterpret_cast<const uint32_t *>(order + 16 * pair + 8 * j + 2 * (lane & 3));
             unrolled_for (int h = 0; h < 2; h++) {
-                __half *row = numbers + ((lane >> 2) + 8 * h) * tile.stride;
-                const float by = last ? scale[1][h] : scale[0][h];
-                row[channels & 0xffffu] = __float2half_rn(by * sums[j][2 * h]);
-                row[channels >> 16] = __float2half_rn(by * sums[j][2 * h + 1]);
+                __half *row = rows + ((lane >> 2) + 8 * h) * stride;
+                row[channels & 0xffffu] = __float2half_rn(scale[h] * sums[j][2 * h]);
+                row[channels >> 16] = __float2half_rn(scale[h] * sums[j][2 * h + 1]);
             }
         }
     }
 }
 
+/* A team of one warp; head_dim is 16 STEPS, a quarter of it outliers. */
 template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(const kvant_general &g, const DecodedTile tile)
 {
-    float own[2], scale[2][2];
+    float own[2];
     put_levels<KEYS>(g, 0, 0, tile);
     put_levels<KEYS>(g, 1, (int)g.view.books[0].n, tile);
     unrolled_for (int k = 0; k < 2; k++)
@@ -210,19 +261,32 @@ template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(con
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
     const uint16_t *order = tier_order(g, tile);
-    tile.wait();
 #pragma unroll 1
     for (int first = 0; first < TILE_TOKENS; first += 16) {
+        __half *rows = tile.numbers() + first * tile.stride;
+        uint32_t a[STEPS][4];
+        float scale[2][2];
+        unrolled_for (int i = 0; i < STEPS; i++)
+            load_matrices<false>(a[i], rows + (tile.lane & 15) * tile.stride + 8 * (tile.lane >> 4) + 16 * i);
         unrolled_for (int k = 0; k < 2; k++)
             unrolled_for (int h = 0; h < 2; h++)
                 scale[k][h] = __shfl_sync(FULL, inverse * own[k], first + 8 * h + (tile.lane >> 2));
-        turn_levels<STEPS>(g, tile, tile.numbers() + first * tile.stride, order, scale);
+        __syncwarp(); /* numbers take the levels' place */
+        turn_tier<0, STEPS / 4>(g, tile.lane, a, rows, tile.stride, order, scale[0]);
+        turn_tier<STEPS / 4, STEPS>(g, tile.lane, a, rows, tile.stride, order, scale[1]);
     }
+}
+
+/* With head_dims of one warp, and tiers of whole operands. */
+__host__ __device__ inline bool has_tier_tiles(const kvant_general &g)
+{
+    return g.halves && g.view.books[0].n == g.head_dim / 4 && (g.head_dim == 64 || g.head_dim == 128) &&
+           g.view.books[0].bits <= 4 && g.view.books[1].bits <= 4;
 }
 
 template <bool KEYS> KVANT_INLINE void decode_tiers(const kvant_general &g, const DecodedTile &tile)
 {
-    tile.d <= MOST_TIERS_DIM / 2 ? decode_tiers_of<KEYS, MOST_TIERS_DIM / 32>(g, tile) : decode_tiers_of<KEYS, MOST_TIERS_DIM / 16>(g, tile);
+    tile.d == 64 ? decode_tiers_of<KEYS, 4>(g, tile) : decode_tiers_of<KEYS, 8>(g, tile);
 }
 
 } // namespace kvant

@@ -109,7 +109,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
     case KVANT_GENERAL_TIERS:
-        if (g.halves && tile.d <= MOST_TIERS_DIM)
+        if (has_tier_tiles(g))
             return decode_tiers<KEYS>(g, tile);
         return decode_rows(codec, book, tile);
     default: return decode_rows(codec, book, tile);

@@ -16,7 +16,6 @@
 
 #include "combine.cuh"
 #include "feeder.cuh"
-#include "new_rows.cuh"
 #include "open.cuh"
 
 #include <type_traits>
@@ -48,9 +47,6 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
     else
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
-
-/* Values that are looked up in pairs in shared memory. */
-template <class C, bool LARGE> constexpr bool IN_PAIRS = LARGE && std::is_same<C, Codebook4>::value;
 
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
 constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
@@ -101,9 +97,8 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
     static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() + level_bytes<KC>(level_copies<KC, LARGE>()),
-                         V_TABLE = ONE_TABLE          ? 0
-                                   : IN_PAIRS<VC, LARGE> ? PairBytes::TABLE_BYTES
-                                                         : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
+                         V_TABLE = ONE_TABLE ? 0
+                                             : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
@@ -231,8 +226,6 @@ KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
         fill_levels<VC, level_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
-    if constexpr (IN_PAIRS<VC, LARGE>)
-        PairBytes::fill(tables + S::K_TABLE, p.v_bytes);
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the lane's copy of a table is. */
@@ -244,8 +237,6 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
-    else if constexpr (!KEYS && IN_PAIRS<C, LARGE>)
-        return PairBytes{ bytes_of(p.v_bytes, p.one), shared_address(own) + 4 * (lane % PairBytes::COPIES) };
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -282,29 +273,34 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
-    if (threadIdx.x == 96 && p.rows.slots)
-        prefetch_line(p.rows.slots, 0);
-    if (threadIdx.x == 128 && p.rows.slots)
-        prefetch_line(p.rows.cells, 0);
+    if (threadIdx.x == 96 && p.newest.cells)
+        prefetch_line(p.newest.cells, 0);
 }
 
 /* The same for numbers of channels, which no kernel before this one writes. */
 template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center, p.rows.roles[0].center, p.rows.roles[0].scale, p.rows.roles[1].scale })
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
 }
 
-/* Those of a kv head into the first-level cache, once the result is there. */
-template <int D> KVANT_INLINE float touch_channels(const AttentionArgs &p, int kv_head)
+/* The warp's first page of the piece that has a new token; else the piece's end. */
+template <int WARPS, class L, class P>
+KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const P &piece, int warp)
 {
-    float sum = 0;
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
-        if (numbers)
-            sum += numbers[kv_head * D + threadIdx.x % D];
-    return sum;
+    auto cursor = piece.cursor;
+#pragma unroll 1
+    for (int i = piece.begin, end; i < piece.end; i = end) {
+        cursor.seek(lengths, i);
+        const int first = cursor.first + cursor.head(i) * cursor.pages,
+                  page = first + (int)((__ldg(newest.cells + cursor.b) - newest.first - cursor.b * newest.stride) >> 6);
+        end = min(piece.end, first + cursor.pages);
+        if (page >= i && page < end && (page - piece.begin) % WARPS == warp)
+            return page;
+    }
+    return piece.end;
 }
 
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
@@ -314,7 +310,6 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
     using L = Lengths<GENERAL, S::COLUMNS>;
-    constexpr bool STORES = !GENERAL && TILES == 1 && (OPEN || (STORED<KC> && STORED<VC>));
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
@@ -330,52 +325,32 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     ask_ahead<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
-    using FeederRing = Ring<S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT>;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    const bool stores = STORES && p.rows.slots;
-    constexpr int FIRST_PAGES = FeederRing::COUNTS ? 0 : S::STAGES < 2 ? 1 : 2; /* per warp, before the kernel before this one ends */
     Stretch<GENERAL> at{};
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    const bool early = STORES && p.rows.cells && p.table_ready && p.rows.ready;
-    int known = early ? at.end : 0; /* the warp's pages before this one can be copied now */
-    if (early && !stores)
-        each_new_row(p.rows, lengths, piece, [&](int page, int, int, int) {
-            if ((page - piece.begin) % S::WARPS == warp)
-                known = min(known, page);
-        });
-    for (int i = 0; i < FIRST_PAGES && feeder.next < known; i++)
-        feeder.fill(p, lengths);
-    NarrowBook *books = reinterpret_cast<NarrowBook *>(&shared.results);
-    if (stores && warp >= S::WARPS - 2)
-        copy_book(books[S::WARPS - 1 - warp], p.rows.books[S::WARPS - 1 - warp], p.rows.roles[S::WARPS - 1 - warp], lane);
+    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells) {
+        const int ready = min(at.end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
+        for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
+            feeder.fill(p, lengths);
+    }
     if (p.table_ready) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
-    const float channels = piece.begin < piece.end ? touch_channels<D>(p, at.pair.kv_head) : 0;
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
-    asm volatile("" ::"f"(channels));
+
     QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
-    if (stores) {
-        __syncthreads(); /* books are there */
-        store_new_rows<D, OPEN, STORED<KC> && STORED<VC>, S::WARPS>(
-            p.rows, books, lengths, piece, warp, lane, [&](int page, int role) {
-                const int of = (page - piece.begin) % S::WARPS, stage = (page - piece.begin) / S::WARPS;
-                if (!early || stage >= FIRST_PAGES || page >= at.end || p.rows.open)
-                    return PageCopy{ nullptr, 0 };
-                return PageCopy{ shared.slots[of][stage] + role * S::K_BYTES,
-                                 FeederRing::barrier_of(shared.barriers[of], stage, role) };
-            });
-    } else if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
-        feeder.fill(p, lengths); /* the slots of a warp without pages may take sums of open pages */
+    /* the slots of a warp without pages may take sums of open pages */
+    if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
+        feeder.fill(p, lengths);
     rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
@@ -492,8 +467,7 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, !GENERAL && TILES == 1 && OPEN,
-                            !GENERAL && TILES == 1 && STORED<KC> && STORED<VC> };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to

@@ -3,7 +3,7 @@
  * compile in parallel. */
 #pragma once
 
-#include "../encode/few_rows.h"
+#include "../params.h"
 
 #include <cuda_runtime.h>
 
@@ -26,6 +26,12 @@ struct PageSource {
     const uint8_t *base;
     size_t block_stride, head_stride;
     uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
+};
+
+/* The newest token of sequence b is its token cells[b] - first - b * stride. */
+struct NewTokens {
+    const int64_t *cells; /* NULL: not known */
+    int64_t first, stride;
 };
 
 /* In the order in which a kernel needs them: it begins with a cold constant cache. */
@@ -52,6 +58,7 @@ struct AttentionArgs {
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
     int table_ready;                     /* as in cuda.h */
+    NewTokens newest;
     uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
@@ -68,8 +75,6 @@ struct AttentionArgs {
     const uint16_t *mask;
     size_t mask_token_stride;
     const float *sinks;
-
-    NewRows rows; /* of kernels that store some */
 };
 
 /* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
@@ -90,7 +95,6 @@ struct AttentionKernel {
     int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */
-    bool stores_open, stores_sealed; /* takes AttentionArgs::rows */
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99

@@ -160,33 +160,7 @@ struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     }
 };
 
-/* Pairs of codes of 4 bits in shared memory, for values: prmt and lop3 share a pipe, which has too much to do.
- * Two lanes share a copy, and meet half the time. */
-struct PairBytes : Bytes {
-    static constexpr uint32_t COPIES = 16, TABLE_BYTES = 256 * 4 * COPIES;
-    uint32_t own; /* where the lane's copy is */
-
-    __device__ static void fill(uint8_t *table, const uint32_t *codebook)
-    {
-        for (uint32_t i = threadIdx.x; i < 256 * COPIES; i += blockDim.x) {
-            const uint32_t low = i / COPIES % 16, high = i / COPIES / 16;
-            reinterpret_cast<uint32_t *>(table)[i] =
-                (codebook[low / 4] >> 8 * (low % 4) & 255) | (codebook[high / 4] >> 8 * (high % 4) & 255) << 16;
-        }
-    }
-};
-
 struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
-    __device__ static void unpack(const uint32_t (&w)[3], const PairBytes &table, uint32_t (&a)[TILES][4])
-    {
-        unrolled_for (int h = 0; h < 2; h++) { /* a code and the one two nibbles above it become a byte */
-            const uint32_t codes = (h ? shift_by(w[0], table.shift4) : w[0]) & 0x0f0f0f0fu,
-                           pairs = shift_by(codes, table.shift4) + codes;
-            a[0][h] = look_up_word(__dp4a(pairs, 4 * table.COPIES, table.own));
-            a[0][h + 2] = look_up_word(__dp4a(pairs, 4 * table.COPIES << 16, table.own));
-        }
-    }
-
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
      * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
      * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
@@ -339,9 +313,9 @@ KVANT_INLINE void load_step(const uint32_t *plane, int g, int step, int lane, in
     }
 }
 
-template <class C, int R, int COLUMN_TILES, class T, class F>
+template <class C, int R, int COLUMN_TILES, class F>
 KVANT_INLINE void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
-                                         const T &table, F &&use)
+                                         const Bytes &table, F &&use)
 {
     constexpr int STEPS = (COLUMN_TILES + C::TILES - 1) / C::TILES;
     unrolled_for (int step = 0; step < STEPS; step++) {
@@ -397,8 +371,8 @@ KVANT_INLINE void for_each_key_pair(const uint8_t *page, int lane, const Bytes &
 }
 
 /* use(row tile, column tile, registers) for every tile of a plane of ROW_TILES x COLUMN_TILES. */
-template <class C, int ROW_TILES, int COLUMN_TILES, class T, class F>
-KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const T &table, F &&use)
+template <class C, int ROW_TILES, int COLUMN_TILES, class F>
+KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     /* words of the first plane, where a second one starts */
     constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;

@@ -241,6 +241,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
     p.table_ready = args.table_ready != 0;
+    p.newest = NewTokens{ args.new_cells, args.new_first, args.new_stride };
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
     p.k_offset = k.offset, p.v_offset = v.offset;
@@ -281,18 +282,6 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
                                     ? KVANT_ERR_UNSUPPORTED
                                     : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
-}
-
-/* Whether the kernel appends args.rows itself. */
-bool stores_rows(const kvant_cuda_attention_args &args, const AttentionKernel &kernel, NewRows &rows)
-{
-    NewRows found{};
-    if (!args.row_cells || args.rows.n_tokens != args.batch || args.rows.n_kv_heads != args.n_kv_heads ||
-        (int)(args.n_heads / args.n_kv_heads) > kernel.columns || new_rows_of(args.rows, found) != KVANT_OK ||
-        !(found.open ? kernel.stores_open : kernel.stores_sealed))
-        return false;
-    rows = found;
-    return true;
 }
 
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
@@ -350,23 +339,12 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
-    NewRows rows{};
-    if (args.rows.n_tokens > 0 && !(status == KVANT_OK && stores_rows(args, kernel, rows))) {
-        const kvant_status appended = kvant_cuda_table_append(&args.rows, stream);
-        if (appended != KVANT_OK)
-            return appended;
-    }
     if (status == KVANT_ERR_UNSUPPORTED)
         return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
-    p.rows = rows;
-    p.rows.cells = args.row_cells;
-    p.rows.first = args.row_first;
-    p.rows.stride = args.row_stride;
-    p.rows.ready = args.rows.slots_ready != 0;
     if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(&args.v_codec->params))

@@ -1,5 +1,5 @@
 /* open.cuh - open pages in attention: rows of fp16 in the transformed space, read straight from
- * memory. The newest row may have been stored by this kernel, so they are no read-only data.
+ * memory.
  *
  * Open pages are few (the end of a sequence, its first tokens) and larger than a slot of the ring,
  * so they do not pass through the ring. A page waits for memory, not for arithmetic: four warps
@@ -32,7 +32,7 @@ KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, i
     const uint4 *from = reinterpret_cast<const uint4 *>(page) + (first + row) * (D / 8) + (lane & 3);
     s[0][0] = s[0][1] = s[0][2] = s[0][3] = 0;
     unrolled_for (int c = 0; c < D / 32; c++) {
-        const uint4 b = q[4 * c], x = from[4 * c], y = from[8 * (D / 8) + 4 * c];
+        const uint4 b = q[4 * c], x = __ldg(from + 4 * c), y = __ldg(from + 8 * (D / 8) + 4 * c);
         const uint32_t near[4] = { x.x, y.x, x.y, y.y }, far[4] = { x.z, y.z, x.w, y.w };
         mma(s[0], near, b.x, b.y);
         mma(s[0], far, b.z, b.w);
@@ -69,8 +69,8 @@ KVANT_INLINE void weigh_open_tokens(A &sums, const float (&s)[4], uint32_t (&p)[
 template <int D> KVANT_INLINE uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(page) + token * D + channel;
-    const uint32_t low = channel < D && token < valid ? *from : 0,
-                   high = channel < D && token + 1 < valid ? from[D] : 0;
+    const uint32_t low = channel < D && token < valid ? __ldg(from) : 0,
+                   high = channel < D && token + 1 < valid ? __ldg(from + D) : 0;
     return low | high << 16;
 }
 
@@ -87,7 +87,7 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
             if constexpr (HAS_CHUNKS<C>)
                 a[rt][i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2), token + 2 * (lane & 3), valid);
             else
-                a[rt][i] = token + (lane >> 2) < valid ? from[token * (D / 2) + 8 * rt + 4 * (i % 2)] : 0;
+                a[rt][i] = token + (lane >> 2) < valid ? __ldg(from + token * (D / 2) + 8 * rt + 4 * (i % 2)) : 0;
         }
 }
 

@@ -110,7 +110,11 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
 
     KVANT_INLINE void wait_at(uint32_t barrier, uint32_t parity)
     {
-        wait_at_barrier(barrier, parity);
+        asm volatile("{\n.reg .pred done;\n"
+                     "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                     "@!done bra again;\n}" ::"r"(barrier),
+                     "r"(parity)
+                     : "memory");
     }
 
     /* For both pages, or (SPLIT) for K. */
@@ -122,12 +126,6 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     KVANT_INLINE void wait_values(int slot, uint32_t parity)
     {
         wait_at(barriers + 16 * slot + 8, parity);
-    }
-
-    /* Of a warp's barriers, that of a page. */
-    KVANT_INLINE static uint32_t barrier_of(const void *barrier_space, int slot, int which)
-    {
-        return shared_address(barrier_space) + (SPLIT ? 16 * slot + 8 * which : 8 * slot);
     }
 };
 
@@ -193,11 +191,6 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     KVANT_INLINE void wait_values(int, uint32_t)
     {
         wait(0, 0);
-    }
-
-    KVANT_INLINE static uint32_t barrier_of(const void *, int, int)
-    {
-        return 0;
     }
 };
 

@@ -214,11 +214,11 @@ template <int N> KVANT_INLINE Part part_of_warp()
     return { warp % GROUP_PACKS, warp / GROUP_PACKS };
 }
 
-/* Where a warp reads: piece after piece of its packs. */
+/* Where a warp reads: two pieces of its packs after another. */
 template <int BITS> struct Cursor {
-    static constexpr uint32_t BYTES = PIECE_QUADS * 16 * BITS;
+    static constexpr uint32_t PIECE = PIECE_QUADS * 16 * BITS, BYTES = 2 * PIECE;
     Way way;
-    uint32_t left;     /* pieces of the pack */
+    uint32_t left;     /* pairs of pieces of the pack */
     const uint8_t *at; /* NULL behind the last */
 
     KVANT_INLINE Cursor(const ScanArgs &args, const Way &way, uint32_t pack) : way(way)
@@ -227,7 +227,7 @@ template <int BITS> struct Cursor {
     }
     KVANT_INLINE void open(const ScanArgs &args, uint32_t pack)
     {
-        left = args.n_pieces;
+        left = args.n_pieces / 2;
         at = way.i < args.end ? args.codes + (size_t)(way.group * GROUP_PACKS + pack) * args.pack_bytes : nullptr;
     }
     KVANT_INLINE void advance(const ScanArgs &args, uint32_t pack)
@@ -244,7 +244,7 @@ constexpr int SLOTS = 2; /* pieces that were asked for */
 
 /* Pieces of a warp's packs: two are on their way to registers, and some more to the second-level cache. */
 template <int BITS, int N> struct Reader {
-    static constexpr int AHEAD = 6, WORDS = BITS == 8 && HALVES<N> == 1 ? 4 : BITS;
+    static constexpr int AHEAD = 3, WORDS = BITS == 8 && HALVES<N> == 1 ? 4 : BITS;
     const ScanArgs &args;
     uint32_t lane;
     Part part;
@@ -271,8 +271,10 @@ template <int BITS, int N> struct Reader {
     {
         if (!loads.at)
             return;
-        load_piece<BITS>(pieces[SLOT], WORDS < BITS ? loads.at + 64 * part.half : loads.at, lane / 4, lane % 4);
-        loads.advance(args, part.pack);
+        const uint8_t *at = loads.at + SLOT * Cursor<BITS>::PIECE;
+        load_piece<BITS>(pieces[SLOT], WORDS < BITS ? at + 64 * part.half : at, lane / 4, lane % 4);
+        if (SLOT == SLOTS - 1)
+            loads.advance(args, part.pack);
     }
     template <int SLOT> KVANT_INLINE void take(const PackLevels &levels, Operands<N> &a)
     {
@@ -286,7 +288,8 @@ template <int BITS, int N> struct Reader {
             operand_of<BITS, 1, 1>(levels, pieces[SLOT], a[1][LAST]);
         }
         ask<SLOT>();
-        fetch();
+        if (SLOT == SLOTS - 1)
+            fetch();
     }
 };
 

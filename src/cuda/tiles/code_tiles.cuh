@@ -105,6 +105,13 @@ KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &c
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
 }
 
+/* The row tile that a lane has of a warp's: of rows 2 i and 2 i + 1 that of the warp i places further, if the
+ * operands T are turned. So the words of 32 lanes are in different banks. */
+template <class T> KVANT_INLINE int row_tile_of(int warp, int row)
+{
+    return T::TURNED ? (warp + row / 2) % 4 : warp;
+}
+
 /* ---- uniform codes and codebooks ---- */
 
 /* A warp's words of a step of C::TILES column tiles, in a block of 64 rows. */
@@ -154,6 +161,7 @@ KVANT_INLINE void code_tiles(const uint8_t *page, int block, int first, int warp
 
 template <class C, int D, class = void> struct KeyOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64;
+    static constexpr bool TURNED = true;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
@@ -202,6 +210,7 @@ template <class C> struct TrellisWords {
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
                          BEFORE = (M + WORDS - 1) / WORDS;
+    static constexpr bool TURNED = true;
     using Table = CodeTable<C, D>;
     const Table &table;
     TrellisWords<C> words[PARTS];
@@ -239,6 +248,7 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<
 
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
     static constexpr int OPERANDS = 2, PARTS = ChunkPlaces<C, D>::KEY_STEPS;
+    static constexpr bool TURNED = false;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
@@ -264,7 +274,7 @@ template <class V> __host__ __device__ constexpr int column_tile_of(int part, in
 
 template <class C, int D, class = void> struct ValueOperands {
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64;
-    static constexpr bool CHUNKS = false;
+    static constexpr bool CHUNKS = false, TURNED = true;
     const uint8_t *page;
     int warp, lane;
     const SignedBytes &table;
@@ -286,7 +296,7 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
-    static constexpr bool CHUNKS = false;
+    static constexpr bool CHUNKS = false, TURNED = false;
     using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
@@ -334,7 +344,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
-    static constexpr bool CHUNKS = true;
+    static constexpr bool CHUNKS = true, TURNED = false;
     const uint8_t *page;
     int warp, lane;
     const CodeTable<C, D> &table;
@@ -364,7 +374,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
  * two chunks. With 128 channels the first one gives three of its four rows. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
     static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
-    static constexpr bool CHUNKS = true;
+    static constexpr bool CHUNKS = true, TURNED = false;
     using Places = ChunkPlaces<C, D>;
     using Four = typename C::Four;
     const uint8_t *page;

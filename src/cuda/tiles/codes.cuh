@@ -98,7 +98,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
 
     KVANT_INLINE int token_of(int h) const
     {
-        return WARP_ROWS * warp + (lane >> 2) + 8 * h;
+        return WARP_ROWS * row_tile_of<K>(warp, lane >> 2) + (lane >> 2) + 8 * h;
     }
 
     KVANT_INLINE LaneTokens lane_tokens(const uint8_t *codes, int valid) const
@@ -139,7 +139,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     template <class F> KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
     {
         const uint64_t q = matrix_at(shared_address(memory));
-        const K keys(code_operands<K>(codes, warp, k_table));
+        const K keys(code_operands<K>(codes, k_table));
         uint32_t a[K_BUFFERS][K::OPERANDS][4];
         unrolled_for (int part = 0; part < K::PARTS; part++) {
             if (part >= K_BUFFERS)
@@ -167,12 +167,13 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     }
 
     template <class T, class Table>
-    KVANT_INLINE T code_operands(const uint8_t *page, int own_warp, const Table &own_table) const
+    KVANT_INLINE T code_operands(const uint8_t *page, const Table &own_table) const
     {
+        const int tile = row_tile_of<T>(warp, lane >> 2);
         if constexpr (std::is_constructible<T, const uint8_t *, int, int, const Table &>::value)
-            return T(page, own_warp, lane, own_table);
+            return T(page, tile, lane, own_table);
         else
-            return T{ page, own_warp, lane, own_table };
+            return T{ page, tile, lane, own_table };
     }
 
     KVANT_INLINE static void hold_operand(uint32_t (&x)[4])
@@ -184,7 +185,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
         const uint64_t w = matrix_at(shared_address(weights()));
-        const V own(code_operands<V>(page, warp, v_table));
+        const V own(code_operands<V>(page, v_table));
         uint32_t values[V_BUFFERS][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
             if (part >= V_BUFFERS)
@@ -306,7 +307,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     /* Weights into shared memory, as the second operand of the values. */
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
-        const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token);
+        const int token = WARP_ROWS * row_tile_of<K>(warp, lane & 7) + 8 * (lane >> 3 & 1) + (lane & 7),
+                  k = place_in_operand<VC::ORDER>(token);
         const uint32_t at = shared_address(weights()) + k * ROW_BYTES, piece = ((lane >> 4 ^ k) & 7) * 16;
         unrolled_for (int j = 0; j < N / 8; j += 2) {
             const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
@@ -448,7 +450,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 uint32_t a[4];
                 unrolled_for (int i = 0; i < 4; i++) {
                     uint32_t pair = 0;
-                    const int channel = V::channel(b, i % 2, warp, lane);
+                    const int channel = V::channel(b, i % 2, row_tile_of<V>(warp, lane >> 2), lane);
                     unrolled_for (int e = 0; e < 2; e++) {
                         const int token = place_in_operand<VC::ORDER>(16 * k + 2 * (lane & 3) + 8 * (i / 2) + e);
                         if (channel < D && token < valid)
@@ -540,7 +542,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             }
             unrolled_for (int b = 0; b < V::BLOCKS; b++)
                 unrolled_for (int h = 0; h < 2; h++) {
-                    const int channel = V::channel(b, h, warp, lane);
+                    const int channel = V::channel(b, h, row_tile_of<V>(warp, lane >> 2), lane);
                     if (!HAS_CHUNKS<VC> || channel < D)
                         results[row * D + channel] = o[b][c / 2][2 * h + c % 2] * (h ? unit / VC::ROW8 : unit) + base;
                 }

@@ -160,14 +160,12 @@ static bool has_workspace(const kvant_cuda_attention_args *a)
     return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) && workspace[0] == 0;
 }
 
-/* Kernels that append find the page of a row by its cell. */
-static bool rows_are_there(const kvant_cuda_attention_args *a)
+/* Kernels copy pages without new tokens early: the newest token must be where it is said to be. */
+static bool has_new_cells(const kvant_cuda_attention_args *a)
 {
-    for (uint32_t b = 0; a->row_cells && b < a->rows.n_tokens; b++) {
-        const int64_t cell = a->row_cells[b] - a->row_first - b * a->row_stride, slot = a->rows.slots[b];
-        const int32_t page = (int32_t)(slot / TOKENS);
-        if (slot >= 0 && (cell < 0 || cell >= a->lengths[b] || cell % TOKENS != slot % TOKENS ||
-                          a->block_table[b * a->table_stride + (size_t)cell / TOKENS] != (host_is_open(a->rows.k.codec) ? -1 - page : page)))
+    for (uint32_t b = 0; a->new_cells && b < a->batch; b++) {
+        const int64_t cell = a->new_cells[b] - a->new_first - b * a->new_stride;
+        if (cell < 0 || cell >= a->lengths[b])
             return false;
     }
     return true;
@@ -182,7 +180,7 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
         !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2, used = host_attention_workspace(args->k_codec->params.head_dim);
-    if (args->rows.n_tokens > 0 && (!rows_are_there(args) || host_append_rows(&args->rows) != KVANT_OK))
+    if (!has_new_cells(args))
         return KVANT_ERR_ARGUMENT;
     memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {

@@ -51,8 +51,6 @@ __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream
             return KVANT_OK;                                                                       \
     } while (0)
 
-kvant_status host_append_rows(const kvant_cuda_append_args *args);
-
 /* Whose codes a codec's pages hold: the CPU's codec, which has to outlive the other. */
 const kvant_codec *host_source(const kvant_cuda_codec *codec);
 bool host_is_open(const kvant_cuda_codec *codec);

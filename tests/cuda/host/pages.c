@@ -88,8 +88,9 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
         }
 }
 
-kvant_status host_append_rows(const kvant_cuda_append_args *args)
+kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
+    ANSWER(append, args, stream);
     const kvant_cuda_rows *roles[] = { &args->k, &args->v };
     for (int r = 0; r < 2; r++)
         if (roles[r]->codec && !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
@@ -98,12 +99,6 @@ kvant_status host_append_rows(const kvant_cuda_append_args *args)
     append_role(args, &args->k);
     append_role(args, &args->v);
     return KVANT_OK;
-}
-
-kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
-{
-    ANSWER(append, args, stream);
-    return host_append_rows(args);
 }
 
 static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n, bool exact)

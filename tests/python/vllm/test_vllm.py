@@ -8,12 +8,16 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
 
 import models  # noqa: E402
-from common import TestCase  # noqa: E402
+from common import TestCase, np  # noqa: E402
+
+import kvant  # noqa: E402
+from kvant.vllm import chosen  # noqa: E402
 
 
 def ids(n, seed):
@@ -34,14 +38,15 @@ class Engine(TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        models.make("llama", head_dim=64).save_pretrained(cls.folder.name)
+        cls.model = models.make("llama", head_dim=64)
+        cls.model.save_pretrained(cls.folder.name)
 
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def run_engine(self, stored, rounds, **options):
-        words = [sys.executable, str(HERE / "engine.py"), self.folder.name, json.dumps(options), json.dumps(rounds)]
+    def run_engine(self, stored, rounds, folder=None, **options):
+        words = [sys.executable, str(HERE / "engine.py"), folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
         made = subprocess.run(words, env=os.environ | {"KVANT_VLLM": stored}, capture_output=True, text=True)
         lines = [line for line in made.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
@@ -60,16 +65,36 @@ class Engine(TestCase):
         stock, ours = self.run_engine("", rounds), self.run_engine("f32/f32", rounds, **few)
         self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
 
+    def test_windows_and_softcap(self):
+        for kind in ("mistral", "gemma2"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as folder:
+                models.make(kind, head_dim=64).save_pretrained(folder)
+                stock, ours = (self.run_engine(stored, ROUNDS[:2], folder, max_num_seqs=4) for stored in ("", "f32/f32"))
+                self.assertEqual(ours["rounds"], stock["rounds"])
+
     def test_codes(self):
         """Blocks that fit, and ids that do not depend on what is cached or preempted."""
+        rounds = ROUNDS[:3]  # vLLM on a CPU cannot resume a seeded sampler after a part of a prompt
         stock = self.run_engine("", [])
-        plenty = self.run_engine("turboquant4", ROUNDS, max_num_seqs=4)
-        few = self.run_engine("turboquant4", ROUNDS, max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
+        plenty = self.run_engine("turboquant4", rounds, max_num_seqs=4)
+        few = self.run_engine("turboquant4", rounds, max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         self.assertGreater(plenty["blocks"], 7.5 * stock["blocks"])  # of float32
         self.assertEqual([[x["ids"] for x in r] for r in few["rounds"]], [[x["ids"] for x in r] for r in plenty["rounds"]])
 
+    def test_calibrated(self):
+        """The first tokens are mostly the stock cache's: those of 300 after rows of another layer would hardly be."""
+        path = pathlib.Path(self.folder.name, "model.kvcal")
+        kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
+        with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path)):
+            with mock.patch.dict(os.environ, KVANT_VLLM="balanced"):
+                self.assertEqual(chosen(), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
+            ours = self.run_engine("int-8:transform=file,sink=0/int-8:center=file,sink=0", ROUNDS[:1])["rounds"][0]
+        stock = self.run_engine("", ROUNDS[:1])["rounds"][0]
+        self.assertGreaterEqual(sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4)
+
     def test_refusals(self):
-        for stored, words in (("nothing", "none of turboquant4"), ("kivi-2/kivi-2", "rows beside its pages")):
+        wrong = (("nothing", "none of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))
+        for stored, words in (*wrong, ("kivi-2/kivi-2", "rows beside its pages")):
             with self.subTest(stored), self.assertRaisesRegex(RuntimeError, words):
                 self.run_engine(stored, [])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 
@@ -16,7 +17,8 @@ from . import chosen
 from .pages import LayerPages, cell_bytes
 
 
-_in_use: weakref.WeakValueDictionary[int, LayerPages] = weakref.WeakValueDictionary()  # by the address of their memory
+# By the address of their memory, and the layer's number.
+_in_use: weakref.WeakValueDictionary[tuple[int, int], LayerPages] = weakref.WeakValueDictionary()
 
 
 class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
@@ -29,19 +31,20 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
         if self.alibi_slopes is not None or self.attn_type != AttentionType.DECODER:
             raise NotImplementedError("kvant: vLLM's models with ALiBi and its encoders are not supported")
 
-    def _pages(self, kv_cache: Tensor) -> LayerPages:
+    def _pages(self, layer: Any, kv_cache: Tensor) -> LayerPages:
         """Of the memory that the layer has now: vLLM gives it another one after it measured how much there is. Layers
-        that share memory share pages."""
-        at = kv_cache.data_ptr()
-        if self.pages is None or self.pages.memory.data_ptr() != at:
-            self.pages = _in_use.get(at)
+        that attend to another one's keys share its pages."""
+        number = extract_layer_index(self.kv_sharing_target_layer_name or layer.layer_name)
+        place = kv_cache.data_ptr(), number
+        if self.pages is None or self.pages.memory.data_ptr() != place[0]:
+            self.pages = _in_use.get(place)
         if self.pages is None:
             shape = self.num_kv_heads, self.head_size
-            self.pages = _in_use[at] = LayerPages(self.stored, kv_cache, *shape, torch.get_num_threads())
+            self.pages = _in_use[place] = LayerPages(self.stored, kv_cache, number, *shape)
         return self.pages
 
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-        self._pages(kv_cache).write(key[: len(slot_mapping)], value[: len(slot_mapping)], slot_mapping)
+        self._pages(layer, kv_cache).write(key[: len(slot_mapping)], value[: len(slot_mapping)], slot_mapping)
 
     def forward(
         self,
@@ -57,7 +60,7 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
     ) -> Tensor:
         if attn_metadata is None:  # a run that measures memory
             return output
-        pages, starts = self._pages(kv_cache), attn_metadata.query_start_loc.tolist()
+        pages, starts = self._pages(layer, kv_cache), attn_metadata.query_start_loc.tolist()
         options: dict[str, Any] = dict(scale=self.scale, window=max(self.sliding_window, 0), causal=attn_metadata.causal)
         options |= dict(logit_softcap=self.logits_soft_cap or None)
         if self.sinks is not None:
@@ -77,9 +80,11 @@ class Backend(CPUAttentionBackend):  # type: ignore[misc]
         """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there are."""
         stored = chosen()
         assert stored is not None
-        if spec.block_size % PAGE_TOKENS:
-            raise ValueError(f"kvant: --block-size {PAGE_TOKENS} is needed, not {spec.block_size}")
         return replace(spec, state_content_bytes=cell_bytes(stored, spec.head_size))
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+        return [PAGE_TOKENS]
 
     @staticmethod
     def get_impl_cls() -> type[Impl]:
