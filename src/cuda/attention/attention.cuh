@@ -61,7 +61,7 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
     constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
-    for (int warps = D == 128 && KC::BITS == 13 ? 8 : most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 2)
+    for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 4)
         if (warps * slot <= room)
             return warps;
     if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
