@@ -163,7 +163,7 @@ def main():
     codecs, rows = arguments.codecs.split(","), []
     driver = first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     about = {"machine": torch.cuda.get_device_name(), "driver": driver, "pytorch": torch.__version__.split("+")[0],
-             "commit": arguments.commit, "command": "cuda.py " + " ".join(sys.argv[1:]).split(" --csv")[0]}
+             "commit": arguments.commit, "command": "cuda.py " + " ".join(sys.argv[1:]).split(" --commit")[0].split(" --csv")[0]}
     for name in arguments.data.split(","):
         s = Set(name, arguments.n, codecs)
         recalls = {index: round(s.recall(name, arguments.n, found_by(s, index)), 4) for index in ["bf16 product, topk", *codecs]}
