@@ -531,6 +531,9 @@ class CudaAttentionArgs(Struct):
         ("sinks", c.c_void_p),
         ("centroids", c.c_void_p * 2),
         ("table_ready", c.c_uint32),
+        ("new_cells", c.c_void_p),
+        ("new_first", c.c_int64),
+        ("new_stride", c.c_int64),
     ]
 
 
