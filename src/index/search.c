@@ -5,122 +5,18 @@
  * than groups, the packs or the lists are cut into ranges too, and what was found in each is merged.
  * Products are exact and ties are ordered by id, so no cut changes a result. */
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
-#include "../base/half.h"
 #include "../base/parallel.h"
 #include "../device/index.h"
 #include "lists.h"
+#include "search.h"
 
-#define TILE 32u         /* queries: 12 KB of them at 384 dimensions */
 #define GROUP 8u         /* tiles that share decoded packs */
 #define RANGE_PACKS 128u /* at least, for a thread of its own */
 #define MOST_THREADS 256u
-
-typedef struct search {
-    const kvant_index *index;
-    const kvant_index_query *query;
-    const kvant_kernels *kernels;
-    kvant_cuda_index *gpu; /* NULL: the CPU searches */
-    uint32_t k, n_threads, n_probe; /* k: candidates per query */
-    uint32_t group; /* tiles: GROUP with lists or where packs are decoded, else 1 */
-    size_t n_tiles, n_groups, n_ranges, n_packs;
-    uint32_t *passes;
-    int8_t *x;          /* of tile t: x + t * TILE * 4 n_quads, interleaved */
-    int32_t *sums;      /* per query, as below */
-    float *scales;      /* of keys: the query's step where there are offsets, else 1 */
-    float *weights;     /* of offsets */
-    float *steps;       /* from keys to scores */
-    float *constants;   /* added to scores */
-    kvant_found *found; /* [query][range][k] */
-    uint32_t *n_found;  /* [query][range] */
-    float *scratch;     /* per thread */
-    float *centred;     /* with lists: queries without the centre */
-    uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
-    int8_t *gathered;   /* per thread: queries of a list, by tiles of the group */
-    uint8_t *levels;    /* per thread: a decoded pack, and scratch */
-    int32_t *dots;      /* per thread, TILE x 32 */
-    float *keys;        /* the same */
-    atomic_bool refused; /* a query is not finite, or too long */
-} search;
-
-/* ---- Queries ---- */
-
-static uint32_t tile_size(const search *s, size_t tile)
-{
-    const size_t left = s->query->n - tile * TILE;
-    return left < TILE ? (uint32_t)left : TILE;
-}
-
-static size_t tile_bytes(const search *s)
-{
-    return (size_t)TILE * 4 * s->index->book.levels.n_quads;
-}
-
-/* Integers of largest magnitude 127; returns their step. */
-static float round_query(const search *s, float *y, uint8_t *codes)
-{
-    const uint32_t n = s->index->code_dim;
-    const float largest = kvant_float_from_bits(s->kernels->magnitude(y, n));
-    const kvant_uniform_step step = { .inverse = 127 / largest, .low = -127, .high = 127, .offset = -128 };
-    if (largest < 0x1p-100f) { /* beside 1, which some number of a query that is not zero is near */
-        memset(codes, 128, n);
-        return 0;
-    }
-    s->kernels->uniform_codes(y, n, &step, codes);
-    return largest / 127;
-}
-
-static void store_query(const search *s, size_t i, const uint8_t *codes)
-{
-    const uint32_t n = tile_size(s, i / TILE), dim = s->index->code_dim;
-    uint8_t *x = (uint8_t *)s->x + i / TILE * tile_bytes(s) + i % TILE * 4;
-    int32_t sum = 0;
-    for (uint32_t j = 0; j < dim; j++)
-        sum += codes[j] - 128;
-    for (uint32_t quad = 0; quad < dim / 4; quad++) {
-        uint32_t word;
-        memcpy(&word, codes + 4 * (size_t)quad, sizeof word);
-        word ^= 0x80808080u; /* bytes with a sign */
-        memcpy(x + (size_t)quad * n * 4, &word, sizeof word);
-    }
-    for (uint32_t j = dim / 4 * 4; j < dim; j++)
-        x[(size_t)(j / 4) * n * 4 + j % 4] = codes[j] ^ 0x80u;
-    s->sums[i] = sum;
-}
-
-static void prepare_query(search *s, size_t i, uint32_t worker)
-{
-    const kvant_index *index = s->index;
-    const float *q = s->query->rows + i * s->query->stride;
-    float *scratch = s->scratch + worker * kvant_index_scratch(index);
-    if (kvant_index_check_rows(index, q, 0, 1) != KVANT_OK) {
-        atomic_store(&s->refused, true);
-        return;
-    }
-    const kvant_index_row row = kvant_index_transform(index, s->kernels, q, true, KVANT_NO_LIST, scratch,
-                                                      s->centred ? s->centred + i * index->dim : NULL);
-    const bool offsets = kvant_index_has_offsets(index) || index->n_lists,
-               distance = index->metric == KVANT_METRIC_L2;
-    uint8_t *codes = (uint8_t *)(row.y + index->code_dim); /* behind y, where the transform is done */
-    const float step = ldexpf(round_query(s, row.y, codes), row.exponent);
-    store_query(s, i, codes);
-    s->scales[i] = offsets ? step : 1;
-    s->weights[i] = row.weight;
-    s->steps[i] = distance ? -2 : offsets ? 1 : step;
-    s->constants[i] = distance ? row.squared : 0;
-}
-
-/* Queries of a tile share lines of the processor's caches, which threads had better not. */
-static void prepare_tile(void *context, size_t tile, uint32_t worker)
-{
-    search *s = context;
-    for (uint32_t i = 0; i < tile_size(s, tile); i++)
-        prepare_query(s, tile * TILE + i, worker);
-}
 
 /* ---- Packs ---- */
 
@@ -361,113 +257,6 @@ static void scan_lists(void *context, size_t unit, uint32_t worker)
     close_group(s, unit, &g);
 }
 
-/* ---- Results ---- */
-
-/* sum a[i] b[i], or sum (a[i] - b[i])^2. Partial sums: compilers make vectors of them. */
-static double exact_sum(const float *a, const float *b, uint32_t n, bool differences)
-{
-    double s[8] = { 0 };
-    for (uint32_t i = 0; i < n; i += 8)
-        for (uint32_t j = 0; j < 8 && i + j < n; j++) {
-            const double x = a[i + j], y = b[i + j], d = x - y;
-            s[j] += differences ? d * d : x * y;
-        }
-    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
-
-static float exact_score(const search *s, const float *q, const float *x)
-{
-    const uint32_t dim = s->index->dim;
-    const double sum = exact_sum(q, x, dim, s->index->metric == KVANT_METRIC_L2);
-    if (s->index->metric != KVANT_METRIC_COSINE)
-        return (float)sum;
-    const double qq = exact_sum(q, q, dim, false), xx = exact_sum(x, x, dim, false);
-    return (float)(qq > 0 && xx > 0 ? sum / (sqrt(qq) * sqrt(xx)) : 0);
-}
-
-static float score_of(const search *s, size_t i, const kvant_found *found)
-{
-    const float score = found->key * s->steps[i] + s->constants[i];
-    return s->index->metric == KVANT_METRIC_L2 && score < 0 ? 0 : score;
-}
-
-static const float *original_of(const kvant_index_query *query, uint64_t id)
-{
-    if (query->original)
-        return query->original(query->original_context, id);
-    return id < query->n_originals ? query->originals + (size_t)id * query->original_stride : NULL;
-}
-
-static bool uses_rows(const kvant_index *index, const kvant_index_query *query)
-{
-    return index->has_rows && !query->original && !query->originals;
-}
-
-/* Of a stored row; query: its y is that of rows. */
-static float row_score(const search *s, const kvant_index_row *query, size_t slot)
-{
-    const kvant_index *index = s->index;
-    const bool distance = index->metric == KVANT_METRIC_L2;
-    float key = s->kernels->dot_codes(query->y, index->rows + slot * index->dim, index->dim, index->row_book.values, 8);
-    key = ldexpf(key * index->row_factors[slot], query->exponent);
-    if (index->offsets)
-        key += index->offsets[slot] * query->weight;
-    const float score = distance ? query->squared - 2 * key : key;
-    return distance && score < 0 ? 0 : score;
-}
-
-/* Exact scores, or with rows=int8 nearly exact ones. */
-static void rank_again(const search *s, size_t i, uint32_t worker, kvant_top *top)
-{
-    const kvant_index *index = s->index;
-    const kvant_index_query *query = s->query;
-    const float *q = query->rows + i * query->stride;
-    const bool distance = index->metric == KVANT_METRIC_L2, rows = uses_rows(index, query);
-    kvant_index_row row = { .y = NULL };
-    if (rows)
-        row = kvant_index_transform_row(index, s->kernels, q, true,
-                                        s->scratch + worker * kvant_index_scratch(index));
-    for (uint32_t j = 0; j < top->n; j++) {
-        const float *x = rows ? NULL : original_of(query, top->found[j].id);
-        const float score = rows ? row_score(s, &row, top->found[j].slot)
-                            : x  ? exact_score(s, q, x)
-                                 : score_of(s, i, &top->found[j]);
-        top->found[j].key = distance ? -score : score;
-    }
-    for (uint32_t j = top->n / 2; j-- > 0;)
-        kvant_top_sink(top->found, top->n, j, top->found[j]);
-    kvant_top_sort(top);
-}
-
-typedef struct results {
-    const search *search;
-    float *scores;
-    uint64_t *ids;
-} results;
-
-static void finish_query(void *context, size_t i, uint32_t worker)
-{
-    const results *r = context;
-    const search *s = r->search;
-    const bool distance = s->index->metric == KVANT_METRIC_L2, again = s->query->rerank > 0;
-    kvant_found *first = s->found + i * s->n_ranges * s->k;
-    kvant_top top = { first, s->n_found[i * s->n_ranges], s->k };
-    for (size_t range = 1; range < s->n_ranges; range++)
-        for (uint32_t j = 0; j < s->n_found[i * s->n_ranges + range]; j++)
-            kvant_top_add(&top, first[range * s->k + j]);
-    if (again)
-        rank_again(s, i, worker, &top);
-    else
-        kvant_top_sort(&top);
-    for (uint32_t j = 0; j < s->query->k; j++) {
-        const bool there = j < top.n;
-        r->ids[i * s->query->k + j] = there ? top.found[j].id : KVANT_INDEX_NO_ID;
-        r->scores[i * s->query->k + j] = !there  ? distance ? INFINITY : -INFINITY
-                                         : again ? distance ? -top.found[j].key : top.found[j].key
-                                                 : score_of(s, i, &top.found[j]);
-    }
-}
-
 /* ---- The call ---- */
 
 /* Threads that are worth waking for work on so many numbers: 0.1 ms of work for each. */
@@ -567,7 +356,7 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
     return KVANT_OK;
 }
 
-/* The worst first: a heap, as tops are before finish_query. */
+/* The worst first: a heap, as tops are before kvant_search_finish_query. */
 static void enter(search *s, size_t i, const kvant_cuda_found *found, uint32_t n)
 {
     kvant_found *to = s->found + i * s->k;
@@ -620,7 +409,7 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (q.n == 0)
         return KVANT_OK;
     search s = { .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .gpu = gpu };
-    results r = { &s, scores, ids };
+    kvant_search_results r = { &s, scores, ids };
     plan(&s);
     if (gpu && s.k > KVANT_CUDA_INDEX_MOST_K)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "on a GPU k and rerank are at most %u, not %u",
@@ -629,11 +418,11 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
-        kvant_parallel_for(s.n_tiles, threads_for(&s, (double)q.n * index->dim), prepare_tile, &s);
+        kvant_parallel_for(s.n_tiles, threads_for(&s, (double)q.n * index->dim), kvant_search_prepare_tile, &s);
         status = atomic_load(&s.refused) ? kvant_index_check_rows(index, q.rows, q.stride, q.n) : find(&s);
     }
     if (status == KVANT_OK)
-        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)), finish_query, &r);
+        kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)), kvant_search_finish_query, &r);
     release(&s);
     return status;
 }
