@@ -7,7 +7,7 @@
 Per set four files: NAME.base.npy, NAME.query.npy, NAME.tune.npy (float32 rows) and NAME.truth.npy
 (int32 [queries, 100], by inner product, best first). `tune` holds other queries: settings are
 chosen with `tune` and judged with `query`. All rows have length 1, so that inner product, cosine
-and L2 agree, but for the rows of `offset` before it is centred.
+and L2 agree, except for the rows of `offset` before it is centred.
 
     minilm       30,149 windows of 24 words of WikiText-2 (test), 8 words apart, by all-MiniLM-L6-v2; queries: 14 words
     words        27,522 token embeddings of the same model, in the place of GloVe's words; queries: 2000 other tokens

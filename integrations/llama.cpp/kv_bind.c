@@ -268,23 +268,19 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
 
 /* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below 64, where bits per number are
  * most. */
-static kvant_status most_bytes(const struct kvp_layers *layers, const kvp_kv_shape *shape, kvant_scheme_place place,
+static kvant_status most_bytes(const struct kvp_layers *layers, const kvp_kv_shape *shape, const kvant_scheme_place *place,
                                const kvant_tensor_params *params, size_t *most)
 {
-    const uint32_t first = shape->in_order && place.head_dim == 0 ? 64 : KVANT_MAX_HEAD_DIM + 1;
+    const bool unknown = shape->in_order && place->head_dim == 0;
+    kvant_scheme_place at = *place;
     size_t bytes;
 
     *most = 0;
-    for (uint32_t d = first; d <= KVANT_MAX_HEAD_DIM; d += 8) {
-        place.head_dim = d;
-        if (shape->row % d == 0 && kvant_scheme_most_bytes(layers->settings.scheme, &place, shape->row, params, &bytes) == KVANT_OK &&
-            bytes > *most)
+    for (at.head_dim = 64; unknown && at.head_dim <= KVANT_MAX_HEAD_DIM; at.head_dim += 8)
+        if (shape->row % at.head_dim == 0 &&
+            kvant_scheme_most_bytes(layers->settings.scheme, &at, shape->row, params, &bytes) == KVANT_OK && bytes > *most)
             *most = bytes;
-    }
-    if (*most > 0)
-        return KVANT_OK;
-    place.head_dim = first <= KVANT_MAX_HEAD_DIM ? 0 : place.head_dim;
-    return kvant_scheme_most_bytes(layers->settings.scheme, &place, shape->row, params, most);
+    return *most > 0 ? KVANT_OK : kvant_scheme_most_bytes(layers->settings.scheme, place, shape->row, params, most);
 }
 
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
@@ -297,7 +293,7 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
     if (layers == NULL || !tensor_params(shape, &params, err, errlen))
         return 0;
     place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
-    if (most_bytes(layers, shape, place, &params, &bytes) == KVANT_OK)
+    if (most_bytes(layers, shape, &place, &params, &bytes) == KVANT_OK)
         return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, &layers->settings) : bytes;
     snprintf(err, errlen, "%s", kvant_error_message());
     return 0;

@@ -49,6 +49,19 @@ inline cudaError_t allow_shared(const void *kernel, int bytes)
     return error == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) : error;
 }
 
+/* How many thread blocks of a kernel run at once. */
+inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, int &blocks)
+{
+    int device = 0, multiprocessors = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
+    blocks *= multiprocessors;
+    return error;
+}
+
 /* A kernel that calls wait_for_former (ptx.cuh), which only code for compute_90 and later does: its blocks start
  * while those of the kernel before it end. A CUDA graph keeps that from 12.3 on. */
 inline cudaError_t launch_early(const void *kernel, dim3 grid, unsigned threads, void **parameters, size_t shared,

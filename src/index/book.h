@@ -67,6 +67,6 @@ float kvant_book_store(const kvant_book *book, const kvant_kernels *kernels, con
 /* Vector v = that of another pack; NULL: zeros. */
 void kvant_book_copy(const kvant_book *book, const uint8_t *from, uint32_t from_v, uint8_t *pack, uint32_t v);
 
-/* Levels plus 128 of a pack, as a pack of 8 bits; packs aligned to 64, but for records. */
+/* Levels plus 128 of a pack, as a pack of 8 bits; packs are aligned to 64, except records. */
 void kvant_book_decode(const kvant_book *book, const kvant_kernels *kernels, const uint8_t *pack, uint8_t *levels,
                        uint8_t *scratch);

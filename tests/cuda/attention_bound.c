@@ -124,7 +124,7 @@ static bool is_any(const fixture *f)
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
 }
 
-/* Of any/: what a number of a rotated tile is wrong by, but for 2^-11 of itself; length: of the row. */
+/* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
 static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
 {
     const kvant_general_view *view = &codec->general.view;

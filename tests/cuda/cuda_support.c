@@ -6,7 +6,7 @@
 
 static uint64_t state = 88172645463325252u;
 
-bool have_device(void)
+bool begin_tests(int argc, char **argv)
 {
     int devices = 0;
     const char *limit = getenv("KVANT_TEST_SHARED_KB");
@@ -14,6 +14,8 @@ bool have_device(void)
         kvant_cuda_limit_shared_memory((size_t)atoi(limit) << 10);
         printf("blocks have %s KB of shared memory at most\n", limit);
     }
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     if (getenv("KVANT_TEST_SEED"))
         state += strtoull(getenv("KVANT_TEST_SEED"), NULL, 10) << 32;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)

@@ -24,9 +24,10 @@
             fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                                 \
     } while (0)
 
-/* Says so when there is none. The environment variable KVANT_TEST_SHARED_KB makes blocks have no more shared memory, as on smaller
- * GPUs; KVANT_TEST_SEED gives random tests other numbers. */
-bool have_device(void);
+/* False, after saying so, without a GPU: main returns 77 then, which CTest counts as skipped. With an argument the tests run
+ * that it names, with * for anything. The environment variable KVANT_TEST_SHARED_KB makes blocks have no more shared memory,
+ * as on smaller GPUs; KVANT_TEST_SEED gives random tests other numbers. */
+bool begin_tests(int argc, char **argv);
 
 /* Whether KVANT_TEST_SMALL is set: one problem in so many, for tools that slow kernels down by a hundred. */
 bool small_tests(void);

@@ -432,13 +432,10 @@ static void test_copy_blocks(void **unused)
     cache_close(&cache);
 }
 
-/* With an argument: the tests that it names, with * for anything. */
 int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_any),

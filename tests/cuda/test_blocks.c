@@ -234,10 +234,10 @@ static void others_are_not_taken(void **unused)
     arrays_free(&a);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_the_cpus), cmocka_unit_test(others_are_not_taken) };
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

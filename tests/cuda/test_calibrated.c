@@ -515,9 +515,9 @@ static void attention_through_weights(void **unused)
         }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_those_of_the_cpu),

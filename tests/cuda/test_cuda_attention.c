@@ -251,9 +251,9 @@ static void test_shared_blocks(void **unused)
     fixture_close(&f);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),

@@ -395,10 +395,8 @@ static int remove_calibration(void **unused)
 
 int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_outputs_agree),
         cmocka_unit_test(random_codecs_agree),

@@ -302,10 +302,8 @@ static void threads_take_turns(void **state)
 
 int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_width_and_batch),
         cmocka_unit_test(every_metric),

@@ -341,13 +341,10 @@ static void test_refused_rows(void **unused)
     }
 }
 
-/* With an argument: the tests that it names, with * for anything. */
 int main(int argc, char **argv)
 {
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_and_seal),
         cmocka_unit_test(test_any),

@@ -545,12 +545,9 @@ static void test_refused(void **unused)
     fixture_close(&f);
 }
 
-/* With an argument: the tests that it names, with * for anything. */
 int main(int argc, char **argv)
 {
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    if (!have_device())
+    if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_codes), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),

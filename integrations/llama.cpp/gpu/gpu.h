@@ -19,7 +19,7 @@
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
  * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of
- * keys and values that differ, and what kvant/cuda.h refuses but for dense rotations.
+ * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H

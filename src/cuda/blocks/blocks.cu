@@ -143,14 +143,10 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D
 /* As many thread blocks as run at once, if there are tiles for them, and room for what each part of a row counts. */
 cudaError_t split(Problem &p, const void *kernel, int shared)
 {
-    int device = 0, multiprocessors = 0, blocks = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, WARPS * 32, shared);
+    int blocks = 0;
+    const cudaError_t error = blocks_at_once(kernel, WARPS * 32, shared, blocks);
     const int pairs = (int)(p.a.batch * p.a.n_kv_heads),
-              most = std::max(1, std::min({ multiprocessors * blocks / pairs, MOST_PARTS / pairs, (p.tiles + WARPS - 1) / WARPS,
+              most = std::max(1, std::min({ blocks / pairs, MOST_PARTS / pairs, (p.tiles + WARPS - 1) / WARPS,
                                              shared / (int)sizeof(float) / p.rows })),
               each = std::max(1, (p.tiles + most - 1) / most);
     p.tiles_a_split = (each + WARPS - 1) / WARPS * WARPS;

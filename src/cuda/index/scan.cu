@@ -416,19 +416,14 @@ template <int BITS, int N> cudaError_t launch(const ScanArgs &args, cudaStream_t
 {
     const auto kernel = args.offsets ? scan_kernel<BITS, N, true> : scan_kernel<BITS, N, false>;
     const int shared = (int)shared_bytes<N>(args.n_pieces);
-    int device = 0, multiprocessors = 0, blocks = 0;
+    int blocks = 0;
     cudaError_t error = allow_shared(reinterpret_cast<const void *>(kernel), shared);
     if (error == cudaSuccess)
-        error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS<N>, shared);
+        error = blocks_at_once(reinterpret_cast<const void *>(kernel), THREADS<N>, shared, blocks);
     if (error != cudaSuccess)
         return error;
-    const uint32_t tiles = (args.n_queries + N - 1) / N, at_once = (uint32_t)(blocks < 1 ? 1 : blocks) * multiprocessors,
-                   teams = THREADS<N> / TEAM<N>, most = (args.end - args.first + teams - 1) / teams;
-    const uint32_t wanted = at_once / tiles, parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    const uint32_t tiles = (args.n_queries + N - 1) / N, teams = THREADS<N> / TEAM<N>, most = (args.end - args.first + teams - 1) / teams;
+    const uint32_t wanted = (uint32_t)blocks / tiles, parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
     kernel<<<tiles * parts, THREADS<N>, shared, stream>>>(args);
     return cudaGetLastError();
 }
