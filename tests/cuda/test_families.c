@@ -20,6 +20,7 @@ static const char *const more_specs[] = {
     "octopus-3:round=full",
     "octopus-4:qjl,sketch=gaussian",
     "octopus-3:split=5.2,round=2x2,scale=norm",
+    "octopus-5:split=8.2,round=next,pad=zero,qjl",
     "turboquant-8:qjl",
     "turboquant-3.5",
     "turboquant-2.5:rotate=dense,signs=seed",
