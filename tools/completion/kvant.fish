@@ -179,7 +179,7 @@ complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcom
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from encode' -l rounds -s r -x -d 'rounds, of which the median is given'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from encode' -l json -d 'one JSON array of flat objects'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l codec -s k -xa "$__kvant_specs" -d 'instead of the papers'\'' tables the errors of this codec'
-complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l table -s t -x -d 'octopus-1, octopus-4, octopus-5, needle, turboquant, derived, trellis, size or covering'
+complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l table -s t -x -d 'octopus-1, octopus-4, octopus-5, octopus-6, octopus-7, needle, turboquant, derived, trellis, size or covering'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l quick -d 'fewer and smaller draws: seconds, with wider errors'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l json -d 'one JSON array of flat objects'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l model -s m -rF -d 'model, a .gguf file'

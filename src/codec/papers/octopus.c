@@ -177,7 +177,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
         KVANT_FORWARD(kvant_qjl_init(&o->qjl, sketch, d, seed, o->matrix));
         kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
     }
-    codec->info.nominal_bits = name_bits;
+    codec->info.nominal_bits = name_bits + (sketch != KVANT_SKETCH_NONE); /* the paper's Table 6 */
     set_view(codec, sizeof(octopus) + matrix);
     return KVANT_OK;
 }
