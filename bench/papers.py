@@ -42,6 +42,16 @@ def hqmq():
     return both("int-4:sym", "int-3:sym", "int-4", *(f"hqmq-{name}:{PAPERS_HQMQ}" for name in names), "hqmq-s96r4")
 
 
+def hqmq_med3():
+    """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with INT and with HQMQ; the
+    scale of all chunks, as its program has it; other multiples."""
+    page = "median=page"
+    return both("int-4:sym", "int-6:sym", "naive-4", "naive-4:range=all", "naive-6",
+                *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r4", "s24r6", "s96r6", "s192r6")),
+                f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all", f"hqmq-s96r6:{PAPERS_HQMQ},med3", f"hqmq-s96r6:{PAPERS_HQMQ}",
+                *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20)))
+
+
 def hqmq_seeds():
     """HQMQ Table 14."""
     return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},seed={seed}" for seed in (0, 1, 7, 42, 1337)))
@@ -93,6 +103,7 @@ GROUPS = {
     "turboquant": turboquant,
     "innerq-modes": innerq_modes,
     "innerq-windows": innerq_windows,
+    "hqmq-med3": hqmq_med3,
     "hqmq-seeds": hqmq_seeds,
     "kmeans": kmeans,
 }
