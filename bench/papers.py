@@ -46,8 +46,8 @@ def hqmq_med3():
     """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with INT and with HQMQ; the
     scale of all chunks, as its program has it; other multiples."""
     page = "median=page"
-    return both("int-4:sym", "int-6:sym", "naive-4", "naive-4:range=all", "naive-6",
-                *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r4", "s24r6", "s96r6", "s192r6")),
+    return both("int-4:sym", "naive-4", "naive-4:range=all",
+                *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
                 f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all", f"hqmq-s96r6:{PAPERS_HQMQ},med3", f"hqmq-s96r6:{PAPERS_HQMQ}",
                 *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20)))
 
