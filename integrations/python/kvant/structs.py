@@ -453,6 +453,21 @@ class Step(Struct):
 # ---- cuda.h ----
 
 
+class CudaTables(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("center", c.c_void_p),
+        ("scale", c.c_void_p),
+        ("weights", c.c_void_p),
+        ("inverse_weights", c.c_void_p),
+        ("n_weights", c.c_size_t),
+        ("pivots", c.c_void_p),
+        ("columns", c.c_void_p),
+        ("centroids", c.c_void_p),
+        ("n_centroids", c.c_size_t),
+    ]
+
+
 class CudaPages(c.Structure):
     _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
 
