@@ -43,18 +43,19 @@ class Layout(NamedTuple):
     def bytes(self) -> int:
         return math.prod(self.shape) * self.item
 
-    # Where the rows of a layer are, in numbers: (token, head) of a role, with the layer's planes [1 or 2, tokens, row] side by side.
-
     @property
     def row(self) -> int:
+        """Numbers from a token to the next."""
         return self.shape[3]
 
     @property
     def head_stride(self) -> int:
+        """Numbers from a kv head to the next."""
         return self.head_dim * (2 if self.kind == FUSED else 1)
 
-    def role_offset(self, role: int) -> int:
-        return role * (self.head_dim if self.kind == FUSED else self.n_tokens * self.row)
+    def role_offset(self, role: int, n_tokens: int) -> int:
+        """Of a role's first number in [1 or 2, n_tokens, row]."""
+        return role * (self.head_dim if self.kind == FUSED else n_tokens * self.row)
 
 
 def layout(shape: Sequence[int], dtype: Any, head_dim: int) -> Layout:

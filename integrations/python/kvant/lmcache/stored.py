@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes as c
 import logging
+import math
 import threading
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Iterator, NamedTuple
 
-from ..arrays import np
+from .. import structs as s
 from ..calibration import Calibration
 from ..codec import Codec
-from ..library import Error
+from ..library import Error, check, library
 from ..scheme import Scheme
 from . import container
 from .layout import RAW, Layout, align
@@ -19,7 +23,19 @@ ROLES = "kv"
 LOG = logging.getLogger("lmcache.kvant")  # LMCache's handlers print it
 
 
-class Stored(NamedTuple):
+class Place(NamedTuple):
+    """One kv head of a layer and role."""
+
+    role: int
+    head: int
+    codec: Any  #: handles for the library
+    center: int | None  #: a calibration's numbers, which the codec owns
+    scale: int | None
+    page: int  #: where its page begins in a block
+
+
+@dataclass(frozen=True)
+class Stored:
     """codecs: per layer and role one per kv head."""
 
     layout: Layout
@@ -27,40 +43,59 @@ class Stored(NamedTuple):
     fingerprint: int
     specs: str
 
-    @property
-    def parts(self) -> tuple[tuple[bool, bool], tuple[bool, bool]]:
+    @cached_property
+    def own(self) -> tuple[tuple[bool, bool], ...]:
         """Per role, whether chunks have a center and a scale of their own."""
         first = (self.codecs[0][role][0] for role in (0, 1)) if self.codecs else ()
-        return tuple((codec.center == "first", codec.norm == "first") for codec in first)  # type: ignore[return-value]
+        return tuple((codec.center == "first", codec.norm == "first") for codec in first)
 
-    @property
+    @cached_property
     def state_shape(self) -> tuple[int, int, int, int]:
         """Rows of centers and scales per layer, as fp16."""
-        rows = sum(map(sum, self.parts))
-        return self.layout.n_layers, rows, self.layout.n_kv_heads, self.layout.head_dim
+        return self.layout.n_layers, sum(map(sum, self.own)), self.layout.n_kv_heads, self.layout.head_dim
 
-    @property
-    def state_bytes(self) -> int:
-        return align(2 * int(np.prod(self.state_shape)))
+    @cached_property
+    def state_size(self) -> int:
+        return align(2 * math.prod(self.state_shape))
 
-    @property
-    def page_bytes(self) -> tuple[int, int]:
+    @cached_property
+    def page_sizes(self) -> tuple[int, int]:
         k, v = self.codecs[0]
         return k[0].page_bytes, v[0].page_bytes
 
-    @property
-    def block_bytes(self) -> int:
-        return self.layout.n_kv_heads * sum(self.page_bytes)
+    @cached_property
+    def block_size(self) -> int:
+        return self.layout.n_kv_heads * sum(self.page_sizes)
 
-    @property
-    def bytes(self) -> int:
+    @cached_property
+    def size(self) -> int:
         """Of header and body."""
         if self.layout.kind == RAW:
             return container.HEADER + align(self.layout.bytes)
-        return container.HEADER + self.state_bytes + self.layout.n_layers * self.layout.n_blocks * self.block_bytes
+        return container.HEADER + self.state_size + self.layout.n_layers * self.layout.n_blocks * self.block_size
+
+    @cached_property
+    def places(self) -> tuple[tuple[Place, ...], ...]:
+        """Per layer."""
+        return tuple(tuple(self._places(layer)) for layer in self.codecs)
+
+    def _places(self, layer: tuple[tuple[Codec, ...], ...]) -> Iterator[Place]:
+        page = 0
+        for role, codecs in enumerate(layer):
+            for head, codec in enumerate(codecs):
+                of = tables(codec)
+                yield Place(role, head, codec.handle, of.center, of.scale, page)
+                page += codec.page_bytes
 
     def header(self, key: bytes) -> bytes:
-        return container.header(self.layout, self.bytes, self.fingerprint, key, self.specs)
+        return container.header(self.layout, self.size, self.fingerprint, key, self.specs)
+
+
+def tables(codec: Codec) -> Any:
+    """The numbers that a calibration gives a codec, which owns them."""
+    found = s.CudaTables.new()
+    check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
+    return found
 
 
 class Codecs:
