@@ -105,6 +105,15 @@ class Codecs:
         self._options, self._lock = options, threading.Lock()
         self._calibration = Calibration(options.calibration).info if options.calibration else None
         self._found: dict[tuple[Layout, int], Stored] = {}
+        info = self._calibration
+        shape = (info.n_layers, info.n_kv_heads, info.head_dim) if info else (1, 1, options.head_dim)
+        self._scheme(*shape).codecs(0, "k")  # errors of the configuration, before the server begins
+        self._scheme(*shape).codecs(0, "v")
+
+    def _scheme(self, n_layers: int, n_kv_heads: int, head_dim: int) -> Scheme:
+        chosen = self._options
+        words = {"preset": chosen.preset} if chosen.preset else {"k": chosen.k, "v": chosen.v}
+        return Scheme(**words, calibration=chosen.calibration, n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim)
 
     def of(self, layout: Layout, kv_rank: int = 0) -> Stored:
         """kv_rank: of LMCache's key. A layout that the codecs cannot keep is stored as it is: an error here would end LMCache's
@@ -130,10 +139,8 @@ class Codecs:
         return Stored(layout._replace(kind=RAW, n_kv_heads=0, head_dim=0), (), 0, "raw")
 
     def _compressed(self, layout: Layout, kv_rank: int) -> Stored:
-        chosen, (first, n_heads) = self._options, self._share(layout, kv_rank)
-        words = {"preset": chosen.preset} if chosen.preset else {"k": chosen.k, "v": chosen.v}
-        shape = dict(n_layers=layout.n_layers, n_kv_heads=n_heads, head_dim=layout.head_dim)
-        scheme = Scheme(**words, calibration=chosen.calibration, **shape)
+        first, n_heads = self._share(layout, kv_rank)
+        scheme = self._scheme(layout.n_layers, n_heads, layout.head_dim)
         found = tuple(
             tuple(tuple(scheme.codecs(layer, role)[first : first + layout.n_kv_heads]) for role in ROLES)
             for layer in range(layout.n_layers)
