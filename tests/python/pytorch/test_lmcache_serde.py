@@ -295,6 +295,29 @@ class Gpu(TestCase):
         self.refused(kvant.Error, "NaN", stored, it, [x])
 
 
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU")
+class Real(TestCase):
+    """A GPU of this machine: the CPU's bytes but for a chunk's own centers, and each reads what the other wrote."""
+
+    def test_each_reads_the_other_s(self):
+        for words in (*Gpu.CODECS[:2], dict(k="int-4", v="turboquant-4")):
+            for kind, n in ((FUSED, TOKENS), (SPLIT, 200)):
+                cpu, gpu = serde(**words), serde(**words, device="cuda")
+                shape = list(SHAPES[kind])
+                shape[2] = n
+                x = tensor(shape)
+                self.assertTrue(gpu._gpu.takes(gpu._stored([x.shape], [x.dtype])[0]))
+                data = [stored(it, [x]) for it in (cpu, gpu)]
+                if "k" in words:
+                    self.assertTrue(np.array_equal(*data))
+                for one in data:
+                    [a], [b] = loaded(cpu, one, [x]), loaded(gpu, one, [x])
+                    near = a.float().abs() * BF16_ROUNDING + 2e-5  # sums of a rotation in another order, then bfloat16
+                    self.assertTrue(bool(((a - b).float().abs() <= near).all()))
+                data[1][-700] ^= 8
+                self.refused(Damaged, "checksum", loaded, gpu, data[1], [x])
+
+
 class Processor:
     """LMCache's AsyncSerdeProcessor, called in place."""
 
