@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -106,11 +107,18 @@ class Redis:
         return {"type": "resp", "host": "127.0.0.1", "port": self.port, "num_workers": 2}
 
     def sizes(self):
-        return {key: int(self.call("STRLEN", key)[1:]) for key in self.call("KEYS", "*")}
+        return {key.decode(): int(self.call("STRLEN", key)[1:]) for key in self.call("KEYS", "*")}
 
 
 class Objects:
     """Tests of one kind of store: adapter, and read, write: all bytes of the object that holds key i."""
+
+    def ids(self):
+        """Of the objects in the store."""
+        return {int.from_bytes(bytes.fromhex(re.search("[0-9a-f]{64}", name)[0]), "little") for name in self.sizes()}
+
+    def keep(self, manager, *ids, shape=FUSED):
+        manager.store([key_of(i) for i in ids], [rows_of(i, shape) for i in ids], until=lambda: self.ids() >= set(ids))
 
     def same(self, manager, i, shape=FUSED, **words):
         [found] = manager.load([key_of(i)], shape)
@@ -120,8 +128,7 @@ class Objects:
         for shape, words in ((FUSED, {}), (SPLIT, {"k": "int-4", "v": "int-8"}), (FUSED, {"preset": "balanced"})):
             with self.subTest(shape=shape, **words), self.empty(), Manager(self.adapter, words) as manager:
                 keys = [key_of(i) for i in range(6)]
-                manager.store(keys, [rows_of(i, shape) for i in range(6)])
-                self.assertEqual(len(self.sizes()), 6)
+                self.keep(manager, *range(6), shape=shape)
                 for found, i in zip(manager.load(keys, shape), range(6)):
                     self.assertTrue(torch.equal(found, expected(i, shape, **words)))
 
@@ -131,14 +138,14 @@ class Objects:
         sizes = []
         for words in (None, {"head_dim": 128}, {"head_dim": 128, "preset": "balanced"}):
             with self.empty(), Manager(self.adapter, words) as manager:
-                manager.store([key_of(1)], [rows_of(1, shape)])
+                self.keep(manager, 1, shape=shape)
                 sizes.append(sum(self.sizes().values()))
         self.assertGreater(sizes[0] / sizes[1], 3.8)
         self.assertGreater(sizes[0] / sizes[2], 3.8)
 
     def test_damage_is_a_miss_and_a_line(self):
         with self.empty(), Manager(self.adapter, {}) as manager:
-            manager.store([key_of(1)], [rows_of(1)])
+            self.keep(manager, 1)
             whole, rng = self.read(1), random.Random(1)
             places = [*range(0, 80, 3), *(rng.randrange(len(whole)) for _ in range(25)), len(whole) - 1]
             for place in places:
@@ -151,12 +158,13 @@ class Objects:
                     self.write(1, whole[:length] + end)
                     self.assertIsNone(manager.load([key_of(1)]))
             self.write(1, whole)
+        with Manager(self.adapter, {}) as manager:  # LMCache 0.5.6 leaves an object of another size in a server's connection
             self.same(manager, 1)
 
     def test_of_something_else(self):
         """The object of another key, model, spec, shape or dtype, and LMCache's raw bytes."""
         with self.empty(), Manager(self.adapter, {}) as manager:
-            manager.store([key_of(1), key_of(2)], [rows_of(1), rows_of(2)])
+            self.keep(manager, 1, 2)
             own = self.read(1)
             self.write(1, self.read(2))
             self.assertIsNone(manager.load([key_of(1)]))
@@ -170,7 +178,7 @@ class Objects:
                 self.assertIsNone(manager.load([key_of(1)]))
         with self.empty():
             with Manager(self.adapter) as manager:
-                manager.store([key_of(1)], [rows_of(1)])
+                self.keep(manager, 1)
             with Manager(self.adapter, {}) as manager:
                 self.assertIsNone(manager.load([key_of(1)]))
 
@@ -178,45 +186,42 @@ class Objects:
         with self.empty(), Manager(self.adapter, {}) as manager, errors() as lines:
             x = rows_of(1)
             x[0, 1, 5, 7] = float("nan")
-            manager.store([key_of(1)], [x])
+            manager.store([key_of(1)], [x], until=lambda: lines)
             self.assertEqual(self.sizes(), {})
             self.assertIn("NaN", "".join(lines))
-            manager.store([key_of(2)], [rows_of(2)])
+            self.keep(manager, 2)
             self.same(manager, 2)
 
     def test_kills(self):
         """LMCache dies at any moment; what is found afterwards is right."""
-        rng, found = random.Random(2), 0
+        rng = random.Random(2)
         with self.empty():
             for run in range(self.KILLS):
-                ready, begun = fork.Pipe(False)
-                child = fork.Process(target=_stores, args=(begun, self.adapter, run))
+                before = self.ids()
+                child = fork.Process(target=_stores, args=(self.adapter, 1000 * run))
                 child.start()
-                self.assertTrue(ready.poll(LIMIT))
+                wait(lambda: self.ids() > before, "the first object")
                 time.sleep(rng.random() * 0.3)
                 os.kill(child.pid, signal.SIGKILL)
                 child.join()
                 self.after_kill()
             with Manager(self.adapter, {}) as manager:
-                for run in range(self.KILLS):
-                    for i in range(run * 1000, run * 1000 + 1000):
-                        rows = manager.load([key_of(i)])
-                        if rows is None:
-                            break  # stored in their order
-                        found += 1
-                        self.assertTrue(torch.equal(rows[0], expected(i)))
-                self.assertGreater(found, self.KILLS)
-                manager.store([key_of(10**6)], [rows_of(10**6)])
+                rows = {i: manager.load([key_of(i)]) for i in self.ids()}
+                hits = [i for i in rows if rows[i]]
+                self.assertGreaterEqual(len(hits), self.KILLS)
+                for i in hits:
+                    self.assertTrue(torch.equal(rows[i][0], expected(i)))
+                self.keep(manager, 10**6)
                 self.same(manager, 10**6)
 
 
-def _stores(begun, adapter, run):
-    """Objects run * 1000, run * 1000 + 1, ... until it is killed."""
+def _stores(adapter, first):
+    """One object after the other, until it is killed."""
     with Manager(adapter, {}) as manager:
-        for i in range(run * 1000, run * 1000 + 1000):
+        for i in range(first, first + 500):
             manager.store([key_of(i)], [rows_of(i)])
-            if i % 1000 == 0:
-                begun.send(None)
+            time.sleep(0.003)
+        time.sleep(LIMIT)
 
 
 class Files(Objects, TestCase):
@@ -257,7 +262,7 @@ class Files(Objects, TestCase):
         """LMCache loads a prompt's objects in one task, which fails as a whole: no rows, right ones neither."""
         with Manager(self.adapter, {}) as manager:
             keys = [key_of(i) for i in range(4)]
-            manager.store(keys, [rows_of(i) for i in range(4)])
+            self.keep(manager, *range(4))
             data = bytearray(self.read(2))
             data[700] ^= 1
             self.write(2, data)
@@ -269,13 +274,12 @@ class Files(Objects, TestCase):
         if not os.access("/dev/full", os.W_OK):
             self.skipTest("there is no /dev/full")
         with Manager(self.adapter, {}) as manager:
-            manager.store([key_of(1)], [rows_of(1)])
+            self.keep(manager, 1)
             path = self.path(1)
             path.unlink()
             path.with_suffix(".tmp").symlink_to("/dev/full")
             manager.forget()
-            manager.store([key_of(1)], [rows_of(1)])
-            path.with_suffix(".tmp").unlink(missing_ok=True)
+            manager.store([key_of(1)], [rows_of(1)], until=lambda: not path.with_suffix(".tmp").is_symlink())  # it removes what failed
             self.assertIsNone(manager.load([key_of(1)]))
 
 
@@ -324,7 +328,7 @@ class RedisServer(Objects, TestCase):
         """A miss, and hits when it is back with a new connection."""
         with self.empty():
             with Manager(self.adapter, {}) as manager:
-                manager.store([key_of(1)], [rows_of(1)])
+                self.keep(manager, 1)
                 self.server.kill()
                 self.assertIsNone(manager.load([key_of(1)]))
             self.server.start()
