@@ -153,7 +153,7 @@ help:
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks (3 minutes)'
-	@echo 'make test-lmcache  LMCache with files and a Redis server (4 minutes)'
+	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'

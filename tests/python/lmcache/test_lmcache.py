@@ -324,6 +324,17 @@ class RedisServer(Objects, TestCase):
         self.server.kill()
         self.server.start()
 
+    def test_a_damaged_object_is_replaced(self):
+        """By the next request that computes it."""
+        with self.empty(), Manager(self.adapter, {}) as manager:
+            self.keep(manager, 1)
+            whole = self.read(1)
+            self.write(1, whole[:900] + bytes([whole[900] ^ 1]) + whole[901:])
+            self.assertIsNone(manager.load([key_of(1)]))
+            manager.forget()
+            manager.store([key_of(1)], [rows_of(1)], until=lambda: self.read(1) == whole)
+            self.same(manager, 1)
+
     def test_a_server_that_goes_away(self):
         """A miss, and hits when it is back with a new connection."""
         with self.empty():
