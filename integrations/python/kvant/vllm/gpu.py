@@ -38,7 +38,8 @@ class Impl(impl.Impl):
         if keys_have_center and (self.sinks is not None or self.logits_soft_cap):
             raise NotImplementedError("kvant: models with sinks or a softcap need codecs without a calibration of keys")
         if torch.cuda.is_available():
-            workspace(self.head_size)  # before vLLM measures how much memory is left
+            device = torch.device("cuda", torch.cuda.current_device())
+            workspace(self.head_size, device)  # before vLLM measures how much memory is left
 
     def attend_fresh(self, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
         if self.flash is None or not batch.causal or q.dtype == torch.float32:

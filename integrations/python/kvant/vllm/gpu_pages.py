@@ -18,23 +18,25 @@ from .codecs import codecs
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
 _SCRATCH_BYTES = 129 << 20  # KVANT_CUDA_SCRATCH_BYTES
-_workspaces: dict[tuple[int, int], Tensor] = {}  # by GPU and head_dim: vLLM's attention runs on one stream
+_workspaces: dict[tuple[str, int], Tensor] = {}  # by GPU and head_dim: vLLM's attention runs on one stream
 
 
-def workspace(head_dim: int) -> Tensor:
-    key = torch.cuda.current_device(), head_dim
+def workspace(head_dim: int, device: torch.device) -> Tensor:
+    key = str(device), head_dim
     if key not in _workspaces:
         size = library().kvant_cuda_attention_workspace(head_dim)
         if size == 0:
             text = text_buffer()
             check("GPU", library().kvant_cuda_available(text, len(text)), text)
             raise RuntimeError("kvant: libkvant_cuda has no code for this GPU")
-        _workspaces[key] = torch.zeros(size + _SCRATCH_BYTES, dtype=torch.uint8, device="cuda")
+        _workspaces[key] = torch.zeros(size + _SCRATCH_BYTES, dtype=torch.uint8, device=device)
     return _workspaces[key]
 
 
-def _call(name: str, arguments: Any) -> None:
-    check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream))
+def _call(name: str, arguments: Any, device: torch.device) -> None:
+    """On the stream that is current on the current GPU."""
+    stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else None
+    check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream))
 
 
 def _floats(address: int, n: int) -> np.ndarray:
@@ -78,7 +80,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 class Role:
     def __init__(self, made: Sequence[Codec], base: int, block_stride: int, head_stride: int, device: Any) -> None:
-        self.codec, self.numbers = _GpuCodec.of(made[0]), Numbers(made, device)
+        self.codec, self.numbers, self.codecs = _GpuCodec.of(made[0]), Numbers(made, device), made
         self.pages = s.CudaPages(base, block_stride, head_stride)
 
     def rows(self, rows: Tensor) -> Any:
@@ -129,7 +131,7 @@ class LayerPages:
             k_feedback=pointer(self.k.numbers.feedback),
             centroids=(c.c_void_p * 2)(pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)),
         )
-        _call("append", arguments)
+        _call("append", arguments, self.memory.device)
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
         """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
@@ -146,7 +148,7 @@ class LayerPages:
             inverse_weights=pointer(self.k.numbers.inverse),
             out=turned[rows].data_ptr(),
         )
-        _call("transform_queries", arguments)
+        _call("transform_queries", arguments, self.memory.device)
         return turned
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
@@ -157,7 +159,7 @@ class LayerPages:
         if k.has_matrix:
             q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
         sinks = None if options.sinks is None else options.sinks.detach().to(torch.float32).contiguous()
-        room, table = workspace(self.head_dim), batch.block_table
+        room, table = workspace(self.head_dim, self.memory.device), batch.block_table
         arguments = s.CudaAttentionArgs.new(
             k_codec=self.k.codec.handle,
             v_codec=self.v.codec.handle,
@@ -191,7 +193,7 @@ class LayerPages:
             sinks=pointer(sinks),
             centroids=(c.c_void_p * 2)(pointer(k.centroids), pointer(v.centroids)),
         )
-        _call("attention", arguments)
+        _call("attention", arguments, self.memory.device)
         if target is not out:
             rows = slice(part.first_row, part.last_row)
             out[rows] = target[rows].to(out.dtype)
