@@ -55,6 +55,7 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
         to->params.codes = KVANT_CUDA_CODES_CODEBOOK, to->values = view->of.codebook.values;
     place_tables(to, view);
     to->page = aligned_bytes(info->page_bytes);
+    to->bytes = (uint32_t)(info->metadata_offset + info->metadata_bytes);
     to->rows = malloc((size_t)64 * head_dim * sizeof *to->rows);
     fill_normal(to->rows, 64 * head_dim, &rng);
     for (uint32_t i = 0; i < 64 * head_dim; i++) /* tokens of very different sizes */

@@ -24,7 +24,7 @@ static const char *const specs[] = {
     "hqmq-s192r6",
 #if KVANT_PAPERS
     "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "hqmq-s341r6:med3", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
-    "polar-3:rotate=none", "polar-4:rotate=none", "turboquant-2.5", "turboquant-3.5", "turboquant-4:qjl,rotate=none",
+    "polar-3:rotate=none", "polar-4:rotate=none", "turboquant-4:qjl,rotate=none",
     "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none",
 #endif
 };
@@ -40,7 +40,6 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
     switch (g.view.kind) {
     case KVANT_GENERAL_UNIFORM: return decode_uniform_codes<KEYS, true>(g, tile);
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile); break;
     case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, tile); break;
     case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, tile); break;
@@ -97,20 +96,14 @@ static double error_of_tile()
     return worst;
 }
 
-static bool has_decoder(const test_page &page)
-{
-    return page.general.view.kind != KVANT_GENERAL_TIERS || has_tier_tiles(page.general);
-}
-
 static int check(const char *spec, uint32_t head_dim, kvant_role role)
 {
     test_page page;
     int failed = 0;
     if (!test_page_make(spec, head_dim, role, &page))
         return 0;
-    const bool rotated = page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
-    const double bound = 0x1p-11 * (3.01 + (rotated ? sqrt(head_dim) : 0));
-    for (int i = 0; i < 3 && has_decoder(page); i++) {
+    const double bound = 0x1p-11 * (3.01 + (page.general.view.sketched ? sqrt(head_dim) : 0));
+    for (int i = 0; i < 3; i++) {
         task = Task{ &page, i == 1 ? 32 : 0, i == 2 ? 13 : 32 };
         run_warp();
         const double error = error_of_tile();
