@@ -131,49 +131,65 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         family.shrink(shrink);
     }
 
-    KVANT_INLINE float unit_of(const float (&scales)[F::SCALES + 1]) const
+    /* A power of two above a row of an open page; its weights over the unit have to stay fp16. By four lanes. */
+    KVANT_INLINE float open_unit(const uint8_t *page, int token) const
     {
+        const uint32_t *row = reinterpret_cast<const uint32_t *>(page) + token * (D / 2);
+        float largest = 0;
+#pragma unroll 4
+        for (int i = at.pair; i < D / 2; i += 4) {
+            const uint32_t x = __ldg(row + i);
+            const float2 numbers = __half22float2(*reinterpret_cast<const __half2 *>(&x));
+            largest = fmaxf(largest, fmaxf(fabsf(numbers.x), fabsf(numbers.y)));
+        }
+        unrolled_for (int k = 1; k < 4; k *= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, k));
+        return fmaxf(power_above(largest), 0x1p-7f);
+    }
+
+    /* Of the values of token 16 k + 8 r + row of a step. */
+    KVANT_INLINE float unit_of(const DirectStep &step, int token, int valid) const
+    {
+        if (F::SCALES == 0)
+            return 1;
+        if (step.entry < 0)
+            return open_unit(page_of(true, step.entry), step.part * TOKENS + token);
         float largest = 0;
         unrolled_for (int i = 0; i < F::SCALES; i++)
-            largest = fmaxf(largest, fabsf(scales[i]));
-        return F::SCALES ? fmaxf(power_above(largest), LEAST_UNIT) : 1;
+            largest = fmaxf(largest, family.value_scale(stage(true), i, token));
+        return token < valid ? fmaxf(power_above(largest), LEAST_UNIT) : LEAST_UNIT;
     }
 
     /* Scores to weights over the units of their values, as operands. first: the step's first token in the sequence. */
     KVANT_INLINE void weigh(float (&s)[N][4], const DirectStep &step, int first, int valid, bool special, uint32_t (&w)[F::WEIGHTS][N][2])
     {
-        const bool open = step.entry < 0;
         float inverse[N][2];
-        const auto scales_of = [&](int k, int r, float (&scales)[F::SCALES + 1]) {
-            const int token = 16 * k + 8 * r + at.row;
-            unrolled_for (int i = 0; i < F::SCALES; i++)
-                scales[i] = token >= valid ? 0 : open ? 1 : family.value_scale(stage(true), i, token);
-        };
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
-                float scales[F::SCALES + 1];
-                scales_of(k, r, scales);
-                const float unit = unit_of(scales);
+                const int token = 16 * k + 8 * r + at.row;
+                const float unit = unit_of(step, token, valid);
                 inverse[k][r] = inverse_of(unit);
                 unrolled_for (int h = 0; h < 2; h++) {
                     float &x = s[k][2 * r + h];
                     x *= factor[h];
                     if (special)
-                        x = changed_score(B::p, B::rows, B::work.length, x, 2 * at.pair + h, first + 16 * k + 8 * r + at.row);
+                        x = changed_score(B::p, B::rows, B::work.length, x, 2 * at.pair + h, first + token);
                     x += F::SCALES ? (float)((__float_as_int(unit) >> 23) - 127) : 0;
                 }
             }
         raise(s);
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
-                float e[2], scales[F::SCALES + 1];
-                scales_of(k, r, scales);
+                const int token = 16 * k + 8 * r + at.row;
+                float e[2];
                 unrolled_for (int h = 0; h < 2; h++) {
                     e[h] = exp2_fast(s[k][2 * r + h] - max[h]);
-                    sum[h] += e[h] * inverse[k][r];
+                    sum[h] += e[h] *= inverse[k][r];
                 }
                 unrolled_for (int i = 0; i < F::WEIGHTS; i++)
-                    w[i][k][r] = transpose8x8(open ? pack_half2(e[0], e[1]) : F::pack_weights(i, e, F::SCALES ? scales[i] * inverse[k][r] : 1));
+                    w[i][k][r] = transpose8x8(step.entry < 0   ? pack_half2(e[0], e[1])
+                                              : F::SCALES == 0 ? F::pack_weights(i, e, 1)
+                                                               : F::pack_weights(i, e, token < valid ? family.value_scale(stage(true), i, token) : 0));
             }
     }
 
