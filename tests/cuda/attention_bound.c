@@ -26,6 +26,8 @@
  * rotation that is rounded to fp16, 2^-11 of every term: 2^-11 of its norm times the sum of a column's magnitudes, at
  * most sqrt(d) times the column's length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The
  * codes' numbers, which are at most the result and the sketch's share, are rounded once more.
+ * What a centroid leaves is rounded before the sum: u of at most the row's and the centroid's number, and 2^-23 of a unit
+ * 2^10 times the scale, below half of that.
  * Of any/direct.cuh, with u = 2^-11 and columns of a rotation M of length 1:
  *   sketch   S q is rounded instead, u of |S q|_1 norm <= sqrt(d) norm |q|_2, less than the above;
  *   tiers    keys: M, M q and levels are rounded: u |y| (|q|_1 + 2 |q|_2), as the length of |M| |q| is at most |q|_1.
@@ -39,6 +41,8 @@
 #include <math.h>
 
 #include "../../src/base/half.h"
+#include "../../src/codec/codec_internal.h"
+#include "../../src/cuda/any/general_decode.h"
 #include "../../src/cuda/params.h"
 
 /* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
@@ -131,12 +135,26 @@ static bool is_any(const fixture *f)
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
 }
 
+/* The largest number of a token's centroid. */
+static double centroid_size(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+{
+    kvant_general g = codec->general;
+    g.tables = kvant_codec_get_view(at->codec)->tables;
+    const float *centroid = general_centroid((general_team){ 0, 1, 0 }, &g, at->page, (int)token);
+    double largest = 0;
+    for (uint32_t j = 0; centroid && j < g.head_dim; j++)
+        largest = fmax(largest, fabs(centroid[j]));
+    return largest;
+}
+
 /* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
 static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 0;
+    if (view->kind == KVANT_GENERAL_UNIFORM && view->uniform.clusters)
+        return 1.5 * 0x1p-11 * (length + centroid_size(codec, at, token));
     if (view->kind == KVANT_GENERAL_POLAR)
         return 14 * 0x1p-29 * length;
     if (!view->sketched)

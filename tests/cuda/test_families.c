@@ -170,7 +170,10 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
     for (uint32_t k = 0; k < (n < d ? 2u : 1u); k++)
-        (g->view.sketched || !g->keys ? general_rotate_back : general_rotate)(alone, places[k], g->tables, from + k * n, to + k * n);
+        if (g->view.sketched || !g->keys)
+            general_rotate_back(alone, places[k], g->tables, from + k * n, to + k * n);
+        else
+            general_rotate(alone, places[k], g->tables, from + k * n, to + k * n);
     for (uint32_t column = 0; column < d; column++) {
         double sum = 0, bound = 0;
         for (uint32_t i = 0; i < d; i++) {
