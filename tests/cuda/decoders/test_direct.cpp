@@ -202,8 +202,7 @@ template <class F> static int check(const char *spec)
         if (!(error <= 12 * 0x1p-11)) {
             printf("FAILED %s, head_dim %d, %s: error %g\n", spec, F::D, role == KVANT_ROLE_K ? "keys" : "values", error);
             failed++;
-        } else
-            printf("%s, head_dim %d, %s: error %g\n", spec, F::D, role == KVANT_ROLE_K ? "keys" : "values", error);
+        }
         test_page_free(&page);
     }
     return failed;
