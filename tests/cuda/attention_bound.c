@@ -22,16 +22,27 @@
  * their weights are relative to the largest weight times unit.
  * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
  * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
- * unit is at most four times the row's largest number, and a number at most 8 units. Tiers and sketches are products
- * with a rotation that is rounded to fp16, 2^-11 of every term: with levels rounded too, 2^-10 of a tier's length per
- * number; of a sketch 2^-11 of its norm times the sum of a column's magnitudes, at most sqrt(d) times the column's
- * length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The codes' numbers, which are at
- * most the result and the sketch's share, are rounded once more. */
+ * unit is at most four times the row's largest number, and a number at most 8 units. A sketch is a product with a
+ * rotation that is rounded to fp16, 2^-11 of every term: 2^-11 of its norm times the sum of a column's magnitudes, at
+ * most sqrt(d) times the column's length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The
+ * codes' numbers, which are at most the result and the sketch's share, are rounded once more.
+ * What a centroid leaves is rounded before the sum: u of at most the row's and the centroid's number, and 2^-23 of a unit
+ * 2^10 times the scale, below half of that.
+ * Of any/direct.cuh, with u = 2^-11 and columns of a rotation M of length 1:
+ *   sketch   S q is rounded instead, u of |S q|_1 norm <= sqrt(d) norm |q|_2, less than the above;
+ *   tiers    keys: M, M q and levels are rounded: u |y| (|q|_1 + 2 |q|_2), as the length of |M| |q| is at most |q|_1.
+ *            Values: level, page's sum and M: u (2 + sqrt(d)) |y|. Both are at most 3 u |y| per number;
+ *   polar    7 factors and 7 products are rounded, u each of the number. Those below 2^-18 of the row's length are
+ *            subnormal: 14 2^-29 of the length;
+ *   rows     as they are. Weights have no unit: 2^-25 of the largest one, as those of open pages over theirs, which is
+ *            at least 2^-7. */
 #include "attention_fixture.h"
 
 #include <math.h>
 
 #include "../../src/base/half.h"
+#include "../../src/codec/codec_internal.h"
+#include "../../src/cuda/any/general_decode.h"
 #include "../../src/cuda/params.h"
 
 /* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
@@ -124,25 +135,41 @@ static bool is_any(const fixture *f)
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
 }
 
+/* The largest number of a token's centroid. */
+static double centroid_size(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+{
+    kvant_general g = codec->general;
+    g.tables = kvant_codec_get_view(at->codec)->tables;
+    const float *centroid = general_centroid((general_team){ 0, 1, 0 }, &g, at->page, (int)token);
+    double largest = 0;
+    for (uint32_t j = 0; centroid && j < g.head_dim; j++)
+        largest = fmax(largest, fabs(centroid[j]));
+    return largest;
+}
+
 /* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
 static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token, double length)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 0;
+    if (view->kind == KVANT_GENERAL_UNIFORM && view->uniform.clusters)
+        return 1.5 * 0x1p-11 * (length + centroid_size(codec, at, token));
+    if (view->kind == KVANT_GENERAL_POLAR)
+        return 14 * 0x1p-29 * length;
     if (!view->sketched)
-        return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
+        return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
     const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
-/* How often a number of any/ is rounded to fp16: codewords and radii are, before their product. */
+/* How often a number of any/ is rounded to fp16: codewords and radii before their product, and factors of polar numbers. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 1;
-    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : 1;
+    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : view->kind == KVANT_GENERAL_POLAR ? 14.1 : 1;
 }
 
 /* The arithmetic for a codec. */
@@ -347,8 +374,9 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
             tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
             summed += w * sqrt(norm);
-            small += 8 * root;
-            largest = fmax(largest, 4 * w * sqrt(norm));
+            small += 8 * root + (page.at.open ? sqrt(norm) : 0);
+            small_zero += codec->general.view.kind == KVANT_GENERAL_RAW ? sqrt(norm) : 0;
+            largest = fmax(largest, fmax(4 * w * sqrt(norm), page.at.open ? w * 0x1p-7 : 0));
             tile += w * (0x1p-23 * sqrt(norm) + 0x1p-64) * root;
             continue;
         }

@@ -108,10 +108,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_TRIPLETS:
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
-    case KVANT_GENERAL_TIERS:
-        if (has_tier_tiles(g))
-            return decode_tiers<KEYS>(g, tile);
-        return decode_rows(codec, book, tile);
+    case KVANT_GENERAL_UNIFORM: decode_uniform_codes<KEYS, true>(g, tile); return add_centroids(g, tile);
     default: return decode_rows(codec, book, tile);
     }
     if (g.view.sketched)

@@ -24,8 +24,8 @@ static const char *const specs[] = {
     "hqmq-s192r6",
 #if KVANT_PAPERS
     "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "hqmq-s341r6:med3", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
-    "polar-3:rotate=none", "polar-4:rotate=none", "turboquant-2.5", "turboquant-3.5", "turboquant-4:qjl,rotate=none",
-    "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none",
+    "polar-3:rotate=none", "polar-4:rotate=none", "turboquant-4:qjl,rotate=none",
+    "kmeans-4:c=4", "kmeans-3:c=257,group=8", "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none",
 #endif
 };
 
@@ -38,9 +38,10 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
     if (page.params.codes == KVANT_CUDA_CODES_TRELLIS)
         return decode_trellis<KEYS>(page.params, reinterpret_cast<uint16_t *>(warp.shared + LEVELS_AT), tile);
     switch (g.view.kind) {
-    case KVANT_GENERAL_UNIFORM: return decode_uniform_codes<KEYS, true>(g, tile);
+    case KVANT_GENERAL_UNIFORM:
+        decode_uniform_codes<KEYS, true>(g, tile);
+        return g.view.uniform.clusters ? add_centroids(g, tile) : (void)0;
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile); break;
     case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, tile); break;
     case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, tile); break;
@@ -79,27 +80,33 @@ static void run_warp()
     swapcontext(&warp.caller, &warp.lanes[0]);
 }
 
-/* The largest error of a token, relative to its row. Tokens that are not there have to be finite. */
+/* What a token's numbers are as codes: all of a row, or what its centroid leaves. */
+static double rest_of(int token, int channel)
+{
+    const kvant_general &g = task.page->general;
+    const float *centroid = g.view.uniform.clusters ? general_centroid(general_team{ 0, 1, 0 }, &g, task.page->page, token) : nullptr;
+    return task.page->rows[token * (int)g.head_dim + channel] - (centroid ? centroid[channel] : 0);
+}
+
+/* The largest error of a token, relative to its row, or to what its centroid leaves if that is longer. Tokens that are not there
+ * have to be finite. */
 static double error_of_tile()
 {
     const int d = (int)task.page->general.head_dim;
     const float *units = reinterpret_cast<const float *>(warp.shared + UNITS_AT);
     double worst = 0;
     for (int t = 0; t < TILE_TOKENS; t++) {
-        double error = 0, size = 0;
+        double error = 0, size = 0, rest = 0;
         for (int j = 0; j < d; j++) {
             const double x = (double)__half2float(reinterpret_cast<const __half *>(warp.shared)[t * (d + 8) + j]) * units[t],
                          y = t < task.valid ? task.page->rows[(task.first + t) * d + j] : x;
             error += (x - y) * (x - y), size += y * y;
+            rest += t < task.valid ? rest_of(task.first + t, j) * rest_of(task.first + t, j) : 0;
         }
+        size = fmax(size, rest);
         worst = std::isfinite(size) && units[t] >= LEAST_UNIT ? fmax(worst, sqrt(error / (size > 0 ? size : 1))) : INFINITY;
     }
     return worst;
-}
-
-static bool has_decoder(const test_page &page)
-{
-    return page.general.view.kind != KVANT_GENERAL_TIERS || has_tier_tiles(page.general);
 }
 
 static int check(const char *spec, uint32_t head_dim, kvant_role role)
@@ -108,9 +115,8 @@ static int check(const char *spec, uint32_t head_dim, kvant_role role)
     int failed = 0;
     if (!test_page_make(spec, head_dim, role, &page))
         return 0;
-    const bool rotated = page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
-    const double bound = 0x1p-11 * (3.01 + (rotated ? sqrt(head_dim) : 0));
-    for (int i = 0; i < 3 && has_decoder(page); i++) {
+    const double bound = 0x1p-11 * (3.01 + (page.general.view.sketched ? sqrt(head_dim) : 0));
+    for (int i = 0; i < 3; i++) {
         task = Task{ &page, i == 1 ? 32 : 0, i == 2 ? 13 : 32 };
         run_warp();
         const double error = error_of_tile();

@@ -159,6 +159,21 @@ template <class T> T __ldg(const T *from)
     return *from;
 }
 
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c)
+{
+    for (int i = 0; i < 4; i++)
+        c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
+    return c;
+}
+inline uint32_t __float_as_uint(float x)
+{
+    return kvant_float_bits(x);
+}
+inline float __uint_as_float(uint32_t x)
+{
+    return kvant_float_from_bits(x);
+}
+
 /* ---- lanes ---- */
 
 inline void __syncwarp()
@@ -236,6 +251,31 @@ template <uint32_t MASK> uint32_t bit_select(uint32_t a, uint32_t b)
     return (a & MASK) | (b & ~MASK);
 }
 
+inline uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    const auto product = [&](int i) { return kvant_half_to_float((uint16_t)(a >> 16 * i)) * kvant_half_to_float((uint16_t)(b >> 16 * i)); };
+    return pack_half2(product(0), product(1));
+}
+
+inline uint32_t look_up_word(uint32_t at)
+{
+    uint32_t x;
+    memcpy(&x, warp.shared + at, sizeof x);
+    return x;
+}
+
+inline uint32_t look_up_half(uint32_t at)
+{
+    uint16_t x;
+    memcpy(&x, warp.shared + at, sizeof x);
+    return x;
+}
+
+inline void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
+{
+    there ? (void)memcpy(warp.shared + to, from, 16) : (void)memset(warp.shared + to, 0, 16);
+}
+
 inline uint32_t half_of(uint32_t pair, int i)
 {
     return pair >> 16 * i & 0xffffu;
@@ -247,7 +287,7 @@ struct Operands {
     uint32_t a[4], b[2];
 };
 
-inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <class N> void multiply_matrices(N &&number, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     struct Sums {
         float of[4];
@@ -258,13 +298,23 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
             const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
             double sum = d[i];
             for (int k = 0; k < 16; k++)
-                sum += (double)kvant_half_to_float((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
-                       kvant_half_to_float((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
+                sum += (double)number((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
+                       number((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
             s.of[i] = (float)sum;
         }
         return s;
     });
     std::copy(sums.of, sums.of + 4, d);
+}
+
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    multiply_matrices([](uint16_t x) { return kvant_half_to_float(x); }, d, a, b0, b1);
+}
+
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    multiply_matrices([](uint16_t x) { return kvant_bf16_to_float(x); }, d, a, b0, b1);
 }
 
 inline uint32_t transpose8x8(uint32_t x)
