@@ -99,9 +99,9 @@ static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32
     sizes s = { 0, 0, 0x1p-14, 0x1p-14 };
     if (p->grouping == KVANT_CUDA_GROUP_TOKEN)
         grow(p, page, token, &s.scale, &s.zero);
-    for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS32 && j < p->head_dim; j++)
+    for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS && j < p->head_dim; j++)
         grow(p, page, token / group * p->head_dim + j, &s.scale, &s.zero);
-    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS32 && g * group < p->head_dim; g++) {
+    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS && g * group < p->head_dim; g++) {
         grow(p, page, g * 64 + token, &s.scale, &s.zero);
         for (uint32_t t = 0; t < valid; t++)
             grow(p, page, g * 64 + t, &s.page_scale, &s.page_zero);
@@ -163,7 +163,7 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     const bool any = is_any(f);
     double top = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const bool tokens = p->grouping == KVANT_CUDA_GROUP_TOKENS32;
+        const bool tokens = p->grouping == KVANT_CUDA_GROUP_TOKENS;
         const uint32_t of = tokens ? i / p->head_dim * group : i % 64;
         if (of >= valid || (any && of != (tokens ? token / group * group : token)))
             continue;
@@ -293,7 +293,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
             continue;
         }
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
-        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !tiles) /* rounded to fp16 once more */
+        if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
@@ -377,7 +377,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
             rounded += w * s.scale * code * root;
             small += code * root;
             largest = fmax(largest, w * s.scale);
-        } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) { /* weights without a scale */
+        } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS) { /* weights without a scale */
             rounded += w * (s.scale * code + s.zero) * root;
             small_zero += (s.scale * code + s.zero) * root;
         } else { /* weight, scale and product are rounded, zero points too */

@@ -26,9 +26,7 @@ namespace kvant
 /* What a slot keeps free for a page's metadata; symmetric codes need half of it. */
 template <class C, int D> constexpr int metadata_bytes()
 {
-    int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
-                 : C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
-                                                           : PAGE_TOKENS / 32 * D;
+    int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? PAGE_TOKENS : PAGE_TOKENS * D / group_step<C, D>();
     return scales * (HAS_ZEROS<C> ? 4 : 2);
 }
 
@@ -392,8 +390,12 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
-                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
-                                                lane, s);
+                if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
+                    split_hybrid(page + S::K_CODES, p.k_groups, p.k_offset, lane);
+                    feeder.ring.fence_writes();
+                }
+                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
+                                            lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -403,13 +405,16 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
-                if constexpr (VC::GROUP != KVANT_CUDA_GROUP_TOKEN)
-                    if (valid < PAGE_TOKENS) {
-                        clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
-                        feeder.ring.fence_writes();
-                    }
-                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
-                                              lane, valid, s, sums);
+                if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN && (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
+                    uint8_t *metadata = page + S::K_BYTES + S::V_CODES;
+                    if (p.v_groups.hybrid)
+                        split_hybrid(metadata, p.v_groups, p.v_offset, lane);
+                    if (valid < PAGE_TOKENS)
+                        clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
+                    feeder.ring.fence_writes();
+                }
+                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
+                                s, sums);
             }
             __syncwarp();
             mine += S::WARPS;
@@ -476,6 +481,7 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
  * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
+    constexpr bool RARE = is_rare<KC>() || is_rare<VC>(); /* general kernels alone */
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
             return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()
@@ -485,8 +491,9 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
     if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
         if (choice.large && !choice.general && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, 1>();
-    if (choice.large && !choice.general)
-        return kernel_of<KC, VC, D, true, true, false, 1>();
+    if constexpr (!RARE)
+        if (choice.large && !choice.general)
+            return kernel_of<KC, VC, D, true, true, false, 1>();
     return choice.large ? kernel_of<KC, VC, D, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, 1>();
 }
 

@@ -28,6 +28,12 @@ struct PageSource {
     uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
 };
 
+/* Where scales of groups stand: a group has 2^log channels or tokens, a page n_scales groups. */
+struct GroupPlaces {
+    int log, n_scales;
+    int hybrid; /* a scale's sign says that it has a zero point */
+};
+
 /* The newest token of sequence b is its token cells[b] - first - b * stride. */
 struct NewTokens {
     const int64_t *cells; /* NULL: not known */
@@ -62,7 +68,8 @@ struct AttentionArgs {
     uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
-    float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
+    float k_offset, v_offset;    /* uniform codes: number = scale * (code + offset) when symmetric */
+    GroupPlaces k_groups, v_groups; /* of uniform codes with groups */
     PageSource k_open, v_open; /* block i of these is -1 - i in the table */
 
     /* Only general kernels read these. */

@@ -6,7 +6,7 @@
  *   a kind with itself
  *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
  *     about four times as much as values
- *   groups of 32 as in use: kivi-2, innerq-base and innerq-small
+ *   groups of 32 and more as in use: kivi-2, innerq-base and innerq-small, which are kinds of innerq-hybrid, too; kivi-4
  *   codes of several channels with their own kind
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
@@ -39,6 +39,9 @@
     X(Uniform2Tokens32, Uniform2Channels32) \
     X(Uniform3Channels32, Uniform3Tokens32) \
     X(Uniform3Channels32, Uniform2Tokens32) \
+    X(Uniform4Channels, Uniform4Channels) \
+    X(Uniform4Tokens, Uniform4Channels) \
+    X(Uniform4Tokens, Uniform4Tokens) \
     X(Octopus2, Octopus2) \
     X(Octopus3, Octopus3) \
     X(Octopus4, Octopus4) \

@@ -72,8 +72,9 @@ AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params 
 {
     if (is_open(k) && is_open(v))
         return of_head_dim<Codebook4, Uniform4>(k.head_dim, choice);
+    const kvant_cuda_kind k_kind = k.decoder ? k.decoder : k.kind, v_kind = v.decoder ? v.decoder : v.kind;
 #define KVANT_FIND_PAIR(K, V)                                                                                      \
-    if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
+    if (k_kind == K::KIND && v_kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
         return of_head_dim<K, V>(k.head_dim, choice);
     KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
 #undef KVANT_FIND_PAIR
@@ -245,6 +246,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
     p.k_offset = k.offset, p.v_offset = v.offset;
+    p.k_groups = GroupPlaces{ (int)k.group_log, (int)k.n_scales, (int)k.hybrid };
+    p.v_groups = GroupPlaces{ (int)v.group_log, (int)v.n_scales, (int)v.hybrid };
     p.query_tokens = (int)args.query_tokens;
     p.query_starts = args.query_starts;
     p.q_token_stride = args.q_token_stride;
@@ -336,7 +339,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
-    status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
+    status = prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
     if (status == KVANT_ERR_UNSUPPORTED)
