@@ -9,9 +9,9 @@
  *             quaternion, from the byte that stands for it;
  *   e^(2 delta) - 1 bounds the relative error of a probability;
  *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
- *   scales of groups of 32 tokens of a channel multiply query numbers, which are rounded to fp16 again;
- *   those of 32 channels of
- *   a token multiply weights, which are rounded again;
+ *   scales of groups of tokens of a channel multiply query numbers, which are rounded to fp16 again;
+ *   those of groups of channels of a token multiply weights, which are rounded again; of hybrid groups
+ *   without zero points, their products with the offset are rounded, u of them;
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
@@ -86,7 +86,8 @@ static double half_at(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
 
 static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale, double *zero)
 {
-    bool zeros = p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
+    const bool signed_scale = ((const uint16_t *)(page + p->metadata_offset))[i] >> 15,
+               zeros = p->hybrid ? signed_scale : p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
     *scale = fmax(*scale, half_at(p, page, i));
     *zero = fmax(*zero, zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
 }
@@ -118,10 +119,17 @@ typedef struct rows_of_page {
     double unit, resolution; /* of tile kernels */
 } rows_of_page;
 
-/* Kernels of any/ alone serve it. */
+/* No tile kernels serve it. */
 static bool is_any(const fixture *f)
 {
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+}
+
+/* A decode kernel may. */
+static bool may_decode(const fixture *f)
+{
+    const kvant_cuda_params *k = &f->cache.gpu_k->params, *v = &f->cache.gpu_v->params;
+    return kvant_cuda_knows(k->head_dim) && (k->decoder || !kvant_cuda_needs_any(k)) && (v->decoder || !kvant_cuda_needs_any(v));
 }
 
 /* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
@@ -295,6 +303,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
+        of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         if (tiles && !page.at.open)
@@ -373,6 +382,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         sizes s = sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         weighted_scale += w * s.scale;
         summed += w * (s.scale * code + s.zero) * root;
+        rounded += p->hybrid ? w * s.zero * root : 0;
         if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
             rounded += w * s.scale * code * root;
             small += code * root;
@@ -423,8 +433,10 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
     const query at = { b, token, head };
     *r = (reference){ 0 };
     /* the widest of those that may have served the problem: a library may lack decode kernels */
-    for (units units = is_any(f) ? ROW_UNITS : NO_UNITS; units <= ROW_UNITS; units++) {
+    for (units units = NO_UNITS; units <= ROW_UNITS; units++) {
         reference own;
+        if (is_any(f) && units != ROW_UNITS && (units != NO_UNITS || !may_decode(f)))
+            continue;
         compute_row(f, &at, units, &own);
         own.bound = fmax(own.bound, r->bound);
         own.lse_bound = fmax(own.lse_bound, r->lse_bound);
