@@ -47,6 +47,7 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
         return false;
     const kvant_codec_view *view = kvant_codec_get_view(to->codec);
     const kvant_codec_info *info = &to->codec->info;
+    to->view = view;
     to->general = (kvant_general){ .view = view->general, .head_dim = head_dim, .keys = role == KVANT_ROLE_K, .metadata = (uint32_t)info->metadata_offset };
     to->params = (kvant_cuda_params){ .head_dim = head_dim, .bits = info->bits, .metadata_offset = (uint32_t)info->metadata_offset };
     if (view->kind == KVANT_CODES_TRELLIS)

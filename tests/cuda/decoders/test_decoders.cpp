@@ -60,23 +60,13 @@ static void run_lane()
     const int d = (int)task.page->general.head_dim;
     const DecodedTile tile{ task.page->page, 0, UNITS_AT, SCRATCH_AT, d + 8, d, task.first, task.valid, 0, d, 0, 1, warp.lane, 0, 0 };
     task.page->general.keys ? decode<true>(*task.page, tile) : decode<false>(*task.page, tile);
-    warp.lane++; /* the next lane ends next */
 }
 
 static void run_warp()
 {
-    static uint8_t stacks[LANES][1 << 16];
     memset(warp.shared, 0x3c, sizeof warp.shared);
     memcpy(warp.shared + LEVELS_AT, task.page->levels, sizeof task.page->levels);
-    for (int i = LANES - 1; i >= 0; i--) {
-        getcontext(&warp.lanes[i]);
-        warp.lanes[i].uc_stack.ss_sp = stacks[i];
-        warp.lanes[i].uc_stack.ss_size = sizeof stacks[i];
-        warp.lanes[i].uc_link = i + 1 < LANES ? &warp.lanes[i + 1] : &warp.caller;
-        makecontext(&warp.lanes[i], run_lane, 0);
-    }
-    warp.lane = 0;
-    swapcontext(&warp.caller, &warp.lanes[0]);
+    run_lanes(run_lane);
 }
 
 /* The largest error of a token, relative to its row. Tokens that are not there have to be finite. */
