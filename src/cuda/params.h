@@ -54,6 +54,8 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
     KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
+    KVANT_CUDA_OCTOPUS_SPLITS, /* of decode kernels alone: any split, any sizes */
+    KVANT_CUDA_HQMQ_SIZES,
     KVANT_CUDA_OPEN, /* fp16 rows */
     KVANT_CUDA_GENERAL, /* kernels of any/ alone */
     KVANT_CUDA_CODEBOOK2,

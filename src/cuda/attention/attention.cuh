@@ -14,6 +14,7 @@
  * So a code is unpacked once for 8 or 16 rows. */
 #pragma once
 
+#include "../chunks/any_chunks.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
 #include "open.cuh"
@@ -26,8 +27,10 @@ namespace kvant
 /* What a slot keeps free for a page's metadata; symmetric codes need half of it. */
 template <class C, int D> constexpr int metadata_bytes()
 {
-    int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? PAGE_TOKENS : PAGE_TOKENS * D / group_step<C, D>();
-    return scales * (HAS_ZEROS<C> ? 4 : 2);
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+        return PAGE_TOKENS * (HAS_ZEROS<C> ? 4 : 2);
+    else
+        return PAGE_TOKENS * D / group_step<C, D>() * 4;
 }
 
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
@@ -74,7 +77,13 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
 
 template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
 {
-    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN ? 2 : 1;
+    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_ANY_SIZES<KC> ? 2 : 1;
+}
+
+/* Kinds of papers: general kernels alone. */
+template <class C> constexpr bool is_rare()
+{
+    return HAS_ANY_SIZES<C> || (C::GROUP != KVANT_CUDA_GROUP_TOKEN && C::BITS == 4);
 }
 
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
@@ -216,9 +225,13 @@ using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, Chunk
 template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
-    if constexpr (HAS_CHUNKS<KC>)
+    if constexpr (HAS_ANY_SIZES<KC>)
+        KC::template fill<LARGE>(tables, p.k_sizes);
+    else if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
-    if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
+    if constexpr (HAS_ANY_SIZES<VC> && !S::ONE_TABLE)
+        VC::template fill<LARGE>(tables + S::K_TABLE, p.v_sizes);
+    else if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_TRELLIS<KC>)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
@@ -231,12 +244,23 @@ template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
     const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
-    if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_ANY_SIZES<C>)
+        return C::template table<LARGE>(own, KEYS ? p.k_sizes : p.v_sizes, lane);
+    else if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
+}
+
+/* Bytes of codes in front of a page's metadata. */
+template <class C, class KC, class VC, int D, bool KEYS> KVANT_INLINE int codes_of(const ArgsOf<KC, VC> &p)
+{
+    if constexpr (HAS_ANY_SIZES<C>)
+        return (KEYS ? p.k_sizes : p.v_sizes).code_bytes;
+    else
+        return page_code_bytes<C, D>(KEYS);
 }
 
 /* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
@@ -390,11 +414,12 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
+                const int k_codes = codes_of<KC, KC, VC, D, true>(p), v_codes = codes_of<VC, KC, VC, D, false>(p);
                 if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
-                    split_hybrid(page + S::K_CODES, p.k_groups, p.k_offset, lane);
+                    split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
                     feeder.ring.fence_writes();
                 }
-                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
+                score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
                                             lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
@@ -406,14 +431,14 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
                 if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN && (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
-                    uint8_t *metadata = page + S::K_BYTES + S::V_CODES;
+                    uint8_t *metadata = page + S::K_BYTES + v_codes;
                     if (p.v_groups.hybrid)
                         split_hybrid(metadata, p.v_groups, p.v_offset, lane);
                     if (valid < PAGE_TOKENS)
                         clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
                     feeder.ring.fence_writes();
                 }
-                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
+                add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
                                 s, sums);
             }
             __syncwarp();
@@ -472,7 +497,7 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to
@@ -481,14 +506,14 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
  * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
-    constexpr bool RARE = is_rare<KC>() || is_rare<VC>(); /* general kernels alone */
+    constexpr bool RARE = is_rare<KC>() || is_rare<VC>();
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
             return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()
                                 : kernel_of<KC, VC, D, false, true, true, 2>();
         return AttentionKernel{};
     }
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
+    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
         if (choice.large && !choice.general && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, 1>();
     if constexpr (!RARE)

@@ -7,7 +7,7 @@
  *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
  *     about four times as much as values
  *   groups of 32 and more as in use: kivi-2, innerq-base and innerq-small, which are kinds of innerq-hybrid, too; kivi-4
- *   codes of several channels with their own kind
+ *   codes of several channels with their own kind; of sizes in use, and of any sizes
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
  *
@@ -47,6 +47,8 @@
     X(Octopus4, Octopus4) \
     X(HqmqS96R4, HqmqS96R4) \
     X(HqmqS192R6, HqmqS192R6) \
+    X(OctopusSplits, OctopusSplits) \
+    X(HqmqSizes, HqmqSizes) \
     X(Trellis4, Trellis4) \
     X(Trellis4, Trellis3) \
     X(Trellis4, Trellis2) \

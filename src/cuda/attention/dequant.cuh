@@ -161,12 +161,6 @@ template <class C, int D> __host__ __device__ constexpr int group_step()
     return C::TILES == 1 && D <= 128 ? 16 : 32;
 }
 
-/* Kinds of papers. */
-template <class C> constexpr bool is_rare()
-{
-    return C::GROUP != KVANT_CUDA_GROUP_TOKEN && C::BITS == 4;
-}
-
 struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {

@@ -6,6 +6,7 @@
 #define KVANT_WARP_OF_PAGES
 #include "warp.h"
 
+#include "pages/chunks/any_chunks.cuh"
 #include "pages/attention/values.cuh"
 #include "page.h"
 
@@ -32,16 +33,24 @@ template <class C> static auto table_of()
         if (warp.lane == 0)
             memset(warp.shared + TABLE_AT, 0xff, sizeof warp.shared - TABLE_AT);
         meet();
-        C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
+        if constexpr (HAS_ANY_SIZES<C>)
+            C::template fill<true>(warp.shared + TABLE_AT, task.chunks.k_sizes);
+        else
+            C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
         meet();
-        return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
+        if constexpr (HAS_ANY_SIZES<C>)
+            return C::template table<true>(warp.shared + TABLE_AT, task.chunks.k_sizes, warp.lane);
+        else
+            return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
     } else
         return bytes_of(task.args.k_bytes, 1);
 }
 
 template <class C, int D> static int code_bytes_of(bool keys)
 {
-    if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_ANY_SIZES<C>)
+        return task.chunks.k_sizes.code_bytes;
+    else if constexpr (HAS_CHUNKS<C>)
         return chunk_code_bytes(C::BITS, ChunkPlaces<C, D>::CHUNKS, keys);
     else
         return keys ? code_bytes(C::BITS, 4, D / 16) : code_bytes(C::BITS, D / 16, 4);
@@ -192,6 +201,11 @@ template <class C, int D> static int check(const char *spec)
                 task.args.k_symmetric = u.symmetric;
                 task.args.k_offset = u.hybrid ? -view->general.uniform.bias : u.offset;
                 task.places = { 31 - __clz(u.group), (int)u.n_scales, (int)u.hybrid };
+            } else if (HAS_ANY_SIZES<C>) {
+                const kvant_general &g = page.general;
+                const auto &c = g.view.chunks;
+                task.chunks.k_sizes = ChunkSizes{ (int)(c.index_bits + c.length_bits), (int)c.index_bits, (int)c.length_bits, (int)g.metadata,
+                                                  g.tables + c.direction, g.tables + c.norm, reinterpret_cast<const uint2 *>(g.tables + g.halves) };
             } else {
                 if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
                     memcpy(task.chunks.k_directions.direction, view->of.chunk.direction, sizeof task.chunks.k_directions.direction);
@@ -241,6 +255,14 @@ int main()
               check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
     failed += check_all<Octopus3>("octopus-3:rotate=none") + check_all<Octopus4>("octopus-4:rotate=none") +
               check_all<HqmqS96R4>("hqmq-s96r4") + check_all<HqmqS192R6>("hqmq-s192r6");
+#if KVANT_PAPERS
+    for (const char *spec : { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=5.2,rotate=none",
+                              "octopus-2:split=2.3,rotate=none", "octopus-1:split=1.1,rotate=none" })
+        failed += check_all<OctopusSplits>(spec);
+    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "spherical-r4jl4",
+                              "addvq-k24r3" })
+        failed += check_all<HqmqSizes>(spec);
+#endif
     printf("%d failed\n", failed);
     return failed != 0;
 }
