@@ -59,13 +59,41 @@ static double direction_error(const kvant_cuda_book *book)
     return fmax(0x1p-8, top - 127.0 / 128) + 0x1p-20;
 }
 
+/* The codec's tables, as the host has them. */
+static const float *tables_of(const kvant_cuda_codec *codec)
+{
+    return codec->tables->host;
+}
+
+static bool has_chunks(const kvant_cuda_codec *codec)
+{
+    return kvant_cuda_has_chunks(&codec->params) || codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS ||
+           codec->params.decoder == KVANT_CUDA_HQMQ_SIZES;
+}
+
+/* The largest distance of a codeword's number from its byte, which is made of the number as fp16. */
+static double codeword_error(const kvant_cuda_codec *codec)
+{
+    const kvant_general_view *view = &codec->general.view;
+    const float *codewords = tables_of(codec) + view->chunks.codewords;
+    double worst = 0;
+    for (uint32_t i = 0; i < 4 * view->chunks.n_codewords; i++) {
+        const double half = kvant_half_to_float(kvant_half_from_float(codewords[i]));
+        worst = fmax(worst, fabs(codewords[i] - fmin(rint(128 * half), 127) / 128));
+    }
+    return worst;
+}
+
 /* The largest distance of a number from what stands for it, for a scale of 1. */
 static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    double worst = 0;
-    if (p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6)
-        return direction_error(&codec->book) * ((1 << codec->book.radius_bits) - 1);
+    const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
+    double worst = known ? direction_error(&codec->book) : 0;
+    if (p->decoder == KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes have kernels of any sizes */
+        worst = fmax(worst, codeword_error(codec));
+    if (worst > 0)
+        return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
     const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
@@ -220,9 +248,10 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
 static double largest_code(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    if (kvant_cuda_has_chunks(p))
-        return codec->book.n_secondaries ? (1 << codec->book.radius_bits) - 1
-                                         : codec->book.norm[(1 << codec->book.norm_bits) - 1];
+    const kvant_general_view *view = &codec->general.view;
+    const uint32_t largest = (1u << view->chunks.length_bits) - 1;
+    if (has_chunks(codec))
+        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest] : largest;
     return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS ? 255 * p->step
                                                                                          : p->levels * 2 + 2;
 }
@@ -304,7 +333,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
-        if (kvant_cuda_has_chunks(p) && !page.at.open)
+        if (has_chunks(codec) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         if (tiles && !page.at.open)
             of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
@@ -409,7 +438,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         factor = fmax(factor, own);
     }
     const double of_chunks =
-        kvant_cuda_has_chunks(p) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+        has_chunks(codec) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11

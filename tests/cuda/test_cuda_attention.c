@@ -117,7 +117,17 @@ static void test_open_pages(void **unused)
 static void test_chunks(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "octopus-2:rotate=hadamard",
+    static const char *const specs[] = {
+#if KVANT_PAPERS /* sizes that are no constants of a kernel */
+                                         "octopus-5:rotate=hadamard",
+                                         "octopus-4:split=7.1,rotate=hadamard",
+                                         "octopus-3:split=4.3",
+                                         "hqmq-s341r6",
+                                         "hqmq-s42r4:rotate=hadamard",
+                                         "hqmq-s170r7",
+                                         "addvq-k24r3",
+#endif
+                                         "octopus-2:rotate=hadamard",
                                          "octopus-3:rotate=hadamard",
                                          "octopus-4:rotate=hadamard",
                                          "hqmq-s96r4",

@@ -193,14 +193,18 @@ template <class C, int D> static int check(const char *spec)
             if (!test_page_make(spec, D, role, &page))
                 continue;
             const kvant_codec_view *view = page.view;
-            const kvant_uniform_view &u = view->of.uniform;
+            const kvant_cuda_params &p = page.gpu.params;
+            if (p.kind != C::KIND && p.decoder != C::KIND) {
+                printf("FAILED %s, head_dim %d: kind %d, decoder %d instead of %d\n", spec, D, p.kind, p.decoder, C::KIND);
+                failed++;
+            }
             task.page = &page;
             task.valid = valid;
             task.args.scale_log2 = 1;
             if (view->kind == KVANT_CODES_UNIFORM) {
-                task.args.k_symmetric = u.symmetric;
-                task.args.k_offset = u.hybrid ? -view->general.uniform.bias : u.offset;
-                task.places = { 31 - __clz(u.group), (int)u.n_scales, (int)u.hybrid };
+                task.args.k_symmetric = (int)p.symmetric;
+                task.args.k_offset = p.offset;
+                task.places = { (int)p.group_log, (int)p.n_scales, (int)p.hybrid };
             } else if (HAS_ANY_SIZES<C>) {
                 const kvant_general &g = page.general;
                 const auto &c = g.view.chunks;
@@ -259,8 +263,7 @@ int main()
     for (const char *spec : { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=5.2,rotate=none",
                               "octopus-2:split=2.3,rotate=none", "octopus-1:split=1.1,rotate=none" })
         failed += check_all<OctopusSplits>(spec);
-    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "spherical-r4jl4",
-                              "addvq-k24r3" })
+    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3" })
         failed += check_all<HqmqSizes>(spec);
 #endif
     printf("%d failed\n", failed);
