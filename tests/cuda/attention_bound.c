@@ -412,6 +412,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         weighted_scale += w * s.scale;
         summed += w * (s.scale * code + s.zero) * root;
         rounded += p->hybrid ? w * s.zero * root : 0;
+        summed += has_chunks(codec) ? w * sqrt(norm) : 0; /* outliers are larger than codes */
         if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
             rounded += w * s.scale * code * root;
             small += code * root;

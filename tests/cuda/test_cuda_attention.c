@@ -126,6 +126,7 @@ static void test_chunks(void **unused)
                                          "hqmq-s42r4:rotate=hadamard",
                                          "hqmq-s170r7",
                                          "addvq-k24r3",
+                                         "hqmq-s341r6:med3",
 #endif
                                          "octopus-2:rotate=hadamard",
                                          "octopus-3:rotate=hadamard",

@@ -14,7 +14,7 @@
  * So a code is unpacked once for 8 or 16 rows. */
 #pragma once
 
-#include "../chunks/any_chunks.cuh"
+#include "../chunks/outliers.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
 #include "open.cuh"
@@ -27,7 +27,9 @@ namespace kvant
 /* What a slot keeps free for a page's metadata; symmetric codes need half of it. */
 template <class C, int D> constexpr int metadata_bytes()
 {
-    if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+    if constexpr (HAS_OUTLIERS<C>)
+        return PAGE_TOKENS * (2 + 8 * most_slots(D));
+    else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
         return PAGE_TOKENS * (HAS_ZEROS<C> ? 4 : 2);
     else
         return PAGE_TOKENS * D / group_step<C, D>() * 4;
@@ -421,6 +423,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 }
                 score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
                                             lane, s);
+                if constexpr (HAS_OUTLIERS<KC>)
+                    score_outliers<KC, D>(page, p.k_sizes, shared.queries, valid, lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -440,6 +444,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 }
                 add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
                                 s, sums);
+                if constexpr (HAS_OUTLIERS<VC>)
+                    add_outliers<VC, D>(page + S::K_BYTES, p.v_sizes, valid, lane, s[0], sums[0]);
             }
             __syncwarp();
             mine += S::WARPS;

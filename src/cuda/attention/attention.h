@@ -96,6 +96,7 @@ struct ChunkSizes {
     int code_bytes;
     const float *direction, *norm; /* octopus */
     const uint2 *codewords;        /* hqmq: four halves each */
+    int n_codewords, slots;        /* slots: for a token's outliers */
 };
 
 /* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or

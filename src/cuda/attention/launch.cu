@@ -308,7 +308,7 @@ ChunkSizes sizes_of(const kvant_cuda_codec &codec)
     const kvant_general &g = codec.general;
     const int index = (int)g.view.chunks.index_bits, length = (int)g.view.chunks.length_bits;
     return ChunkSizes{ index + length, index, length, (int)g.metadata, g.tables + g.view.chunks.direction, g.tables + g.view.chunks.norm,
-                       reinterpret_cast<const uint2 *>(g.tables + g.halves) };
+                       reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)g.view.chunks.n_codewords, (int)g.view.chunks.slots };
 }
 
 kvant_status place_sizes(const kvant_cuda_attention_args &args, ChunkAttentionArgs &p)

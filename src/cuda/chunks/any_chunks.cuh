@@ -56,6 +56,12 @@ template <int CHUNKS, bool KEYS> struct CodePairs {
     }
 };
 
+/* Slots for outliers of a token that decode kernels have room for. */
+__host__ __device__ constexpr int most_slots(int head_dim)
+{
+    return (head_dim + 63) / 64;
+}
+
 /* Copies of n entries, a power of two, in so many bytes. */
 __host__ __device__ constexpr int copies_in(int bytes, int entry_bytes, int log_n)
 {
@@ -318,12 +324,14 @@ struct HqmqSizes : ChunkCodes, AnySizes {
             const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves.x)),
                                   __half22float2(*reinterpret_cast<const __half2 *>(&halves.y)) };
             uint32_t own = 0;
-            unrolled_for (int k = 0; k < 4; k++)
-                own |= (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
+            unrolled_for (int k = 0; k < 4; k++) /* beyond codewords: zero, for outliers */
+                own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
             for (int k = 0; k < n; k++)
                 reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
         }
     }
 };
+
+template <class C> constexpr bool HAS_OUTLIERS = std::is_same<C, HqmqSizes>::value;
 
 } // namespace kvant

@@ -71,7 +71,7 @@ static bool within_one(const float *numbers, uint32_t n)
     return true;
 }
 
-/* What decode kernels know of any sizes (any_chunks.cuh). */
+/* What decode kernels know of any sizes (any_chunks.cuh), with a slot for outliers per 64 channels (most_slots there). */
 static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
 {
     const kvant_chunk_view *chunk = &view->of.chunk;
@@ -81,7 +81,7 @@ static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
                        is_symmetric(chunk->direction, 1u << coordinate)
                    ? KVANT_CUDA_OCTOPUS_SPLITS
                    : KVANT_CUDA_NO_KIND;
-    return index <= 13 && chunk->length_bits <= 7 && chunk->outliers == 0 && within_one(chunk->codewords, 4u << index)
+    return index <= 13 && chunk->length_bits <= 7 && chunk->outliers <= (view->info->head_dim + 63) / 64 && within_one(chunk->codewords, 4u << index)
                ? KVANT_CUDA_HQMQ_SIZES
                : KVANT_CUDA_NO_KIND;
 }

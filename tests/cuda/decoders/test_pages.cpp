@@ -6,8 +6,7 @@
 #define KVANT_WARP_OF_PAGES
 #include "warp.h"
 
-#include "pages/chunks/any_chunks.cuh"
-#include "pages/attention/values.cuh"
+#include "pages/chunks/outliers.cuh"
 #include "page.h"
 
 Warp warp;
@@ -75,6 +74,8 @@ template <class C, int D> static void score()
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
     score_page<C, D, false>(task.page->page, codes, q, factors, table, task.args.k_symmetric, task.args.k_offset, task.places,
                             warp.lane, s);
+    if constexpr (HAS_OUTLIERS<C>)
+        score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane, s[0]);
     for (int i = 0; i < 16; i++)
         task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4][2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
 }
@@ -94,6 +95,8 @@ template <class C, int D> static void add()
         if (task.valid < PAGE_TOKENS)
             clear_scales<C, D>(task.page->page + codes, task.args.k_symmetric, task.places, task.valid, lane);
     add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset, task.places, lane, task.valid, s, sums);
+    if constexpr (HAS_OUTLIERS<C>)
+        add_outliers<C, D>(task.page->page, task.chunks.k_sizes, task.valid, lane, s[0], sums[0]);
     sums[0].finish(1, 0, lane);
     for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++)
         for (int h = 0; h < 2; h++) {
@@ -145,7 +148,7 @@ static bool wrong_scores(const char *spec)
         double largest = 0;
         for (int j = 0; j < d; j++)
             largest = fmax(largest, fabs(task.queries[n][j]));
-        for (int t = 0; t < 64; t++) {
+        for (int t = 0; t < task.valid; t++) {
             double sum = 0, bound = 0;
             for (int j = 0; j < d; j++) {
                 const double y = task.page->rows[t * d + j], size = size_of_number(*task.page, t, j);
@@ -209,7 +212,7 @@ template <class C, int D> static int check(const char *spec)
                 const kvant_general &g = page.general;
                 const auto &c = g.view.chunks;
                 task.chunks.k_sizes = ChunkSizes{ (int)(c.index_bits + c.length_bits), (int)c.index_bits, (int)c.length_bits, (int)g.metadata,
-                                                  g.tables + c.direction, g.tables + c.norm, reinterpret_cast<const uint2 *>(g.tables + g.halves) };
+                                                  g.tables + c.direction, g.tables + c.norm, reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)c.n_codewords, (int)c.slots };
             } else {
                 if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
                     memcpy(task.chunks.k_directions.direction, view->of.chunk.direction, sizeof task.chunks.k_directions.direction);
@@ -263,7 +266,8 @@ int main()
     for (const char *spec : { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=5.2,rotate=none",
                               "octopus-2:split=2.3,rotate=none", "octopus-1:split=1.1,rotate=none" })
         failed += check_all<OctopusSplits>(spec);
-    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3" })
+    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3", "hqmq-s341r6:med=1",
+                              "hqmq-s42r4:med3", "hqmq-s85r5:med=2,slots=1" })
         failed += check_all<HqmqSizes>(spec);
 #endif
     printf("%d failed\n", failed);

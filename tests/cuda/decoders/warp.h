@@ -317,6 +317,16 @@ inline bool __any_sync(unsigned, bool x)
     });
 }
 
+inline uint32_t __ballot_sync(unsigned, bool x)
+{
+    return exchanged(x, [](auto &&lane) {
+        uint32_t all = 0;
+        for (int i = 0; i < LANES; i++)
+            all |= (uint32_t)lane(i) << i;
+        return all;
+    });
+}
+
 inline bool __all_sync(unsigned mask, bool x)
 {
     return !__any_sync(mask, !x);
