@@ -68,9 +68,12 @@ static kvant_cuda_kind uniform_decoder(const kvant_uniform_view *u, uint32_t bit
         { KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_UNIFORM3_TOKENS32 },
         { KVANT_CUDA_UNIFORM4_CHANNELS, KVANT_CUDA_UNIFORM4_TOKENS },
     };
-    const uint32_t least = bits == 4 && head_dim <= 128 ? 16 : 32;
-    return bits <= 4 && u->group >= least && (u->group & (u->group - 1)) == 0 ? kinds[bits - 2][u->per_channel]
-                                                                              : KVANT_CUDA_NO_KIND;
+    const uint32_t least = bits >= 4 && head_dim <= 128 ? 16 : 32;
+    if (u->group < least || (u->group & (u->group - 1)) != 0)
+        return KVANT_CUDA_NO_KIND;
+    if (bits == 8 && !u->per_channel)
+        return KVANT_CUDA_UNIFORM8_CHANNELS;
+    return bits <= 4 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_NO_KIND;
 }
 
 static bool init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view)

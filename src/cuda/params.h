@@ -43,6 +43,7 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM4,
     KVANT_CUDA_UNIFORM4_CHANNELS, /* of decode kernels alone: groups of 16 and more */
     KVANT_CUDA_UNIFORM4_TOKENS,
+    KVANT_CUDA_UNIFORM8_CHANNELS,
     KVANT_CUDA_UNIFORM5, /* without attention, as all below that say so */
     KVANT_CUDA_UNIFORM6,
     KVANT_CUDA_UNIFORM7,

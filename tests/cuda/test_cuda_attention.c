@@ -87,6 +87,9 @@ static void test_open_pages(void **unused)
                   { "int-4:group=16,axis=channel", "int-4:group=64,axis=channel" },
                   { "int-4:group=64,axis=channel,sym", "int-4:group=16,axis=channel,hybrid=code" },
                   { "kivi-2:group=64", "kivi-2:group=64" },
+                  { "int-8:group=64", "int-8:group=32,sym" },
+                  { "int-3:group=64", "int-3:group=32,hybrid" },
+                  { "int-2:group=32", "int-2:group=64,sym" },
                   { "int-4:group=32,hybrid", "int-4:group=16,hybrid" },
                   { "innerq-hybrid", "innerq-hybrid" } };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, open[] = { 3, 0, 1 };

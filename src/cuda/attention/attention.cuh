@@ -35,6 +35,12 @@ template <class C, int D> constexpr int metadata_bytes()
         return PAGE_TOKENS * D / group_step<C, D>() * 4;
 }
 
+/* Pairs that have general kernels alone. Of groups those in use have more: tokens of one role, channels of the other. */
+template <class KC, class VC> __host__ __device__ constexpr bool is_rare()
+{
+    return HAS_ANY_SIZES<KC> || (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
+}
+
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
 {
     if constexpr (HAS_CHUNKS<C>)
@@ -63,7 +69,7 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
-    constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
+    constexpr bool EIGHT = TILES > 1 || (GROUPS && is_rare<KC, VC>()) || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
     for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 4)
         if (warps * slot <= room)
             return warps;
@@ -82,11 +88,6 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
     return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_ANY_SIZES<KC> ? 2 : 1;
 }
 
-/* Kinds of papers: general kernels alone. */
-template <class C> constexpr bool is_rare()
-{
-    return HAS_ANY_SIZES<C> || (C::GROUP != KVANT_CUDA_GROUP_TOKEN && C::BITS == 4);
-}
 
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
@@ -512,7 +513,7 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
  * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
-    constexpr bool RARE = is_rare<KC>() || is_rare<VC>();
+    constexpr bool RARE = is_rare<KC, VC>();
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
             return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()

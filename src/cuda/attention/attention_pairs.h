@@ -6,7 +6,7 @@
  *   a kind with itself
  *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
  *     about four times as much as values
- *   groups of 32 and more as in use: kivi-2, innerq-base and innerq-small, which are kinds of innerq-hybrid, too; kivi-4
+ *   groups of tokens or channels as in use: kivi, innerq (hybrid ones are a kind of others); groups of one sort with themselves
  *   codes of several channels with their own kind; of sizes in use, and of any sizes
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
@@ -39,6 +39,9 @@
     X(Uniform2Tokens32, Uniform2Channels32) \
     X(Uniform3Channels32, Uniform3Tokens32) \
     X(Uniform3Channels32, Uniform2Tokens32) \
+    X(Uniform8Channels, Uniform8Channels) \
+    X(Uniform3Channels32, Uniform3Channels32) \
+    X(Uniform2Channels32, Uniform2Channels32) \
     X(Uniform4Channels, Uniform4Channels) \
     X(Uniform4Tokens, Uniform4Channels) \
     X(Uniform4Tokens, Uniform4Tokens) \

@@ -171,6 +171,8 @@ struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     }
 };
 
+using Uniform8Channels = Grouped<Uniform8, KVANT_CUDA_UNIFORM8_CHANNELS, KVANT_CUDA_GROUP_CHANNELS>;
+
 struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
      * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the

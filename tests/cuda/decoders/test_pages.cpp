@@ -257,6 +257,7 @@ int main()
     failed += check_all<Uniform4Channels>("int-4:group=32") + check<Uniform4Channels, 128>("int-4:group=16") +
               check<Uniform4Channels, 64>("int-4:group=16,sym") + check<Uniform4Channels, 96>("int-4:group=64") +
               check<Uniform4Channels, 256>("int-4:group=128,hybrid=code") + check<Uniform4Channels, 96>("int-4:group=16,hybrid");
+    failed += check_all<Uniform8Channels>("int-8:group=32") + check<Uniform8Channels, 128>("int-8:group=16,sym");
     failed += check_all<Uniform4Tokens>("int-4:group=32,axis=channel") + check_all<Uniform4Tokens>("int-4:group=64,axis=channel,sym") +
               check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") + check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
               check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
