@@ -5,10 +5,10 @@
  * are 2^-11 of its numbers, whose magnitudes as a matrix are at most sqrt(head_dim) long. */
 #include "warp.h"
 
-#include "decoders/any/decode_polar.cuh"
-#include "decoders/any/decode_rotated.cuh"
-#include "decoders/any/decode_trellis.cuh"
-#include "decoders/any/decode_uniform.cuh"
+#include "device/any/decode_polar.cuh"
+#include "device/any/decode_rotated.cuh"
+#include "device/any/decode_trellis.cuh"
+#include "device/any/decode_uniform.cuh"
 #include "page.h"
 
 Warp warp;

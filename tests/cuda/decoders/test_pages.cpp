@@ -3,10 +3,9 @@
  *
  * A query is rounded to 2^-12 of a power of two above its numbers. Codes times scales plus zero points have errors of 2^-11
  * of either, three times at most (attention_bound.c). Bytes of a direction are within 2^-8 of the chunk's length. */
-#define KVANT_WARP_OF_PAGES
 #include "warp.h"
 
-#include "pages/chunks/outliers.cuh"
+#include "device/chunks/outliers.cuh"
 #include "page.h"
 
 Warp warp;

@@ -371,12 +371,6 @@ inline void *__cvta_shared_to_generic(size_t at)
 namespace kvant
 {
 
-#if !defined(KVANT_WARP_OF_PAGES) /* which have layout.cuh, rotate.cuh and query.cuh */
-using Place = kvant_code_place;
-constexpr int PAGE_TOKENS = 64;
-constexpr unsigned FULL = 0xffffffffu;
-#endif
-
 inline uint32_t shared_address(const void *p)
 {
     return (uint32_t)(static_cast<const uint8_t *>(p) - warp.shared);
@@ -396,23 +390,6 @@ inline void meet_at(int, int)
 {
     exit(1);
 }
-
-#if !defined(KVANT_WARP_OF_PAGES)
-inline float largest_of(float x)
-{
-    return exchanged(x, [](auto &&lane) {
-        float largest = lane(0);
-        for (int i = 1; i < LANES; i++)
-            largest = fmaxf(largest, lane(i));
-        return largest;
-    });
-}
-
-inline float power_above(float x)
-{
-    return kvant_float_from_bits((min(kvant_float_bits(x) >> 23 & 0xffu, 252u) + 1) << 23);
-}
-#endif
 
 inline float exp2_fast(float x)
 {
