@@ -229,11 +229,11 @@ template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
     if constexpr (HAS_ANY_SIZES<KC>)
-        KC::template fill<LARGE>(tables, p.k_sizes);
+        KC::fill(tables, p.k_sizes, KC::template copies_of<LARGE>(p.k_sizes));
     else if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_ANY_SIZES<VC> && !S::ONE_TABLE)
-        VC::template fill<LARGE>(tables + S::K_TABLE, p.v_sizes);
+        VC::fill(tables + S::K_TABLE, p.v_sizes, VC::template copies_of<LARGE>(p.v_sizes));
     else if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_TRELLIS<KC>)
@@ -247,9 +247,10 @@ template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
     const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
-    if constexpr (HAS_ANY_SIZES<C>)
-        return C::template table<LARGE>(own, KEYS ? p.k_sizes : p.v_sizes, lane);
-    else if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_ANY_SIZES<C>) {
+        const ChunkSizes &sizes = KEYS ? p.k_sizes : p.v_sizes;
+        return C::table(own, sizes, C::template copies_of<LARGE>(sizes), lane);
+    } else if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);

@@ -303,19 +303,11 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
-ChunkSizes sizes_of(const kvant_cuda_codec &codec)
-{
-    const kvant_general &g = codec.general;
-    const int index = (int)g.view.chunks.index_bits, length = (int)g.view.chunks.length_bits;
-    return ChunkSizes{ index + length, index, length, (int)g.metadata, g.tables + g.view.chunks.direction, g.tables + g.view.chunks.norm,
-                       reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)g.view.chunks.n_codewords, (int)g.view.chunks.slots };
-}
-
 kvant_status place_sizes(const kvant_cuda_attention_args &args, ChunkAttentionArgs &p)
 {
     kvant_cuda_codec keys, values;
     const kvant_status status = place_codecs(args, keys, values);
-    p.k_sizes = sizes_of(keys), p.v_sizes = sizes_of(values);
+    p.k_sizes = sizes_of(keys.general), p.v_sizes = sizes_of(values.general);
     return status;
 }
 

@@ -1,11 +1,21 @@
 /* any_chunks.cuh - chunk codes of sizes that are known in a launch (ChunkSizes): octopus of any split, hqmq of any numbers of
- * directions and radii, and other tables of directions. chunks.cuh has the sizes that are constants, and explains operands. */
+ * directions and radii, and other tables of directions. chunks.cuh has the sizes that are constants, and explains operands.
+ * Kernels of any/ look numbers up in the same tables. */
 #pragma once
 
 #include "chunks.cuh"
 
 namespace kvant
 {
+
+/* Of a codec whose tables are on the device. */
+__host__ __device__ inline ChunkSizes sizes_of(const kvant_general &g)
+{
+    const auto &c = g.view.chunks;
+    const int index = (int)c.index_bits, length = (int)c.length_bits;
+    return ChunkSizes{ index + length, index, length, (int)g.metadata, g.tables + c.direction, g.tables + c.norm,
+                       reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)c.n_codewords, (int)c.slots };
+}
 
 /* Codes of up to 23 bits, two in a word, at bits 0 and 16. */
 template <int CHUNKS, bool KEYS> struct CodePairs {
@@ -88,6 +98,17 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return direction_bytes<LARGE>() + SIGN_BYTES;
     }
 
+    /* Copies of both tables, and where the second begins. */
+    struct Copies {
+        int directions, signs, signs_at;
+    };
+
+    template <bool LARGE> KVANT_INLINE static Copies copies_of(const ChunkSizes &sizes)
+    {
+        return Copies{ copies_in(direction_bytes<LARGE>(), 8, sizes.index_bits - 2), copies_in(SIGN_BYTES, 8, sizes.length_bits + 2),
+                       direction_bytes<LARGE>() };
+    }
+
     struct Table {
         int bits, coordinate;           /* bits of a code, of a coordinate */
         uint32_t directions, signs;     /* the lane's copies */
@@ -95,17 +116,16 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         uint32_t u, w, norm;            /* masks */
     };
 
-    template <bool LARGE> KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int lane)
+    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, const Copies &n, int lane)
     {
-        const int c = sizes.index_bits / 2, n = copies_in(direction_bytes<LARGE>(), 8, 2 * c - 2),
-                  n_signs = copies_in(SIGN_BYTES, 8, sizes.length_bits + 2);
+        const int c = sizes.index_bits / 2;
         const uint32_t ones = (1u << (c - 1)) - 1;
         return Table{ sizes.bits,
                       c,
-                      shared_address(entries) + 8 * (lane & (n - 1)),
-                      shared_address(entries) + direction_bytes<LARGE>() + 8 * (lane & (n_signs - 1)),
-                      8u * n,
-                      8u * n_signs,
+                      shared_address(entries) + 8 * (lane & (n.directions - 1)),
+                      shared_address(entries) + n.signs_at + 8 * (lane & (n.signs - 1)),
+                      8u * n.directions,
+                      8u * n.signs,
                       ones * 0x10001u,
                       (ones << (c - 1)) * 0x10001u,
                       ((1u << (sizes.length_bits + 1)) - 1) * 0x20002u };
@@ -196,23 +216,22 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return __ldg(sizes.direction + x);
     }
 
-    template <bool LARGE> __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes)
+    __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, const Copies &n)
     {
-        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2, n = copies_in(direction_bytes<LARGE>(), 8, 2 * c - 2),
-                  n_signs = copies_in(SIGN_BYTES, 8, log_signs);
-        uint2 *directions = reinterpret_cast<uint2 *>(entries), *signs = reinterpret_cast<uint2 *>(entries + direction_bytes<LARGE>());
+        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2;
+        uint2 *directions = reinterpret_cast<uint2 *>(entries), *signs = reinterpret_cast<uint2 *>(entries + n.signs_at);
         for (int i = threadIdx.x; i < 1 << (2 * c - 2); i += blockDim.x) {
             const float u = level(sizes, i & ((1 << (c - 1)) - 1)), w = level(sizes, i >> (c - 1)), z = 1 - u - w,
                         fold = fmaxf(-z, 0), x = u - fold, y = w - fold, f = 1 / sqrtf(x * x + y * y + z * z);
             const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
-            for (int k = 0; k < n; k++)
-                directions[i * n + k] = entry;
+            for (int k = 0; k < n.directions; k++)
+                directions[i * n.directions + k] = entry;
         }
         for (int i = threadIdx.x; i < 1 << log_signs; i += blockDim.x) {
             const float norm = __ldg(sizes.norm + i / 4);
             const uint2 entry = make_uint2(pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm), pack_half2(norm, 0));
-            for (int k = 0; k < n_signs; k++)
-                signs[i * n_signs + k] = entry;
+            for (int k = 0; k < n.signs; k++)
+                signs[i * n.signs + k] = entry;
         }
     }
 };
@@ -230,6 +249,10 @@ struct HqmqSizes : ChunkCodes, AnySizes {
     {
         return 1 << 15;
     }
+    template <bool LARGE> KVANT_INLINE static int copies_of(const ChunkSizes &sizes)
+    {
+        return copies_in(bytes<LARGE>(), 4, sizes.index_bits);
+    }
 
     struct Table {
         int bits, index_bits;
@@ -237,9 +260,9 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         uint32_t index, low, high; /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the code */
     };
 
-    template <bool LARGE> KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int lane)
+    KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int n, int lane)
     {
-        const int log = sizes.index_bits, n = copies_in(bytes<LARGE>(), 4, log);
+        const int log = sizes.index_bits;
         const uint32_t radius = ((1u << sizes.length_bits) - 1) << RADIUS_LOG, below = ((1u << (16 - log)) - 1) << RADIUS_LOG;
         return Table{ sizes.bits, log, shared_address(entries) + 4 * (lane & (n - 1)), 4u * n, ((1u << log) - 1) * 0x10001u,
                       (radius & below) * 0x10001u, (radius & ~below) * 0x10001u };
@@ -316,15 +339,16 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    template <bool LARGE> __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes)
+    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. */
+    __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, int n)
     {
-        const int n = copies_in(bytes<LARGE>(), 4, sizes.index_bits);
-        for (int i = threadIdx.x; i < 1 << sizes.index_bits; i += blockDim.x) {
+#pragma unroll 8
+        for (int i = threadIdx.x; i < min(sizes.n_codewords + 1, 1 << sizes.index_bits); i += blockDim.x) {
             const uint2 halves = __ldg(sizes.codewords + i);
             const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves.x)),
                                   __half22float2(*reinterpret_cast<const __half2 *>(&halves.y)) };
             uint32_t own = 0;
-            unrolled_for (int k = 0; k < 4; k++) /* beyond codewords: zero, for outliers */
+            unrolled_for (int k = 0; k < 4; k++)
                 own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
             for (int k = 0; k < n; k++)
                 reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;

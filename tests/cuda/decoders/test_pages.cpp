@@ -32,12 +32,12 @@ template <class C> static auto table_of()
             memset(warp.shared + TABLE_AT, 0xff, sizeof warp.shared - TABLE_AT);
         meet();
         if constexpr (HAS_ANY_SIZES<C>)
-            C::template fill<true>(warp.shared + TABLE_AT, task.chunks.k_sizes);
+            C::fill(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes));
         else
             C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
         meet();
         if constexpr (HAS_ANY_SIZES<C>)
-            return C::template table<true>(warp.shared + TABLE_AT, task.chunks.k_sizes, warp.lane);
+            return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
         else
             return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
     } else
@@ -208,10 +208,7 @@ template <class C, int D> static int check(const char *spec)
                 task.args.k_offset = p.offset;
                 task.places = { (int)p.group_log, (int)p.n_scales, (int)p.hybrid };
             } else if (HAS_ANY_SIZES<C>) {
-                const kvant_general &g = page.general;
-                const auto &c = g.view.chunks;
-                task.chunks.k_sizes = ChunkSizes{ (int)(c.index_bits + c.length_bits), (int)c.index_bits, (int)c.length_bits, (int)g.metadata,
-                                                  g.tables + c.direction, g.tables + c.norm, reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)c.n_codewords, (int)c.slots };
+                task.chunks.k_sizes = sizes_of(page.general);
             } else {
                 if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
                     memcpy(task.chunks.k_directions.direction, view->of.chunk.direction, sizeof task.chunks.k_directions.direction);
