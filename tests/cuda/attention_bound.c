@@ -172,13 +172,22 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
-/* How often a number of any/ is rounded to fp16: codewords and radii are, before their product. */
+/* How often a number of any/ is rounded to fp16: codewords and radii are, before their product; of a table of triplets
+ * directions, norms, scales and both products. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 1;
+    if (codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
+        return 5.02;
     return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : 1;
+}
+
+/* What bytes of directions are wrong by, in kernels of any/. */
+static double byte_error(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+{
+    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES ? 0 : step_error(codec) * half_at(&codec->params, at->page, token);
 }
 
 /* The arithmetic for a codec. */
@@ -325,7 +334,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
             continue;
         if (units == ROW_UNITS) {
             of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
-                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) * q1;
+                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
+                         byte_error(codec, &page.at, (uint32_t)t % 64)) * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
@@ -383,7 +393,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
+            tile += w * (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) + byte_error(codec, &page.at, (uint32_t)t % 64)) * root;
             summed += w * sqrt(norm);
             small += 8 * root;
             largest = fmax(largest, 4 * w * sqrt(norm));

@@ -196,7 +196,7 @@ template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k,
             for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
                 const CodePair pair = codes.chunks(c);
                 *reinterpret_cast<uint32_t *>(tile.numbers() + tile.lane * tile.stride + first + 2 * c) =
-                    pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
+                    pack_half2(__ldg(levels + pair.code(0)), __ldg(levels + pair.code(1)));
             }
         } else {
             for (int c = tile.lane; c < n; c += 32)
@@ -204,7 +204,7 @@ template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k,
                 for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
                     const CodePair pair = codes.tokens(tile.first + t, c);
                     unrolled_for (int i = 0; i < 2; i++)
-                        tile.numbers()[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
+                        tile.numbers()[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code(i)));
                 }
         }
     };

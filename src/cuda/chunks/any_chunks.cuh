@@ -17,6 +17,15 @@ __host__ __device__ inline ChunkSizes sizes_of(const kvant_general &g)
                        reinterpret_cast<const uint2 *>(g.tables + g.halves), (int)c.n_codewords, (int)c.slots };
 }
 
+/* Bytes of one copy of a codec's tables, if two blocks of kernels of any/ find room for them; else 0. */
+__host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params, const kvant_general &g)
+{
+    const auto &c = g.view.chunks;
+    if (params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
+        return c.index_bits <= 12 ? ((8 << (c.index_bits - 2)) + (32 << c.length_bits) + 15) / 16 * 16 : 0;
+    return params.decoder == KVANT_CUDA_HQMQ_SIZES && c.n_codewords < 5000 ? ((int)c.n_codewords + 4) / 4 * 16 : 0;
+}
+
 /* Codes of up to 23 bits, two in a word, at bits 0 and 16. */
 template <int CHUNKS, bool KEYS> struct CodePairs {
     uint32_t x[8]; /* 4 h + i: tokens + 8 h; of keys row tile i, of values column tile i */
@@ -115,6 +124,11 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         uint32_t direction_by, sign_by; /* from an entry to the next one */
         uint32_t u, w, norm;            /* masks */
     };
+
+    KVANT_INLINE static Copies one_copy(const ChunkSizes &sizes)
+    {
+        return Copies{ 1, 1, 8 << (sizes.index_bits - 2) };
+    }
 
     KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, const Copies &n, int lane)
     {
@@ -259,6 +273,11 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         uint32_t directions, direction_by;
         uint32_t index, low, high; /* masks of two codes: of indices, of a radius' bits below and above bit 16 of the code */
     };
+
+    KVANT_INLINE static int one_copy(const ChunkSizes &)
+    {
+        return 1;
+    }
 
     KVANT_INLINE static Table table(const uint8_t *entries, const ChunkSizes &sizes, int n, int lane)
     {
