@@ -323,8 +323,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     if (work.pair.n_columns == 0)
         return;
     const AnyPlaces places(p.keys, p.values, S::ROWS, (int)blockDim.x / 32);
-    reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
-    reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
+    load_book(memory + places.books[0], p.keys);
+    load_book(memory + places.books[1], p.values);
     AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
     attention.load_queries([](int channel) { return channel; });
     __syncthreads();

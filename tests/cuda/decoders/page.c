@@ -62,6 +62,11 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
         return false;
     const kvant_codec_view *view = kvant_codec_get_view(to->codec);
     const kvant_codec_info *info = &to->codec->info;
+    to->view = view;
+    const kvant_cuda_error error = { NULL, 0 };
+    if (kvant_cuda_params_init(&to->gpu, view, &error) != KVANT_OK)
+        abort();
+    free(to->gpu.tables);
     to->general = (kvant_general){ .view = view->general, .head_dim = head_dim, .keys = role == KVANT_ROLE_K, .metadata = (uint32_t)info->metadata_offset };
     to->params = (kvant_cuda_params){ .head_dim = head_dim, .bits = info->bits, .metadata_offset = (uint32_t)info->metadata_offset };
     if (view->kind == KVANT_CODES_TRELLIS)
@@ -87,4 +92,10 @@ void test_page_free(test_page *page)
     free(page->tables);
     free(page->page);
     free(page->rows);
+}
+
+/* Of params.c: nothing here is on a GPU. */
+void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
+{
+    (void)tables;
 }

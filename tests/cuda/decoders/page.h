@@ -7,6 +7,8 @@
 KVANT_BEGIN_C
 
 typedef struct test_page {
+    const kvant_codec_view *view;
+    struct kvant_cuda_codec gpu; /* as libkvant_cuda has it, without tables */
     kvant_general general;
     kvant_cuda_params params; /* what decoders of codebooks and trellises read */
     const float *values;      /* of a codebook */

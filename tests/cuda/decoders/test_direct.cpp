@@ -6,10 +6,10 @@
  * are turned are rounded again, u / 2 of their length, in all at most 12 u of lengths. */
 #include "warp.h"
 
-#include "decoders/any/direct_polar.cuh"
-#include "decoders/any/direct_rows.cuh"
-#include "decoders/any/direct_sketch.cuh"
-#include "decoders/any/direct_tiers.cuh"
+#include "device/any/direct_polar.cuh"
+#include "device/any/direct_rows.cuh"
+#include "device/any/direct_sketch.cuh"
+#include "device/any/direct_tiers.cuh"
 #include "page.h"
 
 Warp warp;
