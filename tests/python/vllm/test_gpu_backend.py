@@ -18,7 +18,7 @@ from common import TestCase, np  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import batch, codecs, gpu, impl  # noqa: E402
+from kvant.vllm import batch, chosen, codecs, gpu, impl  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
@@ -168,14 +168,14 @@ class Backend(TestCase):
 
     def test_parts(self):
         def parts(metadata):
-            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.fresh) for p in metadata.parts]
+            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh) for p in metadata.parts]
 
         step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
-        both = [(0, 3, 0, 3, 1, False), (3, 5, 3, 153, 110, False), (5, 7, 153, 312, 129, True)]
+        both = [(0, 3, 0, 3, 1, 0, False), (3, 5, 3, 153, 110, 300, False), (5, 7, 153, 312, 129, 129, True)]
         self.assertEqual(parts(made_builder().build(0, step.common())), both)
-        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, False)])
+        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, 0, False)])
         drafts = Step(DRAFTS, torch.float32).common()
-        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, False)])
+        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, 0, False)])
         mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
         self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
 
@@ -250,6 +250,35 @@ class Backend(TestCase):
         step = Step(DECODES, torch.float32)
         with self.assertRaisesRegex(NotImplementedError, "causal"):
             made_builder().build(0, step.common(causal=torch.ones(3, dtype=torch.int32)))
+
+    def test_dtypes(self):
+        """kvant_NAME and kvant are kvant's; vLLM's own are where KVANT_VLLM says so."""
+        with mock.patch.dict("os.environ", KVANT_VLLM=""):
+            self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
+            self.assertIsNone(chosen("auto"))
+            self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
+            for wrong in ("kvant_five", "kvant"):
+                with self.assertRaisesRegex(ValueError, "none of turboquant4"):
+                    chosen(wrong)
+        with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
+            self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
+            self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
+
+    def test_calibration_beside_the_model(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""):
+            with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
+                chosen("kvant_balanced", folder)
+            path = pathlib.Path(folder, "kvant.kvcal")
+            path.touch()
+            self.assertEqual(chosen("kvant_balanced", folder), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
+
+    def test_drafts_have_no_calibration(self):
+        made = made_impl("int4")
+        memory = made_memory(made)
+        made.stored = made.stored._replace(calibration="model.kvcal")
+        for layer in (types.SimpleNamespace(layer_name="draft_model.layers.0.attn"), types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True)):
+            with self.assertRaisesRegex(NotImplementedError, "of one model"):
+                made._pages(layer, memory)
 
     def test_heads_of_ranks(self):
         """Parts of a model's kv heads, or copies where there are more ranks."""
