@@ -153,6 +153,18 @@ def round_trip(layer_impl, layer=0):
     return kept
 
 
+def captured(run):
+    """After a run, as vLLM warms up."""
+    run()
+    if DEVICE == "cpu":
+        return run
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
 class Cases:
     kind = None
 
@@ -223,6 +235,47 @@ class Gpu(Cases, TestCase):
         self.close(found, step.expected(round_trip(made), window=50), torch.float16)
         options = {"softmax_scale": DIM**-0.5, "causal": True, "window_size": [49, 0], "softcap": 0.0, "fa_version": 3}
         self.assertEqual(calls, [([153, 183, 312], 129, 129, options)])
+
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+    def test_prompts_by_vllm_s_flash_attention(self):
+        for window in (None, 50):
+            made, step = made_impl("f32/f32", window=window), Step(CHUNKS + PROMPTS, torch.bfloat16)
+            made.flash = gpu._flash_attention(DIM)
+            self.assertIsNotNone(made.flash)
+            found = step.run(made, made_builder().build(0, step.common()))
+            self.close(found, step.expected(round_trip(made), window=window or 0), torch.bfloat16)
+
+    def test_steps_of_a_graph(self):
+        """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
+        for stored, sequences, drafts in (("turboquant4", DECODES, 0), ("int4", DRAFTS, 4), ("trellis4", DECODES, 0)):
+            made, dtype = made_impl(stored), torch.float16
+            last, first = Step(sequences, dtype), Step([(m + 1, m) for _, m in sequences], dtype)
+            memory, tables = made_memory(made), torch.zeros_like(last.table).to(DEVICE)
+            common = first.common()
+            common.block_table_tensor = tables
+            static = [x.to(DEVICE) for x in (*first.newest(), first.queries)]
+            out = torch.zeros_like(static[3])
+            metadata = made_builder(drafts).build(0, common)
+
+            def load(step):
+                """What vLLM copies before a step."""
+                for i, (n, m) in enumerate(step.sequences):
+                    rows = [x[: n - m].to(DEVICE) for x in step.rows[i]]
+                    made.do_kv_cache_update(step.layer, *rows, memory, step.slots(i, 0, n - m).to(DEVICE))
+                tables[:, : step.table.shape[1]] = step.table.to(DEVICE)
+                common.seq_lens.copy_(torch.tensor([n for n, _ in step.sequences]))
+                for to, x in zip(static, (*step.newest(), step.queries)):
+                    to.copy_(x)
+
+            def run():
+                made.do_kv_cache_update(first.layer, *static[:2], memory, static[2])
+                made.forward(first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1))
+
+            load(first)
+            replay = captured(run)
+            load(last)
+            replay()
+            self.close(out.float().cpu().numpy(), last.expected(round_trip(made)), dtype, stored)
 
     def test_memory_of_others(self):
         """Layers in one tensor, blocks apart by more than a page; what lies between is not touched."""
