@@ -160,6 +160,7 @@ class LayerPages:
             q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
         sinks = None if options.sinks is None else options.sinks.detach().to(torch.float32).contiguous()
         room, table = workspace(self.head_dim, self.memory.device), batch.block_table
+        n_blocks = -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]  # few: more heads fit into the workspace
         arguments = s.CudaAttentionArgs.new(
             k_codec=self.k.codec.handle,
             v_codec=self.v.codec.handle,
@@ -167,7 +168,7 @@ class LayerPages:
             v=self.v.pages,
             block_table=table[part.first].data_ptr(),
             table_stride=table.stride(0),
-            blocks_per_row=table.shape[1],
+            blocks_per_row=n_blocks,
             lengths=batch.seq_lens[part.first :].data_ptr(),
             batch=part.last - part.first,
             n_heads=q.shape[1],

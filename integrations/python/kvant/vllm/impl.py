@@ -67,7 +67,10 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         """Of the memory that the layer has now: vLLM gives it another one after it measured how much there is. Layers
         that attend to another one's keys share its pages."""
         if self.pages is None or self.pages.memory.data_ptr() != kv_cache.data_ptr():
-            number = extract_layer_index(self.kv_sharing_target_layer_name or layer.layer_name)
+            name = self.kv_sharing_target_layer_name or layer.layer_name
+            if self.stored.calibration and (getattr(layer, "is_draft_layer", False) or name.startswith("draft_model.")):
+                raise NotImplementedError("kvant: a calibration is of one model; with draft models take codecs without one")
+            number = extract_layer_index(name)
             place = kv_cache.data_ptr(), number
             self.pages = _in_use.get(place)
             if self.pages is None:
