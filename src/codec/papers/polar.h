@@ -21,7 +21,7 @@ typedef struct kvant_polar {
     uint32_t first_bits, bits, depth; /* of an angle of the first list, of the others */
     bool unbiased;
     float sqrt_dim, inverse_sqrt_dim;
-    kvant_polar_level levels[KVANT_POLAR_MAX_DEPTH]; /* levels[0] joins pairs of numbers; its books are the circle's */
+    kvant_polar_level levels[KVANT_POLAR_MAX_DEPTH]; /* levels[0] joins pairs of numbers: the circle's books */
 } kvant_polar;
 
 void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits, bool unbiased);
