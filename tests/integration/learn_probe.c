@@ -2,7 +2,7 @@
  *
  *     learn_probe MODEL TOKENS KIND [LAYERS] [none]
  *
- * KIND: a number (seed of random tokens), "same" (one token over and over), or the path of a text. LAYERS: how many the device
+ * KIND: a number (seed of random tokens), "same" (one token over and over), "few100" (100 of them), or the path of a text. LAYERS: how many the device
  * gets. none: the model's file is read, not mapped. With LEARN_PROBE_WAIT it prints "ready" after the prompt, and goes on when
  * its standard input ends. */
 #define _POSIX_C_SOURCE 200809L
@@ -45,6 +45,9 @@ static int make_tokens(const struct llama_vocab *vocab, const char *kind, int n)
         return read_text(vocab, kind, n);
     for (int i = 0; i < n; i++)
         tokens[i] = strcmp(kind, "same") == 0 ? 7 : (llama_token)(((unsigned)i + 1000003u * (unsigned)atoi(kind)) * 2654435761u >> 8) % (llama_token)n_vocab;
+    const int period = strncmp(kind, "few", 3) == 0 ? atoi(kind + 3) : n;
+    for (int i = period; i < n; i++)
+        tokens[i] = tokens[i - period];
     return 0;
 }
 
