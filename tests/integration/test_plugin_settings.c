@@ -425,5 +425,6 @@ int main(void)
         cmocka_unit_test(untested_ggml_is_tried_on_request),
     };
 
+    setenv("KVANT_LEARN", "0", 1); /* the user's cache folder is none of the tests' */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
