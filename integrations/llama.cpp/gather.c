@@ -4,7 +4,7 @@
  * alone, so its signs tell tokens apart: a token counts 64 times at most, and of 1024 there are at
  * least 128 different ones. Few rows say little of what two channels have in common, so sums beside
  * the diagonal count n / (n + d / 2). */
-#define _GNU_SOURCE /* pthread_timedjoin_np */
+#define _GNU_SOURCE /* pthread_timedjoin_np, pthread_tryjoin_np */
 
 #include "gather.h"
 
@@ -62,7 +62,8 @@ struct kvp_gather {
     struct kind kinds[PLACES];
     enum { GATHERS, MAKES, ENDED } state;
     pthread_t thread;
-    bool quick; /* nobody computes beside it */
+    bool quick;        /* nobody computes beside it */
+    char said[1024];   /* of the calibration; told between answers */
 };
 
 kvp_gather *kvp_gather_create(const kvp_learnt *learnt)
@@ -382,12 +383,18 @@ static void make_and_keep(kvp_gather *g)
     char err[1536] = "";
 
     if (make(g, &calibration, err, sizeof(err)) == KVANT_OK && kvp_learnt_keep(&g->learnt, calibration, err, sizeof(err)))
-        kvp_say("learnt a calibration from %u tokens of prompts, which the next run uses: %s", g->n_tokens, g->learnt.path);
+        snprintf(g->said, sizeof(g->said), "learnt a calibration from %u tokens of prompts, which the next run uses: %.900s",
+                 g->n_tokens, g->learnt.path);
     else if (err[0] != '\0')
-        kvp_say("what was learnt is not kept: %s", err);
-    else
-        kvp_note("another process has left %s", g->learnt.path);
+        snprintf(g->said, sizeof(g->said), "what was learnt is not kept: %.900s", err);
     kvant_calibration_free(&calibration);
+}
+
+static void end(kvp_gather *g)
+{
+    g->state = ENDED;
+    if (g->said[0] != '\0')
+        kvp_say("%s", g->said);
 }
 
 static void *run(void *user)
@@ -414,6 +421,8 @@ void kvp_gather_rows(kvp_gather *g, const kvp_rows *keys, const kvp_rows *values
 {
     const uint32_t layer = keys->kv->shape.layer;
 
+    if (g != NULL && g->state == MAKES && n >= LEAST_BATCH && pthread_tryjoin_np(g->thread, NULL) == 0)
+        end(g);
     if (g == NULL || g->state != GATHERS || keys->kv->shape.role != KVANT_ROLE_K)
         return;
     if (layer <= g->first) { /* a batch begins: every layer has seen the one before */
@@ -443,10 +452,13 @@ void kvp_gather_free(kvp_gather *g, bool keep)
             pthread_detach(g->thread); /* it ends with the process; what it uses stays */
             return;
         }
+        end(g);
     }
     g->quick = true;
-    if (keep && g->state == GATHERS && g->n_tokens >= ENOUGH && g->n_different >= LEAST_DIFFERENT)
+    if (keep && g->state == GATHERS && g->n_tokens >= ENOUGH && g->n_different >= LEAST_DIFFERENT) {
         make_and_keep(g);
+        end(g);
+    }
     free_sums(g);
     free(g);
 }

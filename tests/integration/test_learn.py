@@ -283,6 +283,14 @@ class Learning(unittest.TestCase):
         said = self.run_probe(TINY / "llama80.gguf", SHORT, 1, 99, "none", KVANT_MODEL=LLAMA)
         self.assertIn(HINT, said)
 
+    def test_a_gpu_uses_what_a_cpu_learnt(self):
+        gpu = {"KVANT_MODEL": LLAMA, "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"], "KVANT_CUDA_LIBRARY": os.environ["LEARN_CUDA"],
+               "LD_LIBRARY_PATH": os.environ["LEARN_DRIVER"]}
+        self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, **gpu))
+        self.assertEqual(self.files(), [])
+        self.learn()
+        self.assertIn(f"; calibrated by an earlier run: {self.path()}\n", self.run_probe(LLAMA, SHORT, 1, **gpu))
+
     def test_statistics_are_those_that_kvant_calibrate_gathers(self):
         """Of the same text: every second token, and a query head in turn, beside all of them."""
         small, text, other = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_TEXT", "KVANT_SMALL_KVCAL"))
