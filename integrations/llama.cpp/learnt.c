@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,12 +156,14 @@ static bool is_of_model(const char *path, uint64_t fingerprint, char *err, size_
 
 static bool use(kvp_learnt *learnt, const char *path)
 {
+    static atomic_flag said = ATOMIC_FLAG_INIT; /* a program may plan with contexts before it creates its own */
     char err[512] = "";
 
     if (path[0] == '\0' || access(path, F_OK) != 0)
         return false;
     if (!is_of_model(path, learnt->fingerprint, err, sizeof(err))) {
-        kvp_say("%s is not used: %s", path, err);
+        if (!atomic_flag_test_and_set(&said))
+            kvp_say("%s is not used: %s", path, err);
         return false;
     }
     snprintf(learnt->used, sizeof(learnt->used), "%s", path);
