@@ -244,13 +244,6 @@ static int exec_failed(const char *program)
     return EXIT_NOT_FOUND;
 }
 
-/* A preset stays one: its codecs depend on whether there is a calibration, which the plug-in may find. */
-static bool set_preset(const kvant_scheme *scheme)
-{
-    const kvant_scheme_info info = scheme_info(scheme);
-    return info.preset == NULL || (setenv(PLUGIN_ENV_PRESET, info.preset, 1) == 0 && unsetenv(PLUGIN_ENV_K) == 0 && unsetenv(PLUGIN_ENV_V) == 0);
-}
-
 /* The codecs of the cache, checked, in the environment. 0 or an exit code. */
 static int set_codecs(exec_options *o)
 {
@@ -261,7 +254,7 @@ static int set_codecs(exec_options *o)
     p->calibration = p->calibration != NULL ? p->calibration : env_or_null(PLUGIN_ENV_CALIBRATION);
     if (!protect_from_environment(p) || !one_choice(p) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
-    const bool ok = plugin_set(&o->cache, scheme, false) && set_preset(scheme) && (!o->no_learn || setenv(PLUGIN_ENV_LEARN, "0", 1) == 0);
+    const bool ok = plugin_set(&o->cache, scheme, false) && (!o->no_learn || setenv(PLUGIN_ENV_LEARN, "0", 1) == 0);
     kvant_scheme_free(&scheme);
     return ok ? 0 : EXIT_RUNTIME;
 }

@@ -195,35 +195,21 @@ static bool check_head_dim(const kvp_settings *settings)
     return true;
 }
 
-/* kvant exec turns a preset into its specs. */
-static const char *preset_of(const kvant_scheme_info *info)
-{
-    static const char *const names[] = { "quality", "balanced", "small" };
-    kvant_preset preset = { .size = sizeof(preset) };
-
-    for (size_t i = 0; info->preset == NULL && i < 2 * sizeof(names) / sizeof(names[0]); i++)
-        if (kvant_preset_get(names[i / 2], i % 2, &preset) == KVANT_OK && strcmp(preset.k, info->k) == 0 &&
-            strcmp(preset.v, info->v) == 0)
-            return names[i / 2];
-    return info->preset;
-}
-
 static void write_label(kvp_settings *settings)
 {
     kvant_scheme_info info = { .size = sizeof(info) };
-    const char *config = given("KVANT_CONFIG"), *preset;
+    const char *config = given("KVANT_CONFIG");
 
     kvant_scheme_get_info(settings->scheme, &info);
-    preset = info.settings == NULL ? preset_of(&info) : NULL;
     if (info.settings != NULL)
         snprintf(settings->label, sizeof(settings->label), "of %s", config != NULL ? config : "a settings file");
-    else if (preset != NULL || strcmp(info.k, info.v) == 0)
-        snprintf(settings->label, sizeof(settings->label), "%s", preset != NULL ? preset : info.k);
+    else if (info.preset != NULL || strcmp(info.k, info.v) == 0)
+        snprintf(settings->label, sizeof(settings->label), "%s", info.preset != NULL ? info.preset : info.k);
     else
         snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
-    if (preset != NULL && info.calibration != NULL)
+    if (info.preset != NULL && info.calibration != NULL)
         snprintf(settings->remark, sizeof(settings->remark), "; calibrated");
-    else if (preset != NULL)
+    else if (info.preset != NULL)
         kvp_settings_set_hint(settings);
 }
 
