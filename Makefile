@@ -95,12 +95,12 @@ test-long:
 	$(MAKE) test-vllm
 	$(MAKE) test-lmcache
 
-# An engine of vLLM on the CPU.
+# An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
 test-vllm:
 	scripts/deps.sh test
 	torch=$$($(FETCH) torch) && vllm=$$($(FETCH) vllm) && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm")
-	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
+	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared kvant_cuda_host
 	$(RUN_TESTS) $(BUILD) -L vllm
 
 # LMCache's storage manager and server on the CPU, with files and a Redis server.
@@ -171,7 +171,7 @@ help:
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
-	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks (3 minutes)'
+	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (6 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'

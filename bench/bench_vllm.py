@@ -36,6 +36,7 @@ def arguments():
     parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt for ttft_ms; 0: none")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
+    parser.add_argument("--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON")
     parser.add_argument("--csv", default="")
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -97,7 +98,7 @@ def engine(a, folder, **more):
 
     most, weights = max(batch for batch, _ in shapes(a)), "auto" if a.what == "ids" else "dummy"
     common = dict(model=folder, skip_tokenizer_init=True, load_format=weights, enable_prefix_caching=False, max_num_seqs=most)
-    return LLM(**common | dict(max_num_batched_tokens=8192, disable_log_stats=True) | options | more)
+    return LLM(**common | dict(max_num_batched_tokens=8192, disable_log_stats=True) | options | a.options | more)
 
 
 def generate(llm, prompts, n):
@@ -153,13 +154,18 @@ def run_engine(a):
             print("ROW", json.dumps(made), flush=True)
 
 
-def of_process(a, cache, what):
-    """Rows of an engine in a process of its own, as they come."""
-    words = [sys.executable, __file__, "engine", "--cache", cache, "--prompt", str(a.prompt)]
+def begun(a, cache, what):
+    """An engine in a process of its own."""
+    words = [sys.executable, __file__, "engine", "--cache", cache, "--prompt", str(a.prompt), "--options", json.dumps(a.options)]
     for name in "layers hidden heads kv_heads head_dim feed_forward vocabulary shapes".split():
         words += ["--" + name.replace("_", "-"), str(getattr(a, name))]
     environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as child:
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def rows_of(cache, child):
+    """As they come."""
+    with child:
         for line in child.stdout:
             if line.startswith("ROW "):
                 yield json.loads(line[4:])
@@ -171,7 +177,7 @@ def speed(a):
     end, rows = time.monotonic() + a.seconds, []
     for cache in a.caches.split(","):
         if time.monotonic() < end:
-            for made in of_process(a, cache, "speed"):
+            for made in rows_of(cache, begun(a, cache, "speed")):
                 rows.append(made)
                 print(",".join(str(made.get(name, "")) for name in COLUMNS), flush=True)
                 if a.csv:
@@ -184,7 +190,9 @@ def speed(a):
 def ids(a):
     """A small model: tokens of vLLM's own cache and of rows kept exactly."""
     a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary, a.shapes = 2, 512, 8, 2, 64, 1024, 1024, "5x512"
-    found = {cache: [made["ids"] for made in of_process(a, cache, "ids")] for cache in ("auto", "f32/f32", "turboquant4")}
+    a.options = {"gpu_memory_utilization": 0.1} | a.options
+    children = {cache: begun(a, cache, "ids") for cache in ("auto", "f32/f32", "turboquant4")}
+    found = {cache: [made["ids"] for made in rows_of(cache, child)] for cache, child in children.items()}
     if not (found["auto"] and found["f32/f32"]):
         sys.exit("an engine did not start")
     stock = found["auto"][0]

@@ -63,7 +63,8 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
     name = dtype.removeprefix(f"{DTYPE}_") if in_dtype else os.environ.get("KVANT_VLLM", "")
     calibration = _calibration(model)
     if name in PRESETS and not calibration:
-        raise ValueError(f"KVANT_VLLM: {name} needs KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made")
+        needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
+        raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name not in (*STORED, *PRESETS) and "/" not in name:
         raise ValueError(f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V")
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
@@ -102,5 +103,6 @@ def register() -> None:
     elif not hasattr(AttentionBackendEnum, "KVANT"):
         AttentionBackendEnum.register("KVANT", gpu)
     if os.environ.get("KVANT_VLLM"):
-        chosen()
+        if os.environ["KVANT_VLLM"] not in PRESETS:  # layers look for the calibration of presets
+            chosen()
         register_backend(AttentionBackendEnum.CPU_ATTN, "kvant.vllm.cpu.Backend")

@@ -18,6 +18,7 @@ class Part(NamedTuple):
     first_row: int
     last_row: int
     most_queries: int  #: of one sequence
+    most_tokens: int  #: of one sequence; 0: the host does not know
     fresh: bool  #: prompts from their first token on
 
 
@@ -47,14 +48,14 @@ def _prefills(starts: list[int], lengths: list[int], first: int) -> Iterator[Par
     while at < last:
         end = next((i for i in range(at, last) if is_fresh[i] != is_fresh[at]), last)
         most = max(starts[i + 1] - starts[i] for i in range(at, end))
-        yield Part(at, end, starts[at], starts[end], most, is_fresh[at])
+        yield Part(at, end, starts[at], starts[end], most, max(lengths[at:end]), is_fresh[at])
         at = end
 
 
 def _parts(common: Any, threshold: int) -> Iterator[Part]:
     n_decodes, n_prefills, n_rows, _ = split_decodes_and_prefills(common, decode_threshold=threshold)
     if n_decodes:
-        yield Part(0, n_decodes, 0, n_rows, min(threshold, common.max_query_len), False)
+        yield Part(0, n_decodes, 0, n_rows, min(threshold, common.max_query_len), 0, False)
     if n_prefills:
         known = getattr(common, "seq_lens_cpu_upper_bound", None)
         lengths = (common.seq_lens.cpu() if known is None else known).tolist()

@@ -1,5 +1,5 @@
-"""The GPU backend of vLLM without an engine: batches as vLLM describes them, beside attention in float64 over rows as
-their codecs keep them. On a GPU, or on the stand-in (tests/cuda/host) that KVANT_CUDA_LIBRARY names."""
+"""vLLM's backends without an engine: batches as vLLM describes them, beside attention in float64 over rows as their codecs
+keep them. The GPU's runs on a GPU, or on the stand-in (tests/cuda/host) that KVANT_CUDA_LIBRARY names."""
 
 import contextlib
 import pathlib
@@ -18,7 +18,7 @@ from common import TestCase, np  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import batch, codecs, gpu, impl  # noqa: E402
+from kvant.vllm import batch, chosen, codecs, gpu, impl, pages  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
@@ -30,7 +30,11 @@ CHUNKS = [(104, 40), (300, 110)]
 PROMPTS = [(30, 30), (129, 129)]
 
 
-def made_impl(stored, calibration=None, window=None, softcap=None, sinks=None, rank=0, n_ranks=1, total=KV_HEADS):
+class CpuImpl(impl.Impl):
+    Pages = pages.LayerPages
+
+
+def made_impl(stored, calibration=None, window=None, softcap=None, sinks=None, rank=0, n_ranks=1, total=KV_HEADS, kind=gpu.Impl):
     model = types.SimpleNamespace(model=None, get_total_num_kv_heads=lambda: total)
     config = types.SimpleNamespace(model_config=model)
     environment = {"KVANT_VLLM": stored} | ({"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {})
@@ -39,7 +43,7 @@ def made_impl(stored, calibration=None, window=None, softcap=None, sinks=None, r
         stack.enter_context(mock.patch.object(impl, "get_current_vllm_config", lambda: config))
         stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_rank", lambda: rank))
         stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_world_size", lambda: n_ranks))
-        made = object.__new__(gpu.Impl)
+        made = object.__new__(kind)
         made.__init__(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window, "auto", softcap, sinks=sinks)
     made.flash = None
     return made
@@ -149,35 +153,39 @@ def round_trip(layer_impl, layer=0):
     return kept
 
 
-class Backend(TestCase):
-    def close(self, found, expected, dtype):
-        """Outputs and queries are rounded to dtype, weights and queries to fp16 on a GPU."""
-        unit = {torch.float32: 2.0**-10 if DEVICE == "cuda" else 2.0**-16, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}[dtype]
+def captured(run):
+    """After a run, as vLLM warms up."""
+    run()
+    if DEVICE == "cpu":
+        return run
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+class Cases:
+    kind = None
+
+    def close(self, found, expected, dtype, stored="f32/f32"):
+        """Outputs and queries are rounded to dtype; weights and queries to fp16 on a GPU, to 16-bit integers on a CPU, and
+        codebooks to bytes. The stand-in computes in double precision."""
+        in_double = self.kind is gpu.Impl and DEVICE == "cpu"
+        ours = 2.0**-16 if in_double else 2.0**-10 if stored == "f32/f32" else 2.0**-8
+        unit = {torch.float32: ours, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}[dtype]
         self.assertTrue(np.isfinite(found).all())
         self.assertLess(np.abs(found - expected).max(), unit * np.abs(expected).max())
 
     def check(self, stored, sequences, dtype=torch.float32, drafts=0, layer=0, calibration=None, **options):
-        made = made_impl(stored, calibration, **options)
+        made = made_impl(stored, calibration, kind=self.kind, **options)
         step = Step(sequences, dtype, layer)
         metadata = made_builder(drafts).build(0, step.common())
         named = {"window": options.get("window") or 0, "softcap": options.get("softcap") or 0.0, "sinks": options.get("sinks")}
         if named["sinks"] is not None:
             named["sinks"] = named["sinks"].numpy()
-        self.close(step.run(made, metadata), step.expected(round_trip(made, layer), **named), dtype)
+        self.close(step.run(made, metadata), step.expected(round_trip(made, layer), **named), dtype, stored)
         return metadata
-
-    def test_parts(self):
-        def parts(metadata):
-            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.fresh) for p in metadata.parts]
-
-        step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
-        both = [(0, 3, 0, 3, 1, False), (3, 5, 3, 153, 110, False), (5, 7, 153, 312, 129, True)]
-        self.assertEqual(parts(made_builder().build(0, step.common())), both)
-        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, False)])
-        drafts = Step(DRAFTS, torch.float32).common()
-        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, False)])
-        mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
-        self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
 
     def test_batches(self):
         for sequences, drafts in ((DECODES, 0), (DRAFTS, 4), (CHUNKS, 0), (PROMPTS, 0), (DECODES + CHUNKS + PROMPTS, 0)):
@@ -207,9 +215,10 @@ class Backend(TestCase):
                 with self.subTest(keys):
                     self.check(f"{keys},sink=0/int-8:center=file,sink=0", DECODES + CHUNKS, layer=1, calibration=path)
             self.check("balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path)
-            for options in ({"softcap": 2.0}, {"sinks": torch.zeros(HEADS)}):
-                with self.assertRaisesRegex(NotImplementedError, "sinks or a softcap"):
-                    made_impl("int-8:center=file,sink=0/int-8", path, **options)
+
+
+class Gpu(Cases, TestCase):
+    kind = gpu.Impl
 
     def test_prompts_by_flash_attention(self):
         """What reaches it, and that it alone sees whole prompts."""
@@ -227,6 +236,47 @@ class Backend(TestCase):
         options = {"softmax_scale": DIM**-0.5, "causal": True, "window_size": [49, 0], "softcap": 0.0, "fa_version": 3}
         self.assertEqual(calls, [([153, 183, 312], 129, 129, options)])
 
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+    def test_prompts_by_vllm_s_flash_attention(self):
+        for window in (None, 50):
+            made, step = made_impl("f32/f32", window=window), Step(CHUNKS + PROMPTS, torch.bfloat16)
+            made.flash = gpu._flash_attention(DIM)
+            self.assertIsNotNone(made.flash)
+            found = step.run(made, made_builder().build(0, step.common()))
+            self.close(found, step.expected(round_trip(made), window=window or 0), torch.bfloat16)
+
+    def test_steps_of_a_graph(self):
+        """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
+        for stored, sequences, drafts in (("turboquant4", DECODES, 0), ("int4", DRAFTS, 4), ("trellis4", DECODES, 0)):
+            made, dtype = made_impl(stored), torch.float16
+            last, first = Step(sequences, dtype), Step([(m + 1, m) for _, m in sequences], dtype)
+            memory, tables = made_memory(made), torch.zeros_like(last.table).to(DEVICE)
+            common = first.common()
+            common.block_table_tensor = tables
+            static = [x.to(DEVICE) for x in (*first.newest(), first.queries)]
+            out = torch.zeros_like(static[3])
+            metadata = made_builder(drafts).build(0, common)
+
+            def load(step):
+                """What vLLM copies before a step."""
+                for i, (n, m) in enumerate(step.sequences):
+                    rows = [x[: n - m].to(DEVICE) for x in step.rows[i]]
+                    made.do_kv_cache_update(step.layer, *rows, memory, step.slots(i, 0, n - m).to(DEVICE))
+                tables[:, : step.table.shape[1]] = step.table.to(DEVICE)
+                common.seq_lens.copy_(torch.tensor([n for n, _ in step.sequences]))
+                for to, x in zip(static, (*step.newest(), step.queries)):
+                    to.copy_(x)
+
+            def run():
+                made.do_kv_cache_update(first.layer, *static[:2], memory, static[2])
+                made.forward(first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1))
+
+            load(first)
+            replay = captured(run)
+            load(last)
+            replay()
+            self.close(out.float().cpu().numpy(), last.expected(round_trip(made)), dtype, stored)
+
     def test_memory_of_others(self):
         """Layers in one tensor, blocks apart by more than a page; what lies between is not touched."""
         made, step = made_impl("int4"), Step(CHUNKS, torch.float32)
@@ -236,7 +286,7 @@ class Backend(TestCase):
         memory.zero_()
         with mock.patch(f"{__name__}.made_memory", lambda layer_impl: memory):
             found = step.run(made, made_builder().build(0, step.common()))
-        self.close(found, step.expected(round_trip(made)), torch.float32)
+        self.close(found, step.expected(round_trip(made)), torch.float32, "int4")
         self.assertTrue(bool((whole[:, 0] == 0xA5).all()) and bool((whole[:, 2] == 0xA5).all()))
 
     def test_refusals(self):
@@ -250,6 +300,62 @@ class Backend(TestCase):
         step = Step(DECODES, torch.float32)
         with self.assertRaisesRegex(NotImplementedError, "causal"):
             made_builder().build(0, step.common(causal=torch.ones(3, dtype=torch.int32)))
+
+    def test_keys_with_a_centre(self):
+        """Their scores lack a term, which sinks and softcaps see."""
+        for options in ({"softcap": 2.0}, {"sinks": torch.zeros(HEADS)}):
+            for stored in ("int-8:center=file,sink=0/int-8", "int-8:transform=file,sink=0/int-8"):
+                with self.assertRaisesRegex(NotImplementedError, "sinks or a softcap"):
+                    made_impl(stored, "model.kvcal", **options)
+
+
+@unittest.skipIf(DEVICE == "cuda", "tensors are on the GPU")
+class Cpu(Cases, TestCase):
+    kind = CpuImpl
+
+
+class Choices(TestCase):
+    def test_parts(self):
+        def parts(metadata):
+            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh) for p in metadata.parts]
+
+        step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
+        both = [(0, 3, 0, 3, 1, 0, False), (3, 5, 3, 153, 110, 300, False), (5, 7, 153, 312, 129, 129, True)]
+        self.assertEqual(parts(made_builder().build(0, step.common())), both)
+        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, 0, False)])
+        drafts = Step(DRAFTS, torch.float32).common()
+        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, 0, False)])
+        mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
+        self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
+
+    def test_dtypes(self):
+        """kvant_NAME and kvant are kvant's; vLLM's own are where KVANT_VLLM says so."""
+        with mock.patch.dict("os.environ", KVANT_VLLM=""):
+            self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
+            self.assertIsNone(chosen("auto"))
+            self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
+            for wrong in ("kvant_five", "kvant"):
+                with self.assertRaisesRegex(ValueError, "none of turboquant4"):
+                    chosen(wrong)
+        with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
+            self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
+            self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
+
+    def test_calibration_beside_the_model(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""):
+            with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
+                chosen("kvant_balanced", folder)
+            path = pathlib.Path(folder, "kvant.kvcal")
+            path.touch()
+            self.assertEqual(chosen("kvant_balanced", folder), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
+
+    def test_drafts_have_no_calibration(self):
+        made = made_impl("int4")
+        memory = made_memory(made)
+        made.stored = made.stored._replace(calibration="model.kvcal")
+        for layer in (types.SimpleNamespace(layer_name="draft_model.layers.0.attn"), types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True)):
+            with self.assertRaisesRegex(NotImplementedError, "of one model"):
+                made._pages(layer, memory)
 
     def test_heads_of_ranks(self):
         """Parts of a model's kv heads, or copies where there are more ranks."""
