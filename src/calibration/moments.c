@@ -87,14 +87,12 @@ void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, fl
  * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
 
-/* tr(W^2 K) for symmetric matrices */
-static double length_after(const double *w, const double *keys, size_t d)
+/* tr(A B) for symmetric matrices */
+static double trace_of_product(const double *a, const double *b, size_t d)
 {
     double sum = 0;
     for (size_t i = 0; i < d; i++)
-        for (size_t j = 0; j < d; j++)
-            for (size_t k = 0; k < d; k++)
-                sum += w[i * d + k] * w[k * d + j] * keys[j * d + i];
+        sum += kvant_dot_lanes(a + i * d, b + i * d, d);
     return sum;
 }
 
@@ -121,9 +119,9 @@ static void make_diagonal(size_t d, const double *a, const double *b, const doub
 static kvant_status make_matrix(size_t d, double *a, const double *b, const double *keys, uint16_t *matrix)
 {
     KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
+    const double factor = sqrt(kvant_trace((uint32_t)d, keys) / trace_of_product(a, keys, d));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
-    double factor = sqrt(kvant_trace((uint32_t)d, keys) / length_after(a, keys, d)),
-           smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
+    const double smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
             *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));

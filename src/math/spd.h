@@ -19,7 +19,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse);
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root);
 
 /* mean = the positive definite solution of mean a mean = b: the geometric mean of a^-1 and b (Pusz
- * and Woronowicz 1975), a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a
+ * and Woronowicz 1975), L^-T (L^T b L)^(1/2) L^-1 with a = L L^T. Errors as above; mean may be a
  * or b. */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 
