@@ -1,8 +1,9 @@
 /* learn.c - see learn.h.
  *
- * Per kv head: sums of outer products of keys, about a centre of the first of them, and of queries.
- * The sums belong to one version: rows of another kind begin new ones. Few rows say little of what
- * two channels have in common, so the sums' numbers beside the diagonal count n / (n + DAMPING d). */
+ * A unit is a part of a kv head (weights.h). Per unit: sums of outer products of keys, about a centre
+ * of the first of them, and of queries. The sums belong to one version: rows of another kind begin
+ * new ones. n rows of d channels say little of what two channels have in common, so the means beside
+ * the diagonal count n / (n + DAMPING d). */
 #include "learn.h"
 
 #include <math.h>
@@ -10,10 +11,8 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "../base/half.h"
 #include "../base/parallel.h"
 #include "../calibration/moments.h"
-#include "../codec/site.h"
 
 #define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
@@ -32,38 +31,55 @@
 /* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
 #define MOST_LENGTH 16.0f
 
-typedef struct head_sums {
+typedef struct unit_sums {
     uint32_t n_keys, n_queries, n_noted;
-    uint32_t next_query; /* place in the sample */
-    float *key;          /* sum of keys less the origin */
-    float *keys;         /* lower triangles of sums of outer products, as the next two */
+    float *key;  /* sum of keys less the origin */
+    float *keys; /* lower triangles of sums of outer products, as the next two */
     float *queries;
     float *noted; /* queries since the last judgement */
-} head_sums;
+} unit_sums;
 
 typedef struct kvant_learning {
-    uint32_t n_rows;  /* in the sample */
-    uint32_t stamp;   /* of the version that the sums belong to */
-    uint32_t due;     /* keys that the next matrix waits for */
-    bool done;        /* enough was seen */
-    float *rows;      /* SAMPLE_ROWS x width */
-    float *queries;   /* SAMPLE_QUERIES x head_dim per kv head */
-    float *origin;    /* width */
-    float *sums;      /* the heads' arrays */
-    head_sums *heads;
+    uint32_t part, n_units; /* channels of a unit; units of all kv heads */
+    uint32_t n_rows;        /* in the sample */
+    uint32_t *n_queries;    /* ever put into the sample, per kv head */
+    uint32_t stamp;         /* of the version that the sums belong to */
+    uint32_t due;           /* keys that the next matrix waits for */
+    bool done;              /* enough was seen */
+    float *rows;            /* SAMPLE_ROWS x width */
+    float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
+    float *origin;          /* width */
+    float *sums;            /* the units' arrays */
+    unit_sums *units;
 } kvant_learning;
 
-static size_t triangle(const kvant_tensor *tensor)
+static size_t sums_of_unit(const kvant_learning *l)
 {
-    return (size_t)tensor->head_dim * (tensor->head_dim + 1) / 2;
+    return l->part + 3 * kvant_triangle_size(l->part);
 }
 
-static size_t sums_of_head(const kvant_tensor *tensor)
+/* A unit's channels of a row of all kv heads, or of one head. */
+static void gather(const kvant_tensor *tensor, size_t unit, const float *row, bool whole, float *out)
 {
-    return tensor->head_dim + 3 * triangle(tensor);
+    const uint32_t d = tensor->head_dim, n = tensor->learning->part;
+    kvant_part_gather(d, n, (uint32_t)(unit % (d / n)), whole ? row + unit / (d / n) * d : row, out);
 }
 
 /* Life */
+
+static void place(kvant_learning *l, size_t width)
+{
+    const size_t triangle = kvant_triangle_size(l->part);
+    l->queries = l->rows + SAMPLE_ROWS * width;
+    l->origin = l->queries + SAMPLE_QUERIES * width;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        u->key = l->sums + unit * sums_of_unit(l);
+        u->keys = u->key + l->part;
+        u->queries = u->keys + triangle;
+        u->noted = u->queries + triangle;
+    }
+}
 
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
@@ -72,117 +88,59 @@ kvant_status kvant_learning_create(kvant_tensor *tensor)
         return KVANT_OK;
     kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
-    l->heads = kvant_alloc(tensor->n_kv_heads, sizeof *l->heads);
+    l->part = kvant_weights_part(tensor->head_dim);
+    l->n_units = (uint32_t)(width / l->part);
+    l->n_queries = kvant_alloc(tensor->n_kv_heads, sizeof *l->n_queries);
+    l->units = kvant_alloc(l->n_units, sizeof *l->units);
     l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
-    l->sums = kvant_alloc(tensor->n_kv_heads, sums_of_head(tensor) * sizeof *l->sums);
-    KVANT_RETURN_IF(!l->heads || !l->rows || !l->sums, KVANT_ERR_MEMORY);
-    l->queries = l->rows + SAMPLE_ROWS * width;
-    l->origin = l->queries + SAMPLE_QUERIES * width;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        head_sums *h = &l->heads[head];
-        h->key = l->sums + head * sums_of_head(tensor);
-        h->keys = h->key + tensor->head_dim;
-        h->queries = h->keys + triangle(tensor);
-        h->noted = h->queries + triangle(tensor);
-    }
+    l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
+    KVANT_RETURN_IF(!l->n_queries || !l->units || !l->rows || !l->sums, KVANT_ERR_MEMORY);
+    place(l, width);
     return KVANT_OK;
 }
 
 void kvant_learning_destroy(kvant_tensor *tensor)
 {
-    if (!tensor->learning)
+    kvant_learning *l = tensor->learning;
+    if (!l)
         return;
-    kvant_free(tensor->learning->heads);
-    kvant_free(tensor->learning->rows);
-    kvant_free(tensor->learning->sums);
-    kvant_free(tensor->learning);
+    kvant_free(l->n_queries);
+    kvant_free(l->units);
+    kvant_free(l->rows);
+    kvant_free(l->sums);
+    kvant_free(l);
     tensor->learning = NULL;
 }
 
-static void forget_noted(const kvant_tensor *tensor)
+static void forget_noted(kvant_learning *l)
 {
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        memset(tensor->learning->heads[head].noted, 0, triangle(tensor) * sizeof(float));
-        tensor->learning->heads[head].n_noted = 0;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        memset(l->units[unit].noted, 0, kvant_triangle_size(l->part) * sizeof(float));
+        l->units[unit].n_noted = 0;
     }
 }
 
 /* Sums of no rows. */
-static void begin(kvant_tensor *tensor, const float *origin)
+static void begin(kvant_learning *l)
 {
-    kvant_learning *l = tensor->learning;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        memset(l->heads[head].key, 0, (tensor->head_dim + 2 * triangle(tensor)) * sizeof(float));
-        l->heads[head].n_keys = l->heads[head].n_queries = 0;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        memset(u->key, 0, (l->part + 2 * kvant_triangle_size(l->part)) * sizeof(float));
+        u->n_keys = u->n_queries = 0;
     }
-    memcpy(l->origin, origin, kvant_tensor_width(tensor) * sizeof *origin);
     l->due = 0;
     l->done = false;
 }
 
 void kvant_learning_reset(kvant_tensor *tensor)
 {
-    if (!tensor->learning)
+    kvant_learning *l = tensor->learning;
+    if (!l)
         return;
-    begin(tensor, tensor->learning->origin);
-    forget_noted(tensor);
-    tensor->learning->n_rows = tensor->learning->stamp = 0;
-}
-
-/* Matrices */
-
-size_t kvant_weights_bytes(const kvant_tensor *tensor)
-{
-    return tensor->n_kv_heads * triangle(tensor) * sizeof(uint16_t);
-}
-
-void kvant_weights_free(const kvant_tensor *tensor, kvant_weights **weights)
-{
-    if (!*weights)
-        return;
-    for (uint32_t head = 0; (*weights)->transforms && head < tensor->n_kv_heads; head++)
-        kvant_free((*weights)->transforms[head].weights);
-    kvant_free((*weights)->transforms);
-    kvant_free((*weights)->triangles);
-    kvant_free(*weights);
-    *weights = NULL;
-}
-
-static kvant_status allocate_weights(const kvant_tensor *tensor, kvant_weights **weights)
-{
-    kvant_weights *w = *weights = kvant_alloc(1, sizeof *w);
-    KVANT_RETURN_IF(!w, KVANT_ERR_MEMORY);
-    w->transforms = kvant_alloc(tensor->n_kv_heads, sizeof *w->transforms);
-    w->triangles = kvant_alloc(1, kvant_weights_bytes(tensor));
-    return w->transforms && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
-}
-
-/* The head's transform from its triangle: the codec's own, weighed. */
-static kvant_status weigh_head(const kvant_tensor *tensor, kvant_weights *weights, uint32_t head)
-{
-    const size_t size = (size_t)tensor->head_dim * tensor->head_dim;
-    kvant_transform *transform = &weights->transforms[head];
-    double *room = kvant_alloc(2 * size, sizeof *room);
-    KVANT_RETURN_IF(!room, KVANT_ERR_MEMORY);
-    *transform = tensor->codecs[head]->transform;
-    kvant_status status = kvant_site_read_matrix(tensor->head_dim, weights->triangles + head * triangle(tensor), room,
-                                                 room + size, NULL);
-    if (status == KVANT_OK)
-        status = kvant_transform_weigh(transform, room, room + size);
-    kvant_free(room);
-    return status;
-}
-
-kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, kvant_weights **weights)
-{
-    kvant_status status = allocate_weights(tensor, weights);
-    if (status == KVANT_OK)
-        memcpy((*weights)->triangles, triangles, kvant_weights_bytes(tensor));
-    for (uint32_t head = 0; head < tensor->n_kv_heads && status == KVANT_OK; head++)
-        status = weigh_head(tensor, *weights, head);
-    if (status != KVANT_OK)
-        kvant_weights_free(tensor, weights);
-    return status;
+    begin(l);
+    forget_noted(l);
+    memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
+    l->n_rows = l->stamp = 0;
 }
 
 /* Queries */
@@ -204,25 +162,46 @@ typedef struct query_job {
     uint32_t n_tokens, group; /* tokens looked at, heads of a kv head */
 } query_job;
 
-static void note_head(void *context, size_t head, uint32_t worker)
+/* The i-th of a kv head's queries that are looked at, or NULL: its square might be infinite. */
+static const float *query_of(const query_job *job, size_t head, uint32_t i)
+{
+    const kvant_queries *q = job->queries;
+    const size_t token = (size_t)(i / job->group) * q->n_tokens / job->n_tokens;
+    const float *x = q->q + token * q->token_stride + (head * job->group + i % job->group) * q->head_stride;
+    return job->kernels->magnitude(x, job->tensor->head_dim) < 0x5f000000u ? x : NULL; /* 2^63 */
+}
+
+static void note_unit(void *context, size_t unit, uint32_t worker)
 {
     const query_job *job = context;
-    const kvant_queries *q = job->queries;
-    const uint32_t d = job->tensor->head_dim, n = job->n_tokens * job->group;
-    const uint32_t step = n > SAMPLE_QUERIES ? n / SAMPLE_QUERIES : 1;
-    head_sums *h = &job->tensor->learning->heads[head];
-    float *sample = job->tensor->learning->queries + head * SAMPLE_QUERIES * d;
+    kvant_learning *l = job->tensor->learning;
+    unit_sums *u = &l->units[unit];
+    float x[KVANT_MAX_HEAD_DIM];
     (void)worker;
-    for (uint32_t i = 0; i < n; i++) {
-        const size_t token = (size_t)(i / job->group) * q->n_tokens / job->n_tokens;
-        const float *x = q->q + token * q->token_stride + (head * job->group + i % job->group) * q->head_stride;
-        if (job->kernels->magnitude(x, d) >= 0x5f000000u) /* 2^63: its square would not fit */
+    for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
+        const float *query = query_of(job, unit * l->part / job->tensor->head_dim, i);
+        if (!query)
             continue;
-        add_outer(h->noted, x, d);
-        h->n_noted++;
-        if (i % step == 0)
-            memcpy(sample + h->next_query++ % SAMPLE_QUERIES * d, x, d * sizeof *x);
+        gather(job->tensor, unit, query, false, x);
+        add_outer(u->noted, x, l->part);
+        u->n_noted++;
     }
+}
+
+/* Some of the queries, by which versions are judged. */
+static void sample_queries(const query_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    const uint32_t n = job->n_tokens * job->group, step = n > SAMPLE_QUERIES ? n / SAMPLE_QUERIES : 1;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        for (uint32_t i = 0; i < n; i += step) {
+            const float *query = query_of(job, head, i);
+            const size_t at = head * SAMPLE_QUERIES + tensor->learning->n_queries[head] % SAMPLE_QUERIES;
+            if (!query)
+                continue;
+            memcpy(tensor->learning->queries + at * tensor->head_dim, query, tensor->head_dim * sizeof *query);
+            tensor->learning->n_queries[head]++;
+        }
 }
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor)
@@ -240,8 +219,10 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
                       .queries = queries,
                       .n_tokens = queries->n_tokens < MOST_TOKENS ? queries->n_tokens : MOST_TOKENS,
                       .group = queries->n_heads / tensor->n_kv_heads };
-    if (kvant_tensor_wants_queries(tensor) && queries->n_tokens)
-        kvant_parallel_for(tensor->n_kv_heads, queries->n_tokens > 1 ? n_threads : 1, note_head, &job);
+    if (!kvant_tensor_wants_queries(tensor) || !queries->n_tokens)
+        return KVANT_OK;
+    sample_queries(&job);
+    kvant_parallel_for(tensor->learning->n_units, queries->n_tokens > 1 ? n_threads : 1, note_unit, &job);
     return KVANT_OK;
 }
 
@@ -273,7 +254,7 @@ void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, boo
 
 static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
 {
-    return l->heads[head].next_query < SAMPLE_QUERIES ? l->heads[head].next_query : SAMPLE_QUERIES;
+    return l->n_queries[head] < SAMPLE_QUERIES ? l->n_queries[head] : SAMPLE_QUERIES;
 }
 
 static double squares(const float *x, uint32_t n)
@@ -356,12 +337,12 @@ bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_V
     return true;
 }
 
-/* Learning: units are kv heads. */
+/* Learning */
 
 typedef struct learn_job {
     kvant_tensor *tensor;
     const kvant_new_rows *rows; /* slots NULL: none is to be left out */
-    kvant_weights *weights;
+    uint16_t *triangles;
     kvant_status status[];
 } learn_job;
 
@@ -376,132 +357,145 @@ static float middle(float *x, uint32_t n)
     return x[n / 2];
 }
 
-/* In z, the row's head less the origin; its squared length with the candidate's scale. */
-static float take_row(const kvant_tensor *tensor, size_t at, const float *row, float *z)
+/* A part of a row less the origin, in z; its squared length with the candidate's scale. */
+static float take_row(const kvant_tensor *tensor, size_t unit, const float *origin, const float *scale,
+                      const float *row, float *z)
 {
-    const float *scale = tensor->versions[KVANT_CANDIDATE].scale + at, *origin = tensor->learning->origin + at;
     float length = 0;
-    for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        z[j] = row[at + j] - origin[j];
+    gather(tensor, unit, row, true, z);
+    for (uint32_t j = 0; j < tensor->learning->part; j++) {
+        z[j] -= origin[j];
         length += z[j] / scale[j] * (z[j] / scale[j]);
     }
     return length;
 }
 
-static void add_head(void *context, size_t head, uint32_t worker)
+static void add_unit(void *context, size_t unit, uint32_t worker)
 {
     const learn_job *job = context;
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
-    const size_t at = head * tensor->head_dim;
-    head_sums *h = &l->heads[head];
-    float lengths[SAMPLE_ROWS], z[KVANT_MAX_HEAD_DIM];
+    unit_sums *u = &l->units[unit];
+    float lengths[SAMPLE_ROWS], origin[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
     (void)worker;
+    gather(tensor, unit, l->origin, true, origin);
+    gather(tensor, unit, tensor->versions[KVANT_CANDIDATE].scale, true, scale);
     for (uint32_t i = 0; i < l->n_rows; i++)
-        lengths[i] = take_row(tensor, at, l->rows + i * kvant_tensor_width(tensor), z);
+        lengths[i] = take_row(tensor, unit, origin, scale, l->rows + i * kvant_tensor_width(tensor), z);
     const float most = MOST_LENGTH * middle(lengths, l->n_rows);
     for (size_t i = 0; i < job->rows->n; i++) {
         if ((job->rows->slots && is_kept(tensor, job->rows->slots[i])) ||
-            !(take_row(tensor, at, job->rows->rows + i * job->rows->stride, z) <= most))
+            !(take_row(tensor, unit, origin, scale, job->rows->rows + i * job->rows->stride, z) <= most))
             continue;
-        add_outer(h->keys, z, tensor->head_dim);
-        for (uint32_t j = 0; j < tensor->head_dim; j++)
-            h->key[j] += z[j];
-        h->n_keys++;
+        add_outer(u->keys, z, l->part);
+        for (uint32_t j = 0; j < l->part; j++)
+            u->key[j] += z[j];
+        u->n_keys++;
     }
-    for (size_t i = 0; i < triangle(tensor); i++)
-        h->queries[i] += h->noted[i];
-    h->n_queries += h->n_noted;
+    for (size_t i = 0; i < kvant_triangle_size(l->part); i++)
+        u->queries[i] += u->noted[i];
+    u->n_queries += u->n_noted;
 }
 
-/* Full matrices of the mean outer product, numbers beside the diagonal damped. mean: of the keys less the
- * origin, or NULL. */
-static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t n_keys, uint32_t head_dim, double *out)
+/* A full matrix of mean outer products, damped beside the diagonal. mean: what they are about, or
+ * NULL. */
+static void unpack(const float *sums, uint32_t n, const double *mean, double damping, size_t d, double *out)
 {
-    const size_t d = head_dim;
-    const double damped = n_keys / (n_keys + DAMPING * (double)d);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++, sums++) {
             const double x = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
-            out[i * d + j] = out[j * d + i] = i == j ? x : damped * x;
+            out[i * d + j] = out[j * d + i] = i == j ? x : damping * x;
         }
 }
 
-static void solve_head(void *context, size_t head, uint32_t worker)
+static void solve_unit(void *context, size_t unit, uint32_t worker)
 {
     learn_job *job = context;
-    const kvant_tensor *tensor = job->tensor;
-    const head_sums *h = &tensor->learning->heads[head];
-    const uint32_t d = tensor->head_dim;
-    const size_t size = (size_t)d * d, at = head * d;
-    double mean[KVANT_MAX_HEAD_DIM], *keys = kvant_alloc(2 * size, sizeof *keys), *queries = keys + size;
-    float diagonal[KVANT_MAX_HEAD_DIM];
+    const unit_sums *u = &job->tensor->learning->units[unit];
+    const uint32_t n = job->tensor->learning->part;
+    const double damping = u->n_keys / (u->n_keys + DAMPING * job->tensor->head_dim);
+    double mean[KVANT_MAX_HEAD_DIM], *keys = kvant_alloc(2 * (size_t)n * n, sizeof *keys), *queries = keys + (size_t)n * n;
     (void)worker;
-    job->status[head] = KVANT_ERR_MEMORY;
+    job->status[unit] = KVANT_ERR_MEMORY;
     if (!keys)
         return;
-    for (uint32_t j = 0; j < d; j++) {
-        mean[j] = h->key[j] / (double)h->n_keys;
-        tensor->versions[KVANT_CANDIDATE].center[at + j] = (float)(tensor->learning->origin[at + j] + mean[j]);
-    }
-    unpack(h->keys, h->n_keys, mean, h->n_keys, d, keys);
-    unpack(h->queries, h->n_queries, NULL, h->n_keys, d, queries);
-    job->status[head] = kvant_make_weights(d, queries, keys, keys, diagonal, job->weights->triangles + head * triangle(tensor));
-    if (job->status[head] == KVANT_OK)
-        job->status[head] = weigh_head(tensor, job->weights, (uint32_t)head);
+    for (uint32_t j = 0; j < n; j++)
+        mean[j] = u->key[j] / (double)u->n_keys;
+    unpack(u->keys, u->n_keys, mean, damping, n, keys);
+    unpack(u->queries, u->n_queries, NULL, damping, n, queries);
+    job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n));
     kvant_free(keys);
 }
 
-static uint32_t fewest(const kvant_tensor *tensor, bool queries)
+/* The candidate's centre becomes the mean of the keys in the sums. */
+static void set_center(const kvant_tensor *tensor)
 {
-    uint32_t least = UINT32_MAX;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const head_sums *h = &tensor->learning->heads[head];
-        const uint32_t n = queries ? h->n_queries : h->n_keys;
-        least = n < least ? n : least;
+    const kvant_learning *l = tensor->learning;
+    const uint32_t d = tensor->head_dim, n = l->part;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        float *center = tensor->versions[KVANT_CANDIDATE].center + unit / (d / n) * d, z[KVANT_MAX_HEAD_DIM];
+        gather(tensor, unit, l->origin, true, z);
+        for (uint32_t j = 0; j < n; j++)
+            z[j] += l->units[unit].key[j] / (float)l->units[unit].n_keys;
+        kvant_part_scatter(d, n, unit % (d / n), z, center);
     }
-    return least;
 }
 
 /* The candidate with matrices; false, and as it was, when they cannot be had. */
 static bool solve(learn_job *job, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
-    kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE];
-    bool ok = allocate_weights(tensor, &job->weights) == KVANT_OK;
+    kvant_weights *weights = NULL;
+    job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
+    bool ok = job->triangles != NULL;
     if (ok)
-        kvant_parallel_for(tensor->n_kv_heads, n_threads, solve_head, job);
-    for (uint32_t head = 0; head < tensor->n_kv_heads && ok; head++)
-        ok = job->status[head] == KVANT_OK;
-    if (!ok) {
-        kvant_weights_free(tensor, &job->weights);
+        kvant_parallel_for(tensor->learning->n_units, n_threads, solve_unit, job);
+    for (uint32_t unit = 0; unit < tensor->learning->n_units && ok; unit++)
+        ok = job->status[unit] == KVANT_OK;
+    ok = ok && kvant_weights_create(tensor, job->triangles, n_threads, &weights) == KVANT_OK;
+    kvant_free(job->triangles);
+    if (!ok)
         return false;
-    }
-    kvant_weights_free(tensor, &candidate->weights);
-    candidate->weights = job->weights;
+    set_center(tensor);
+    tensor->versions[KVANT_CANDIDATE].weights = weights;
     return true;
 }
 
-/* Of a version beside another's, as a mean over heads. */
-static double cost_beside(const kvant_tensor *tensor, const double *costs, uint32_t version)
+/* Of the candidate beside another version, as a mean over heads. */
+static double cost_beside(const kvant_tensor *tensor, uint32_t version)
 {
     double sum = 0;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        sum += costs[head] > 0 ? cost(tensor, head, version) / costs[head] : 1;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const double other = cost(tensor, head, version);
+        sum += other > 0 ? cost(tensor, head, KVANT_CANDIDATE) / other : 1;
+    }
     return sum / tensor->n_kv_heads;
 }
 
-/* A matrix in the candidate, where it helps the rows at hand. */
-static void improve(learn_job *job, kvant_choice *choice, uint32_t n_threads)
+/* What the fewest keys and queries of a unit are enough for. */
+static uint32_t fewest(const kvant_learning *l, bool queries)
 {
-    kvant_tensor *tensor = job->tensor;
-    double *costs = kvant_alloc(tensor->n_kv_heads, sizeof *costs);
-    for (uint32_t head = 0; costs && head < tensor->n_kv_heads; head++)
-        costs[head] = cost(tensor, head, choice->version);
-    if (costs && solve(job, n_threads) &&
-        (choice->version == KVANT_CANDIDATE || cost_beside(tensor, costs, KVANT_CANDIDATE) < WORTH_IT))
+    uint32_t least = UINT32_MAX;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        const uint32_t n = queries ? l->units[unit].n_queries : l->units[unit].n_keys;
+        least = n < least ? n : least;
+    }
+    return least;
+}
+
+/* One unused version is left for rows of another kind, unless the one in use has no matrices. */
+static void improve(learn_job *job, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
+{
+    kvant_learning *l = job->tensor->learning;
+    const uint32_t n = fewest(l, false);
+    const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
+    if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !has_sample(job->tensor))
+        return;
+    if (n_unused >= (plain ? 1 : 2) && solve(job, n_threads) &&
+        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
-    kvant_free(costs);
+    l->due = n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
+    l->done = n >= MOST_ROWS;
 }
 
 void kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all, uint32_t n_unused,
@@ -510,24 +504,18 @@ void kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_
     kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = { l->rows, kvant_tensor_width(tensor), l->n_rows, NULL };
     const kvant_tensor_version *version = &tensor->versions[choice->version];
-    learn_job *job = kvant_alloc(1, sizeof *job + tensor->n_kv_heads * sizeof *job->status);
+    learn_job *job = kvant_alloc(1, sizeof *job + l->n_units * sizeof *job->status);
     if (choice->version == KVANT_CANDIDATE || version->stamp != l->stamp) {
-        begin(tensor, tensor->versions[KVANT_CANDIDATE].center);
+        begin(l);
+        memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, kvant_tensor_width(tensor) * sizeof *l->origin);
         l->due = version->weights ? SECOND_ROWS : 0;
-        l->stamp = choice->version == KVANT_CANDIDATE ? 0 : version->stamp;
     }
     if (job && !l->done && l->n_rows) {
         *job = (learn_job){ .tensor = tensor, .rows = all ? all : &sampled };
-        kvant_parallel_for(tensor->n_kv_heads, n_threads, add_head, job);
-        const uint32_t n = fewest(tensor, false), n_spare = choice->version == KVANT_CANDIDATE || !version->weights ? 1 : 2;
-        if (n >= FEWEST_ROWS && n >= l->due && has_sample(tensor) && fewest(tensor, true) >= FEWEST_ROWS) {
-            if (n_unused >= n_spare)
-                improve(job, choice, n_threads);
-            l->done = n >= MOST_ROWS;
-            l->due = n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
-        }
+        kvant_parallel_for(l->n_units, n_threads, add_unit, job);
+        improve(job, choice, n_unused, n_threads);
     }
-    forget_noted(tensor);
+    forget_noted(l);
     l->n_rows = 0;
     kvant_free(job);
 }

@@ -1,11 +1,12 @@
-/* learn.h - transform=first: a matrix W per kv head, computed from the keys and the queries of the
- * first rows (calibration.md has the arithmetic). Belongs to the choice of versions (versions.h):
- * a version with matrices is judged, replaced and remembered by blocks as every version is. */
+/* learn.h - transform=first: matrices (weights.h) from the keys and the queries of the first rows
+ * (calibration.md has the arithmetic). Belongs to the choice of versions (versions.h): a version
+ * with matrices is judged, replaced and remembered by blocks as every version is. */
 #pragma once
 
 #include "versions.h"
+#include "weights.h"
 
-/* KVANT_OK without memory for a tensor that learns no matrices. */
+/* KVANT_OK, without memory, for a tensor that learns no matrices. */
 kvant_status kvant_learning_create(kvant_tensor *tensor);
 void kvant_learning_destroy(kvant_tensor *tensor);
 
@@ -27,9 +28,3 @@ void kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_
 
 /* What is learnt belongs to the version from now on. */
 void kvant_learning_publish(kvant_tensor *tensor, uint32_t version);
-
-/* Matrices of all kv heads from lower triangles in binary16, as calibrations have them.
- * KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
-kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, kvant_weights **weights);
-void kvant_weights_free(const kvant_tensor *tensor, kvant_weights **weights);
-size_t kvant_weights_bytes(const kvant_tensor *tensor); /* of the triangles */

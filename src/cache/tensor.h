@@ -5,6 +5,7 @@
  *   open.c        open pages: taking, sealing, opening again
  *   versions.c    centres and scales: estimates from rows; the version of each row
  *   learn.c       matrices of transform=first, from rows and queries
+ *   weights.c     these matrices as transforms
  *   transfer.c    copies, export, import */
 #pragma once
 
@@ -33,7 +34,7 @@ typedef struct kvant_open_page {
     uint64_t used;  /* the same by the clock of all sequences */
 } kvant_open_page;
 
-/* Matrices of transform=first. */
+/* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
     kvant_transform *transforms; /* per kv head */
     uint16_t *triangles;         /* what they are made of: lower triangles in binary16 */

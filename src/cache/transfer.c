@@ -189,6 +189,11 @@ static uint32_t learnt_by(const kvant_tensor_version *version)
     return version->weights ? LEARNT_MATRICES : version->learnt ? LEARNT_AFFINE : LEARNT_NOTHING;
 }
 
+static size_t weights_bytes(const kvant_tensor *tensor)
+{
+    return kvant_weights_halves(tensor) * sizeof(uint16_t);
+}
+
 static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
     return learnt ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
@@ -196,7 +201,7 @@ static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learnt)
 
 static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
-    return affine_bytes(tensor, learnt) + (learnt == LEARNT_MATRICES ? (kvant_weights_bytes(tensor) + 7) / 8 * 8 : 0);
+    return affine_bytes(tensor, learnt) + (learnt == LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0);
 }
 
 static size_t bytes_of(const kvant_tensor *tensor, bool open, uint32_t learnt)
@@ -228,7 +233,7 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     memcpy(at, version->center, affine_bytes(tensor, learnt));
     memset(at + affine_bytes(tensor, learnt), 0, version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
     if (learnt == LEARNT_MATRICES)
-        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles, kvant_weights_bytes(tensor));
+        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles, weights_bytes(tensor));
     at += version_bytes(tensor, learnt);
     kvant_pages_read(tensor, at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
                      page_bytes(tensor, open));
@@ -305,9 +310,9 @@ static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, co
     memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learnt));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
     if (header->learnt == LEARNT_MATRICES) {
-        triangles = kvant_alloc(1, kvant_weights_bytes(tensor));
+        triangles = kvant_alloc(1, weights_bytes(tensor));
         KVANT_RETURN_IF(!triangles, KVANT_ERR_MEMORY);
-        memcpy(triangles, data + sizeof *header + affine_bytes(tensor, header->learnt), kvant_weights_bytes(tensor));
+        memcpy(triangles, data + sizeof *header + affine_bytes(tensor, header->learnt), weights_bytes(tensor));
     }
     const kvant_status status = kvant_version_find(tensor, read->center, read->scale, triangles, true, version);
     kvant_free(triangles);

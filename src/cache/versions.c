@@ -318,7 +318,7 @@ static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weight
 {
     if (!weights || !triangles)
         return !weights && !triangles;
-    return memcmp(weights->triangles, triangles, kvant_weights_bytes(tensor)) == 0;
+    return memcmp(weights->triangles, triangles, kvant_weights_halves(tensor) * sizeof *triangles) == 0;
 }
 
 kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale,
@@ -337,7 +337,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const
     kvant_tensor_version *found = unused(tensor);
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
     if (triangles)
-        KVANT_FORWARD(kvant_weights_create(tensor, triangles, &weights));
+        KVANT_FORWARD(kvant_weights_create(tensor, triangles, 1, &weights));
     kvant_weights_free(tensor, &found->weights);
     found->weights = weights;
     memmove(found->center, center, bytes);

@@ -383,7 +383,8 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
         status = check_job(&jobs[i]);
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
-        kvant_learning_reset(jobs[i].tensor);
+        if (jobs[i].choice.judged)
+            kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
     for (size_t i = 0; i < n_jobs; i++) {
         learn(&jobs[i]);

@@ -147,3 +147,23 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     kvant_free(a);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
+
+kvant_status kvant_make_triangle(uint32_t n, const double *queries, const double *keys, uint16_t *triangle)
+{
+    const size_t d = n, size = d * d;
+    double *a = kvant_alloc(2 * size, sizeof *a), *b = a + size;
+    KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
+    memcpy(a, keys, size * sizeof *a);
+    memcpy(b, queries, size * sizeof *b);
+    kvant_status status = KVANT_ERR_ARGUMENT;
+    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR))
+        status = kvant_spd_mean(n, a, b, b);
+    const double factor = sqrt(kvant_trace(n, a) / trace_of_product(a, b, d));
+    if (status == KVANT_OK)
+        status = kvant_spd_lower(n, b, b);
+    for (size_t i = 0; i < d && status == KVANT_OK; i++)
+        for (size_t j = 0; j <= i; j++)
+            *triangle++ = kvant_half_from_float((float)(factor * b[i * d + j]));
+    kvant_free(a);
+    return status;
+}

@@ -100,13 +100,6 @@ static kvant_status invert(uint32_t n, const double *w, double *inverse, const k
     return KVANT_OK;
 }
 
-kvant_status kvant_site_read_matrix(uint32_t head_dim, const uint16_t *triangle, double *w, double *inverse,
-                                    const kvant_error *error)
-{
-    read_triangle(head_dim, triangle, w);
-    return invert(head_dim, w, inverse, error);
-}
-
 static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry *entry, bool feedback,
                                const kvant_error *error)
 {
@@ -115,10 +108,11 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
     double *w = kvant_alloc(2 * size, sizeof *w);
     KVANT_RETURN_IF(!w, KVANT_ERR_MEMORY);
     double *inverse = w + size;
+    read_triangle(n, entry->matrix, w);
     kvant_codec_identify(codec, entry->matrix, (size + n) / 2 * sizeof *entry->matrix);
     if (feedback)
         kvant_codec_identify(codec, entry->query_moment, size * sizeof *entry->query_moment);
-    kvant_status status = kvant_site_read_matrix(n, entry->matrix, w, inverse, error);
+    kvant_status status = invert(n, w, inverse, error);
     if (status == KVANT_OK)
         status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
                           : kvant_transform_weigh(&codec->transform, w, inverse);
@@ -142,7 +136,7 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
     return KVANT_OK;
 }
 
-/* The matrix belongs to versions (src/cache/learn.c). Until there is one, centre and scale of the
+/* The matrix belongs to versions (src/cache/weights.h). Until there is one, centre and scale of the
  * first rows take its place. */
 static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common, const kvant_error *error)
 {

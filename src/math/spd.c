@@ -70,10 +70,10 @@ static void mirror(size_t n, double *m)
             m[j * n + i] = m[i * n + j];
 }
 
-/* L^-1 in place of L, row by row: row i is that of the identity less the rows before it, each as
- * often as L has it. */
-static void invert_triangle(size_t n, double *l)
+/* Row i is that of the identity less the rows before it, each as often as L has it. */
+void kvant_lower_inverse(uint32_t size, double *l)
 {
+    const size_t n = size;
     for (size_t i = 0; i < n; i++) {
         double *row = l + i * n;
         const double inverse = 1 / row[i];
@@ -86,6 +86,17 @@ static void invert_triangle(size_t n, double *l)
     }
 }
 
+kvant_status kvant_spd_lower(uint32_t n, const double *m, double *lower)
+{
+    const size_t d = n;
+    if (lower != m)
+        memcpy(lower, m, d * d * sizeof *m);
+    KVANT_RETURN_IF(!factorise(d, lower), KVANT_ERR_ARGUMENT);
+    for (size_t i = 0; i < d; i++)
+        memset(lower + i * d + i + 1, 0, (d - i - 1) * sizeof *lower);
+    return KVANT_OK;
+}
+
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
 {
     size_t d = n;
@@ -94,7 +105,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     memcpy(l, m, d * d * sizeof *l);
     bool ok = factorise(d, l);
     if (ok)
-        invert_triangle(d, l);
+        kvant_lower_inverse(n, l);
     memset(inverse, 0, d * d * sizeof *inverse);
     for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
         for (size_t i = 0; i <= k; i++)
@@ -184,7 +195,7 @@ kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double
         status = kvant_spd_roots(n, inner, inner, NULL);
     }
     if (status == KVANT_OK) {
-        invert_triangle(d, lower);
+        kvant_lower_inverse(n, lower);
         sandwich_lower(d, lower, inner, scratch, mean);
     }
     kvant_free(lower);
