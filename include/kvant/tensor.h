@@ -98,12 +98,13 @@ typedef struct kvant_queries {
 } kvant_queries;
 
 /* Notes queries, from which the next write to the keys learns. Those of the same tokens, before the
- * keys are written, serve best; without queries there is no matrix. Costs nothing once a tensor has
- * learnt enough, or where no codec has transform=first. kvant_tensor_wants_queries: whether they
- * would be looked at. A writer's call. Queries that are not finite are left out. */
+ * keys are written, serve best; without queries there is no matrix. A writer's call. Queries that are
+ * not finite are left out. kvant_tensor_wants_queries: whether those of n_tokens tokens would be
+ * looked at; never where no codec has transform=first, and once enough was learnt only those of long
+ * batches. */
 KVANT_API kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries,
                                                  uint32_t n_threads);
-KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor);
+KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens);
 
 /* Reads the n slots from first on; slots never written give zeros, or the centre where there is
  * one. */

@@ -139,7 +139,7 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
             status = keep(&rows[i], cells, n);
         return status;
     }
-    if (!kvant_tensor_wants_queries(rows->kv->tensor))
+    if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
         return store(rows, n_tensors, cells, n, NULL, n_threads);
     if (n_tensors > 1)
         status = store(&rows[1], 1, cells, n, NULL, n_threads);

@@ -2,8 +2,8 @@
  *
  * A unit is a part of a kv head (weights.h). Per unit: sums of outer products of keys, about a centre
  * of the first of them, and of queries. The sums belong to one version: rows of another kind begin
- * new ones. n rows of d channels say little of what two channels have in common, so the means beside
- * the diagonal count n / (n + DAMPING d). */
+ * new ones. n keys or queries of d channels say little of what two channels have in common, so means
+ * beside the diagonal count n / (n + DAMPING d). */
 #include "learn.h"
 
 #include <math.h>
@@ -18,10 +18,11 @@
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
+#define FEW_TOKENS 16u     /* the same, once enough was learnt: in case that rows of another kind come */
 #define DAMPING 0.5        /* chosen on Python's help texts (research/calibration.md) */
 
-/* A first matrix comes from whatever there is. It is replaced when so many rows were seen, and no
- * more than twice as many are looked at: more of them are hardly better. */
+/* A first matrix comes from whatever there is; a second one, and the last, from twice as many rows, at
+ * least so many. A first one from MOST_ROWS is the last: more rows hardly make a better one. */
 #define SECOND_ROWS 512u
 #define MOST_ROWS 1024u
 
@@ -204,9 +205,9 @@ static void sample_queries(const query_job *job)
         }
 }
 
-int kvant_tensor_wants_queries(const kvant_tensor *tensor)
+int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    return tensor && tensor->learning && !tensor->learning->done;
+    return tensor && tensor->learning && n_tokens && (!tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS);
 }
 
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
@@ -214,13 +215,14 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     KVANT_RETURN_IF(!tensor || !queries || queries->size != sizeof *queries || !queries->q || !queries->n_heads ||
                         queries->n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
+    if (!kvant_tensor_wants_queries(tensor, queries->n_tokens))
+        return KVANT_OK;
+    const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,
                       .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
                       .queries = queries,
-                      .n_tokens = queries->n_tokens < MOST_TOKENS ? queries->n_tokens : MOST_TOKENS,
+                      .n_tokens = queries->n_tokens < most ? queries->n_tokens : most,
                       .group = queries->n_heads / tensor->n_kv_heads };
-    if (!kvant_tensor_wants_queries(tensor) || !queries->n_tokens)
-        return KVANT_OK;
     sample_queries(&job);
     kvant_parallel_for(tensor->learning->n_units, queries->n_tokens > 1 ? n_threads : 1, note_unit, &job);
     return KVANT_OK;
@@ -399,8 +401,10 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
 
 /* A full matrix of mean outer products, damped beside the diagonal. mean: what they are about, or
  * NULL. */
-static void unpack(const float *sums, uint32_t n, const double *mean, double damping, size_t d, double *out)
+static void unpack(const float *sums, uint32_t n, const double *mean, const kvant_tensor *tensor, double *out)
 {
+    const size_t d = tensor->learning->part;
+    const double damping = n / (n + DAMPING * tensor->head_dim);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++, sums++) {
             const double x = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
@@ -413,7 +417,6 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
     learn_job *job = context;
     const unit_sums *u = &job->tensor->learning->units[unit];
     const uint32_t n = job->tensor->learning->part;
-    const double damping = u->n_keys / (u->n_keys + DAMPING * job->tensor->head_dim);
     double mean[KVANT_MAX_HEAD_DIM], *keys = kvant_alloc(2 * (size_t)n * n, sizeof *keys), *queries = keys + (size_t)n * n;
     (void)worker;
     job->status[unit] = KVANT_ERR_MEMORY;
@@ -421,8 +424,8 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
         return;
     for (uint32_t j = 0; j < n; j++)
         mean[j] = u->key[j] / (double)u->n_keys;
-    unpack(u->keys, u->n_keys, mean, damping, n, keys);
-    unpack(u->queries, u->n_queries, NULL, damping, n, queries);
+    unpack(u->keys, u->n_keys, mean, job->tensor, keys);
+    unpack(u->queries, u->n_queries, NULL, job->tensor, queries);
     job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n));
     kvant_free(keys);
 }
@@ -494,8 +497,8 @@ static void improve(learn_job *job, kvant_choice *choice, uint32_t n_unused, uin
     if (n_unused >= (plain ? 1 : 2) && solve(job, n_threads) &&
         (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
-    l->due = n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
-    l->done = n >= MOST_ROWS;
+    l->due = 2 * n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
+    l->done = !plain || n >= MOST_ROWS;
 }
 
 void kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all, uint32_t n_unused,
