@@ -19,7 +19,7 @@
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 16u     /* the same, once enough was learnt: in case that rows of another kind come */
-#define DAMPING 0.5        /* chosen on Python's help texts (research/calibration.md) */
+#define DAMPING 0.25       /* chosen on Python's help texts (research/calibration.md) */
 
 /* A first matrix comes from whatever there is; a second one, and the last, from twice as many rows, at
  * least so many. A first one from MOST_ROWS is the last: more rows hardly make a better one. */

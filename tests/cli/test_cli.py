@@ -223,14 +223,14 @@ class Exec(unittest.TestCase):
 
     def test_default_is_a_preset(self):
         env = self.environment()
-        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("trellis-4:center=first,norm=first", "trellis-4"))
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("trellis-4:transform=first", "trellis-4"))
         self.assertEqual(self.environment("--preset", "balanced")["KVANT_K"], env["KVANT_K"])
 
     def test_presets(self):
         for arguments, environment in (["--preset", "small"], {}), ([], {"KVANT_PRESET": "small"}):
             env = self.environment(*arguments, **environment)
             self.assertEqual((env["KVANT_K"], env["KVANT_V"]),
-                             ("trellis-3:center=first,norm=first", "trellis-3"))
+                             ("trellis-3:transform=first", "trellis-3"))
             self.assertNotIn("KVANT_PRESET", env)
         self.assertEqual(self.environment("--preset", "quality")["KVANT_V"], "trellis-4:center=first")
         self.assertEqual(self.environment("-k", "int-8", KVANT_PRESET="small")["KVANT_K"], "int-8")

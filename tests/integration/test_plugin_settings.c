@@ -74,7 +74,7 @@ static void a_context_begins_with_a_line(void **state)
         const char *environment, *line;
     } cases[] = {
         { "", "KV cache balanced: 4.25 bits per number, 30 of 30 layers, " },
-        { "KVANT_K=trellis-3:center=first,norm=first KVANT_V=trellis-3", "KV cache small: 3.25 bits per number, 30 of 30 " },
+        { "KVANT_K=trellis-3:transform=first KVANT_V=trellis-3", "KV cache small: 3.25 bits per number, 30 of 30 " },
         { "KVANT_K=int-8", "KV cache int-8: 8.50 bits per number, 30 of 30 layers, 3.0 MiB for 256 tokens (f16: 5.6 MiB)" },
         { "KVANT_K=int-8 KVANT_V=f16", "KV cache int-8 / f16: 12.25 bits per number, " },
     };
