@@ -42,7 +42,7 @@ typedef struct unit_sums {
 
 typedef struct kvant_learning {
     uint32_t part, n_units; /* channels of a unit; units of all kv heads */
-    uint32_t n_rows;        /* in the sample */
+    uint32_t n_rows, n_rows_before; /* in the sample, now and before the last write */
     uint32_t *n_queries;    /* ever put into the sample, per kv head */
     uint32_t stamp;         /* of the version that the sums belong to */
     uint32_t due;           /* keys that the next matrix waits for */
@@ -245,11 +245,17 @@ void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, boo
     if (!l)
         return;
     l->n_rows = first ? 0 : l->n_rows;
+    l->n_rows_before = l->n_rows;
     for (size_t i = 0; i < taken && l->n_rows < SAMPLE_ROWS; i++) {
         const size_t row = i * rows->n / taken;
         if (!is_kept(tensor, rows->slots[row]))
             memcpy(l->rows + l->n_rows++ * width, rows->rows + row * rows->stride, width * sizeof(float));
     }
+}
+
+void kvant_learning_unsample(kvant_tensor *tensor)
+{
+    tensor->learning->n_rows = tensor->learning->n_rows_before;
 }
 
 /* Judging */
@@ -444,24 +450,25 @@ static void set_center(const kvant_tensor *tensor)
     }
 }
 
-/* The candidate with matrices; false, and as it was, when they cannot be had. */
-static bool solve(learn_job *job, uint32_t n_threads)
+/* The candidate with matrices; as it was on an error. */
+static kvant_status solve(learn_job *job, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
     kvant_weights *weights = NULL;
     job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
-    bool ok = job->triangles != NULL;
-    if (ok)
+    kvant_status status = job->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK)
         kvant_parallel_for(tensor->learning->n_units, n_threads, solve_unit, job);
-    for (uint32_t unit = 0; unit < tensor->learning->n_units && ok; unit++)
-        ok = job->status[unit] == KVANT_OK;
-    ok = ok && kvant_weights_create(tensor, job->triangles, n_threads, &weights) == KVANT_OK;
+    for (uint32_t unit = 0; unit < tensor->learning->n_units && status == KVANT_OK; unit++)
+        status = job->status[unit];
+    if (status == KVANT_OK)
+        status = kvant_weights_create(tensor, job->triangles, n_threads, &weights);
     kvant_free(job->triangles);
-    if (!ok)
-        return false;
-    set_center(tensor);
-    tensor->versions[KVANT_CANDIDATE].weights = weights;
-    return true;
+    if (status == KVANT_OK) {
+        set_center(tensor);
+        tensor->versions[KVANT_CANDIDATE].weights = weights;
+    }
+    return status;
 }
 
 /* Of the candidate beside another version, as a mean over heads. */
@@ -486,41 +493,108 @@ static uint32_t fewest(const kvant_learning *l, bool queries)
     return least;
 }
 
-/* One unused version is left for rows of another kind, unless the one in use has no matrices. */
-static void improve(learn_job *job, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
+/* One unused version is left for rows of another kind, unless the one in use has no matrices. Rows
+ * that give no matrix go on without. */
+static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
 {
     kvant_learning *l = job->tensor->learning;
     const uint32_t n = fewest(l, false);
     const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
     if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !has_sample(job->tensor))
-        return;
-    if (n_unused >= (plain ? 1 : 2) && solve(job, n_threads) &&
-        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
-        choice->version = KVANT_CANDIDATE;
+        return KVANT_OK;
     l->due = 2 * n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
     l->done = !plain || n >= MOST_ROWS;
+    if (n_unused < (plain ? 1u : 2u))
+        return KVANT_OK;
+    const kvant_status status = solve(job, n_threads);
+    if (status == KVANT_OK &&
+        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
+        choice->version = KVANT_CANDIDATE;
+    return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-void kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all, uint32_t n_unused,
-                        uint32_t n_threads)
+/* What learning changes, for a write that fails and is tried again. */
+typedef struct kept {
+    uint32_t due;
+    bool done;
+    float *sums, *origin;
+    unit_sums *units;
+} kept;
+
+static kept *keep(const kvant_learning *l, size_t width)
+{
+    const size_t n_sums = l->n_units * sums_of_unit(l);
+    kept *k = kvant_alloc(1, sizeof *k);
+    if (!k)
+        return NULL;
+    *k = (kept){ l->due, l->done, kvant_alloc(n_sums + width, sizeof *l->sums), NULL, kvant_alloc(l->n_units, sizeof *l->units) };
+    k->origin = k->sums ? k->sums + n_sums : NULL;
+    if (!k->sums || !k->units)
+        return k;
+    memcpy(k->sums, l->sums, n_sums * sizeof *l->sums);
+    memcpy(k->origin, l->origin, width * sizeof *l->origin);
+    memcpy(k->units, l->units, l->n_units * sizeof *l->units);
+    return k;
+}
+
+static void give_back(kvant_learning *l, const kept *k, size_t width)
+{
+    l->due = k->due;
+    l->done = k->done;
+    memcpy(l->sums, k->sums, l->n_units * sums_of_unit(l) * sizeof *l->sums);
+    memcpy(l->origin, k->origin, width * sizeof *l->origin);
+    memcpy(l->units, k->units, l->n_units * sizeof *l->units);
+}
+
+static void drop(kept *k)
+{
+    if (k) {
+        kvant_free(k->sums);
+        kvant_free(k->units);
+    }
+    kvant_free(k);
+}
+
+static kvant_status add_rows(learn_job *job, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_learning *l = tensor->learning;
+    const size_t width = kvant_tensor_width(tensor);
+    kept *before = keep(l, width);
+    kvant_status status = before && before->sums && before->units ? KVANT_OK : KVANT_ERR_MEMORY;
+    const kvant_tensor_version *version = &tensor->versions[choice->version];
+    if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE || version->stamp != l->stamp)) {
+        begin(l);
+        memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, width * sizeof *l->origin);
+        l->due = version->weights ? SECOND_ROWS : 0;
+    }
+    if (status == KVANT_OK && !l->done) {
+        kvant_parallel_for(l->n_units, n_threads, add_unit, job);
+        status = improve(job, choice, n_unused, n_threads);
+        if (status != KVANT_OK)
+            give_back(l, before, width);
+    }
+    drop(before);
+    return status;
+}
+
+kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,
+                                uint32_t n_unused, uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = { l->rows, kvant_tensor_width(tensor), l->n_rows, NULL };
-    const kvant_tensor_version *version = &tensor->versions[choice->version];
-    learn_job *job = kvant_alloc(1, sizeof *job + l->n_units * sizeof *job->status);
-    if (choice->version == KVANT_CANDIDATE || version->stamp != l->stamp) {
-        begin(l);
-        memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, kvant_tensor_width(tensor) * sizeof *l->origin);
-        l->due = version->weights ? SECOND_ROWS : 0;
-    }
-    if (job && !l->done && l->n_rows) {
-        *job = (learn_job){ .tensor = tensor, .rows = all ? all : &sampled };
-        kvant_parallel_for(l->n_units, n_threads, add_unit, job);
-        improve(job, choice, n_unused, n_threads);
+    if (l->n_rows) {
+        learn_job *job = kvant_alloc(1, sizeof *job + l->n_units * sizeof *job->status);
+        KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
+        job->tensor = tensor;
+        job->rows = all ? all : &sampled;
+        const kvant_status status = add_rows(job, choice, n_unused, n_threads);
+        kvant_free(job);
+        KVANT_FORWARD(status);
     }
     forget_noted(l);
     l->n_rows = 0;
-    kvant_free(job);
+    return KVANT_OK;
 }
 
 void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)

@@ -454,7 +454,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     if (!(least <= MOST_EXCESS) && unused(tensor))
         choice.version = KVANT_CANDIDATE;
     if (tensor->learning)
-        kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
+        choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
     return choice;
 }
 
@@ -471,11 +471,25 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads
     return judge(tensor, &tensor->recent, NULL, n_threads);
 }
 
+static void copy_statistics(kvant_statistics *to, const kvant_statistics *from)
+{
+    to->n = from->n;
+    memcpy(to->sum, from->sum, 3 * PARTS * from->width * sizeof *from->sum);
+}
+
 uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
 {
+    if (tensor->learning)
+        copy_statistics(&tensor->batch, &tensor->recent);
     kvant_learning_sample(tensor, rows, tensor->recent.n == 0);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
     return tensor->recent.n;
+}
+
+void kvant_versions_unnote(kvant_tensor *tensor)
+{
+    copy_statistics(&tensor->recent, &tensor->batch);
+    kvant_learning_unsample(tensor);
 }
 
 void kvant_versions_forget(kvant_tensor *tensor)

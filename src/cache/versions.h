@@ -9,6 +9,7 @@ typedef struct kvant_choice {
     bool judged;     /* else blocks keep their version, and new blocks go by their sequence */
     uint8_t version; /* for the rows, if judged: KVANT_CANDIDATE for a new one until it is published */
     bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
+    kvant_status status;            /* KVANT_ERR_MEMORY: there is no choice */
 } kvant_choice;
 
 /* Rows from which a version is made: enough for a mean that removes nearly all of the constant part
@@ -30,6 +31,9 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads
 /* Notes rows that came a few at a time, and forgets them; returns how many are noted. */
 uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows);
 void kvant_versions_forget(kvant_tensor *tensor);
+
+/* After a judgement that failed for lack of memory: as if the rows noted last had not been. */
+void kvant_versions_unnote(kvant_tensor *tensor);
 
 /* Whether the rows judged last fit a version, KVANT_CANDIDATE among them, as far as their largest numbers
  * tell: rows that need no closer look. */

@@ -317,28 +317,34 @@ static kvant_status check_job(write_job *job)
         KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         job->choice = kvant_versions_judge(job->tensor, &rows, job->n_threads);
+        KVANT_FORWARD(job->choice.status);
     }
     return check_all(job);
 }
 
 /* What came before a long batch is forgotten; short ones are judged together. Not before every row
  * of the write is checked: rows that are refused leave no trace. */
-static void learn(write_job *job)
+static kvant_status learn(write_job *job)
 {
     if (!job->tensor->learns)
-        return;
+        return KVANT_OK;
     if (!judged_alone(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         uint32_t noted = kvant_versions_note(job->tensor, &rows);
         if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
-            return;
+            return KVANT_OK;
         job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
+        if (job->choice.status != KVANT_OK) {
+            kvant_versions_unnote(job->tensor);
+            return job->choice.status;
+        }
         if (check_all(job) != KVANT_OK) {
             job->choice.judged = false;
             kvant_learning_reset(job->tensor);
         }
     }
     kvant_versions_forget(job->tensor);
+    return KVANT_OK;
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
@@ -383,11 +389,11 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
         status = check_job(&jobs[i]);
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
-        if (jobs[i].choice.judged)
+        if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* else it is as it was */
             kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
     for (size_t i = 0; i < n_jobs; i++) {
-        learn(&jobs[i]);
+        KVANT_FORWARD(learn(&jobs[i]));
         kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
     }
     while (any_left(jobs, n_jobs)) {
