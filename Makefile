@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 test-vllm asan tsan install dist wheel clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 test-vllm test-lmcache asan tsan install dist wheel clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -75,6 +75,7 @@ test-long:
 	$(MAKE) tsan
 	$(MAKE) test-api3
 	$(MAKE) test-vllm
+	$(MAKE) test-lmcache
 
 # An engine of vLLM on the CPU.
 test-vllm:
@@ -83,6 +84,14 @@ test-vllm:
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
 	$(RUN_TESTS) $(BUILD) -L vllm
+
+# LMCache's storage manager and server on the CPU, with files and a Redis server.
+test-lmcache:
+	scripts/deps.sh lmcache
+	torch=$$($(FETCH) torch) && lmcache=$$($(FETCH) lmcache || true) && \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_LMCACHE="$$lmcache")
+	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
+	$(RUN_TESTS) $(BUILD) -L lmcache
 
 # The same integration tests on the other generation of ggml's back-end interface.
 test-api3:
@@ -144,6 +153,7 @@ help:
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks (3 minutes)'
+	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'

@@ -13,13 +13,13 @@ static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const 
     book->n_chunks = chunk->n_chunks;
 }
 
-/* The usual splits. */
+/* The usual splits and ways of encoding. */
 static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3, KVANT_CUDA_OCTOPUS4 };
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t b = chunk->length_bits + 1, coordinate = chunk->index_bits / 2;
-    if (coordinate != b + 1 || b < 2 || b > 4)
+    if (coordinate != b + 1 || b < 2 || b > 4 || chunk->rounding > 3 || chunk->zero_padding)
         return false;
     params->codes = KVANT_CUDA_CODES_TRIPLETS;
     params->kind = kinds[b - 2];
