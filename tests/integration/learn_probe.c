@@ -2,7 +2,7 @@
  *
  *     learn_probe MODEL TOKENS KIND [LAYERS] [none]
  *
- * KIND: a number (seed of random tokens), "same" (one token over and over), "few100" (100 of them), or the path of a text. LAYERS: how many the device
+ * KIND: a number (seed of random tokens), "same" (one token over and over), "few150" (150 of them), or the path of a text. LAYERS: how many the device
  * gets. none: the model's file is read, not mapped. With LEARN_PROBE_WAIT it prints "ready" after the prompt, and goes on when
  * its standard input ends. */
 #define _POSIX_C_SOURCE 200809L
