@@ -157,7 +157,7 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
     }
 }
 
-/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back. */
+/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back, of tiers of keys rotated. */
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
@@ -170,9 +170,11 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     kvant_cuda_halves(g, g->tables, halves);
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
-    general_rotate_back(alone, places[0], g->tables, from, to);
-    if (n < d)
-        general_rotate_back(alone, places[1], g->tables, from + n, to + n);
+    for (uint32_t k = 0; k < (n < d ? 2u : 1u); k++)
+        if (g->view.sketched || !g->keys)
+            general_rotate_back(alone, places[k], g->tables, from + k * n, to + k * n);
+        else
+            general_rotate(alone, places[k], g->tables, from + k * n, to + k * n);
     for (uint32_t column = 0; column < d; column++) {
         double sum = 0, bound = 0;
         for (uint32_t i = 0; i < d; i++) {
