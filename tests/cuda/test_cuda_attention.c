@@ -124,7 +124,7 @@ static void test_chunks(void **unused)
 #if KVANT_PAPERS /* sizes that are no constants of a kernel */
                                          "octopus-5:rotate=hadamard",
                                          "octopus-4:split=7.1,rotate=hadamard",
-                                         "octopus-3:split=4.3",
+                                         "octopus-3:split=4.3,rotate=none",
                                          "hqmq-s341r6",
                                          "hqmq-s42r4:rotate=hadamard",
                                          "hqmq-s170r7",

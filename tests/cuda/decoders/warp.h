@@ -290,21 +290,6 @@ template <class T> T __ldg(const T *from)
     return *from;
 }
 
-inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c)
-{
-    for (int i = 0; i < 4; i++)
-        c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
-    return c;
-}
-inline uint32_t __float_as_uint(float x)
-{
-    return kvant_float_bits(x);
-}
-inline float __uint_as_float(uint32_t x)
-{
-    return kvant_float_from_bits(x);
-}
-
 /* ---- lanes ---- */
 
 inline void __syncwarp()
@@ -455,13 +440,6 @@ inline uint32_t multiply_halves(uint32_t a, uint32_t b)
 {
     const auto product = [&](int i) { return kvant_half_to_float((uint16_t)(a >> 16 * i)) * kvant_half_to_float((uint16_t)(b >> 16 * i)); };
     return pack_half2(product(0), product(1));
-}
-
-inline uint32_t look_up_word(uint32_t at)
-{
-    uint32_t x;
-    memcpy(&x, warp.shared + at, sizeof x);
-    return x;
 }
 
 inline uint32_t look_up_half(uint32_t at)
