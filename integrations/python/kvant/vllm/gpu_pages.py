@@ -158,7 +158,7 @@ class LayerPages:
         k, v, target = self.k.numbers, self.v.numbers, out
         if k.has_matrix:
             q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sinks = None if options.sinks is None else options.sinks.detach().to(torch.float32).contiguous()
+        sinks = None if options.sinks is None else options.sinks.detach().to(self.device, torch.float32).contiguous()
         room, table = workspace(self.head_dim, self.device), batch.block_table
         n_blocks = -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]  # few: more heads fit into the workspace
         arguments = s.CudaAttentionArgs.new(
