@@ -436,12 +436,6 @@ template <uint32_t MASK> uint32_t bit_select(uint32_t a, uint32_t b)
     return (a & MASK) | (b & ~MASK);
 }
 
-inline uint32_t multiply_halves(uint32_t a, uint32_t b)
-{
-    const auto product = [&](int i) { return kvant_half_to_float((uint16_t)(a >> 16 * i)) * kvant_half_to_float((uint16_t)(b >> 16 * i)); };
-    return pack_half2(product(0), product(1));
-}
-
 inline uint32_t look_up_half(uint32_t at)
 {
     uint16_t x;
