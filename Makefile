@@ -38,6 +38,24 @@ demo: all
 pictures:
 	$(PYTHON) scripts/plot_readme.py
 
+# The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's wiki.test.raw. Both targets go on where they
+# were, and append to bench/results.
+PAPERS = $(PYTHON) bench/papers.py -f "$(TEXT)" -w $(BUILD)/papers --kvant $(BUILD)/bin/kvant
+
+.PHONY: papers papers-long
+papers: all
+	for model in smollm2 qwen gemma; do \
+	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
+
+papers-long: all
+	mkdir -p $(BUILD)/papers
+	for run in smollm2:8192 qwen:32768 gemma:32768; do \
+	    model=$$($(FETCH) model $${run%:*}) && \
+	    $(PAPERS) -o bench/results/quality_long.csv -m "$$model" -c $${run#*:} long && \
+	    $(PYTHON) bench/record.py --append --set model=$${run%:*} bench/results/needle_long.csv -- $(BUILD)/bin/kvant needle \
+	        -m "$$model" -c 1024,4096,$${run#*:} --resume $(BUILD)/papers/needle_$${run%:*} --preset balanced --preset small \
+	        --stock q4_0 -k octopus-4:scale=norm -k turboquant-4:scale=norm -k int-4 -k bdr-4 --json || exit; done
+
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
@@ -147,6 +165,7 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
+	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: days'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'

@@ -4,7 +4,9 @@
     bench/papers.py -m model.gguf -f text.txt -o bench/results/quality_papers.csv [GROUP]...
 
 Every group is one `kvant eval`, whose rows bench/record.py appends. Complete groups are skipped and a broken group goes on
-where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them.
+where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
+runs all groups on three models, `make papers-long` the group `long` and needles at the models' own limits, which takes days on
+two cores.
 """
 
 import argparse
@@ -57,6 +59,27 @@ def hqmq_seeds():
     return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},seed={seed}" for seed in (0, 1, 7, 42, 1337)))
 
 
+def settings_file(path, layers, lines):
+    """A settings file: its check sum is FNV-1a (settings.md)."""
+    text, check = f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines), FNV_START
+    for byte in text.encode():
+        check = (check ^ byte) * FNV_PRIME % 2**64
+    path.write_text(f"{text}check {check:016x}\n")
+    return path
+
+
+def hqmq_books(model, folder):
+    """HQMQ Table 14 with a book for every layer, head and role, as in the paper."""
+    layers, shape = SHAPES[model]
+    heads, files = int(shape.partition("x")[0]), []
+    for first in (0, 1, 7, 42, 1337):
+        places = [(role, f"{layer}/{head}" if heads > 1 else str(layer)) for role in "kv" for layer in range(layers)
+                  for head in range(heads)]
+        lines = [f"{role} {place} {shape} hqmq-s96r4:{PAPERS_HQMQ},seed={10000 * first + i}" for i, (role, place) in enumerate(places)]
+        files.append(settings_file(folder / f"hqmq-s96r4_books_{first}.kvant", layers, lines))
+    return files
+
+
 def octopus_recipe(model, folder):
     """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of 32; 32 newest tokens."""
     keys = ("octopus-{b}:scale=norm,{o}", "turboquant-{b}:scale=norm,{o}", "polar-{b}:scale=norm,{o}", "turboquant-{b}:qjl,{o}")
@@ -64,13 +87,10 @@ def octopus_recipe(model, folder):
     files = []
     for b in (4, 3, 2):
         for spec in (text.format(b=b, o="recent=32") for text in keys):
-            text = f"kvant-settings 1\nlayers {layers}\nk 0,{layers - 1} {shape} f16\n"
-            text += f"k 1-{layers - 2} {shape} {spec}\nv 0-{layers - 1} {shape} int-{b}:group=32,recent=32\n"
-            check = FNV_START
-            for byte in text.encode():
-                check = (check ^ byte) * FNV_PRIME % 2**64
-            files.append(folder / (spec.split(":recent")[0].replace(":", "_").replace(",", "_").replace("=", "-") + ".kvant"))
-            files[-1].write_text(f"{text}check {check:016x}\n")
+            lines = [f"k 0,{layers - 1} {shape} f16", f"k 1-{layers - 2} {shape} {spec}",
+                     f"v 0-{layers - 1} {shape} int-{b}:group=32,recent=32"]
+            name = spec.split(":recent")[0].replace(":", "_").replace(",", "_").replace("=", "-")
+            files.append(settings_file(folder / f"{name}.kvant", layers, lines))
     return files
 
 
@@ -96,6 +116,15 @@ def turboquant():
                     ("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
+LONG = ["--by-position", "8", "--stock", "q8_0", "--stock", "q4_0", "--preset", "quality", "--preset", "balanced", "--preset", "small"]
+
+
+def long():
+    """Contexts to the models' limits (-c), by position: presets, llama.cpp's types and a codec of each paper."""
+    return both("int-4", "bdr-4", f"hqmq-s96r6:{PAPERS_HQMQ},med3,median=page", "octopus-4:scale=norm", "innerq-base", "kivi-2",
+                "turboquant-4:scale=norm")
+
+
 GROUPS = {
     "bdr": bdr,
     "hqmq": hqmq,
@@ -105,17 +134,19 @@ GROUPS = {
     "innerq-windows": innerq_windows,
     "hqmq-med3": hqmq_med3,
     "hqmq-seeds": hqmq_seeds,
+    "hqmq-books": hqmq_books,
     "kmeans": kmeans,
+    "long": long,
 }
 
 
 def options_of(group, model, folder):
-    if group == "octopus":
-        return [word for file in octopus_recipe(model, folder) for word in ("--config", str(file))]
+    if group in ("octopus", "hqmq-books"):
+        return [word for file in GROUPS[group](model, folder) for word in ("--config", str(file))]
     pairs = GROUPS[group]()
     if model != "Gemma-3" and group == "bdr":  # heads of 64 have blocks of at most 64, the default
         pairs = [pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}]
-    return [word for k, v in pairs for word in ("-k", k, "-v", v)]
+    return (LONG if group == "long" else []) + [word for k, v in pairs for word in ("-k", k, "-v", v)]
 
 
 def have(path, model, group):
@@ -141,13 +172,15 @@ def main():
     if model is None:
         parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
     given.work.mkdir(parents=True, exist_ok=True)
-    for group in given.groups or [name for name in GROUPS if name != "kmeans" or given.calibration]:
+    for group in given.groups or [name for name in GROUPS if name != "long" and (name != "kmeans" or given.calibration)]:
         if group not in GROUPS:
             parser.error(f"no group {group!r}: {', '.join(GROUPS)}")
         if have(given.output, model, group):
             continue
         command = [given.kvant, "eval", "-m", str(given.model), "-f", given.text, "-c", given.ctx, "--chunks", given.chunks,
-                   "--base-cache", str(given.work), "--resume", str(given.work / f"{model}_{group}"), "--json"]
+                   "--resume", str(given.work / f"{model}_{group}"), "--json"]
+        if group != "long":  # it would be gigabytes
+            command += ["--base-cache", str(given.work)]
         command += options_of(group, model, given.work)
         if given.calibration:
             command += ["--calibration", given.calibration]

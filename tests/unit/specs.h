@@ -91,6 +91,8 @@ static const char *const all_specs[] = {
     "polar-2",
     "polar-3:scale=norm",
     "polar-4",
+    "polar-3.9",
+    "polar-3.9:scale=norm,rotate=none",
     "hqmq-s24r3",
     "hqmq-s96r4",
     "hqmq-s170r4:scale=norm,book=random",

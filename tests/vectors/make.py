@@ -46,6 +46,7 @@ turboquant-2.5 turboquant-3.5 turboquant-2.5:scale=norm
 turboquant-1:qjl turboquant-3:qjl turboquant-3:qjl,sketch=gaussian
 trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024 trellis-2:states=4096,rotate=none
 polar-2 polar-3 polar-4 polar-4:scale=norm polar-3:rotate=none
+polar-3.9 polar-3.9:scale=norm
 octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2 octopus-2:round=full
 octopus-3:round=next,pad=zero,scale=norm octopus-2:round=next octopus-4:pad=zero
 octopus-3:scale=norm octopus-3:split=3.3 octopus-2:qjl
@@ -131,7 +132,7 @@ def encode(y, role, spec, seed, feedback=None):
     if family == "octopus":
         return octopus.encode(y, bits, role, options, seed)
     if family == "polar":
-        return polar.encode(y, int(bits), role, options)
+        return polar.encode(y, bits, role, options)
     if family == "trellis":
         return trellis.encode(y, int(bits), role, options)
     return turboquant.encode(y, bits, role, options, seed, feedback)

@@ -54,6 +54,7 @@ class CodecInfo(Struct):
         ("true_bits", c.c_double),
         ("nominal_bits", c.c_double),
         ("fingerprint", c.c_uint64),
+        ("learns_transform", c.c_uint32),
     ]
 
 

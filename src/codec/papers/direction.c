@@ -308,7 +308,8 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
  * where p is the share of chunks that there is room for. */
 static double nominal_bits(const kvant_direction *direction, double code_bits, uint32_t head_dim)
 {
-    double share = ((double)direction->slots + (double)direction->pool.slots / KVANT_PAGE_TOKENS) / direction->n_chunks;
+    double slots = direction->slots + direction->pool.slots / (double)KVANT_PAGE_TOKENS;
+    double share = slots / direction->n_chunks;
     double plain = (code_bits * direction->n_chunks + 16) / head_dim;
     return share > 0 ? (1 - share) * plain + share * 16 + 0.25 : plain;
 }

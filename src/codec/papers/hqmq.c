@@ -85,7 +85,8 @@ static const kvant_option table[] = {
     KVANT_NUMBER(kvant_direction_options, med, 0, 1000, KVANT_OPTION_ABSENT, "chunks longer than N medians stay fp16"),
     KVANT_CHOICE(kvant_direction_options, median, median_names, 0, "the chunks that the median is of"),
     KVANT_CHOICE(kvant_direction_options, range, kvant_outlier_range_names, 0, "chunks that the radius step covers"),
-    KVANT_NUMBER(kvant_direction_options, slots, 1, 8192, KVANT_OPTION_ABSENT, "room for such chunks: per token, or per page"),
+    KVANT_NUMBER(kvant_direction_options, slots, 1, 8192, KVANT_OPTION_ABSENT,
+                 "room for such chunks: per token, or per page"),
     { .key = NULL },
 };
 

@@ -75,7 +75,8 @@ static void encode_row(const kvant_codec *codec, const float *y, uint32_t token,
     uint32_t codes[MAX_CHUNKS];
     for (uint32_t c = 0; c < n->pool.n_chunks; c++)
         is_outlier[c] = kvant_outlier_is_next(&n->pool, choice, y, c);
-    metadata[token] = kvant_half_from_float(largest_of(y, n->pool.head_dim, is_outlier, n->range_all) / (float)n->top);
+    const float largest = largest_of(y, n->pool.head_dim, is_outlier, n->range_all);
+    metadata[token] = kvant_half_from_float(largest / (float)n->top);
     const float scale = kvant_half_to_float(metadata[token]), inverse = scale > 0 ? 1 / scale : 0;
     for (uint32_t c = 0; c < n->pool.n_chunks; c++) {
         codes[c] = is_outlier[c] ? *slot << n->bits : chunk_code(n, y, c, inverse);

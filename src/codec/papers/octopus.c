@@ -30,7 +30,8 @@ typedef struct octopus_options {
     int32_t round, pad, scale, qjl, sketch;
 } octopus_options;
 
-static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", "next", NULL }; /* kvant_triplet_rounding */
+/* kvant_triplet_rounding */
+static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", "next", NULL };
 static const char *const pad_names[] = { "best", "zero", NULL };
 
 static const kvant_option table[] = {

@@ -109,7 +109,7 @@ class LayerPages:
             raise ValueError(f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not {memory.shape[2]}")
         if memory.data_ptr() % 16 or block % 16:
             raise ValueError("kvant: vLLM's blocks are not aligned to 16 bytes")
-        self.memory, self.n_kv_heads, self.head_dim = memory, len(heads), head_dim
+        self.device, self.n_kv_heads, self.head_dim = memory.device, len(heads), head_dim  # vLLM frees its memory
         base = memory.data_ptr()
         places = (base, base + made[0][0].page_bytes)
         self.k, self.v = (Role(part, at, block, head, memory.device) for part, at in zip(made, places))
@@ -131,7 +131,7 @@ class LayerPages:
             k_feedback=pointer(self.k.numbers.feedback),
             centroids=(c.c_void_p * 2)(pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)),
         )
-        _call("append", arguments, self.memory.device)
+        _call("append", arguments, self.device)
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
         """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
@@ -148,7 +148,7 @@ class LayerPages:
             inverse_weights=pointer(self.k.numbers.inverse),
             out=turned[rows].data_ptr(),
         )
-        _call("transform_queries", arguments, self.memory.device)
+        _call("transform_queries", arguments, self.device)
         return turned
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
@@ -158,8 +158,8 @@ class LayerPages:
         k, v, target = self.k.numbers, self.v.numbers, out
         if k.has_matrix:
             q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sinks = None if options.sinks is None else options.sinks.detach().to(torch.float32).contiguous()
-        room, table = workspace(self.head_dim, self.memory.device), batch.block_table
+        sinks = None if options.sinks is None else options.sinks.detach().to(self.device, torch.float32).contiguous()
+        room, table = workspace(self.head_dim, self.device), batch.block_table
         n_blocks = -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]  # few: more heads fit into the workspace
         arguments = s.CudaAttentionArgs.new(
             k_codec=self.k.codec.handle,
@@ -194,7 +194,7 @@ class LayerPages:
             sinks=pointer(sinks),
             centroids=(c.c_void_p * 2)(pointer(k.centroids), pointer(v.centroids)),
         )
-        _call("attention", arguments, self.memory.device)
+        _call("attention", arguments, self.device)
         if target is not out:
             rows = slice(part.first_row, part.last_row)
             out[rows] = target[rows].to(out.dtype)

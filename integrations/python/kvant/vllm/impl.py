@@ -17,8 +17,8 @@ from . import Stored, chosen
 from .batch import Batch, Options, Part
 from .codecs import cell_bytes, heads_of_rank
 
-# Pages by the address of their memory, and the layer's number.
-_in_use: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+# Pages by their memory, and the layer's number.
+_in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
 # What the layers made last are stored with: vLLM asks a backend for the size of blocks without naming the dtype.
 _stored: list[Stored] = []
 
@@ -61,20 +61,20 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         _stored[:] = [stored]
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
-        self.pages: Any = None
+        self.pages, self.place = None, None
 
     def _pages(self, layer: Any, kv_cache: Tensor) -> Any:
         """Of the memory that the layer has now: vLLM gives it another one after it measured how much there is. Layers
         that attend to another one's keys share its pages."""
-        if self.pages is None or self.pages.memory.data_ptr() != kv_cache.data_ptr():
+        place = kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride()
+        if self.place != place:
             name = self.kv_sharing_target_layer_name or layer.layer_name
             if self.stored.calibration and (getattr(layer, "is_draft_layer", False) or name.startswith("draft_model.")):
                 raise NotImplementedError("kvant: a calibration is of one model; with draft models take codecs without one")
             number = extract_layer_index(name)
-            place = kv_cache.data_ptr(), number
-            self.pages = _in_use.get(place)
+            self.pages, self.place = _in_use.get((place, number)), place
             if self.pages is None:
-                self.pages = _in_use[place] = self.Pages(self.stored, kv_cache, number, self.heads, self.head_size)
+                self.pages = _in_use[place, number] = self.Pages(self.stored, kv_cache, number, self.heads, self.head_size)
         return self.pages
 
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

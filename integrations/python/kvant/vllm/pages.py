@@ -20,7 +20,7 @@ class LayerPages:
         if memory.shape[2] != PAGE_TOKENS:
             raise ValueError(f"kvant: --block-size {PAGE_TOKENS} is needed, not {memory.shape[2]}")
         n_threads = torch.get_num_threads()
-        self.memory, self.n_threads = memory, n_threads
+        self.n_threads = n_threads
         whole, first = memory.view(torch.uint8).reshape(-1).numpy(), 0
         parts = []
         for role in ("k", "v"):
