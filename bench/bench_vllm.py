@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-COLUMNS = "device vllm cache layers batch context tpot_ms tokens_per_s tokens_that_fit cache_gib ttft_ms".split()
+COLUMNS = "device vllm cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
 OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
 FEW, MANY = 8, 40  # tokens of the two calls
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheLayout
@@ -15,8 +14,6 @@ from ..library import MAX_HEAD_DIM, PAGE_TOKENS
 from . import impl, is_ours
 from .batch import Batch, Builder, Part
 from .gpu_pages import LayerPages, workspace
-
-logger = init_logger(__name__)
 
 
 def _flash_attention(head_size: int) -> tuple[Any, dict[str, Any]] | None:
@@ -41,7 +38,6 @@ class Impl(impl.Impl):
         if keys_have_center and (self.sinks is not None or self.logits_soft_cap):
             raise NotImplementedError("kvant: models with sinks or a softcap need codecs without a calibration of keys")
         if torch.cuda.is_available():
-            logger.warning_once("kvant: this backend was tested without a GPU only, on a stand-in for one")
             device = torch.device("cuda", torch.cuda.current_device())
             workspace(self.head_size, device)  # before vLLM measures how much memory is left
 
