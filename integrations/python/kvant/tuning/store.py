@@ -38,7 +38,8 @@ class Store:
 
     def _read(self, key):
         self._own = self._all[key]
-        self.layers = {int(layer): Shape(*shape) for layer, shape in self._own["layers"].items()}
+        self.layers = {int(layer): Shape(n_kv_heads, n_heads, tuple(head_dim), *attention)
+                       for layer, (n_kv_heads, n_heads, head_dim, *attention) in self._own["layers"].items()}
         for name, errors in self._own["errors"].items():
             if len(errors) != self.layers[int(name.split()[0])].n_kv_heads or not all(0 <= e < float("inf") for e in errors):
                 raise ValueError(name)
