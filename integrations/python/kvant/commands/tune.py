@@ -133,7 +133,7 @@ def import_tuning(options):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     from kvant import tuning
-    from kvant.tuning import allocate, captures, layer_error, probes, safetensors, sensitivity, settings, store  # noqa: F401
+    from kvant.tuning import captures, layer_error, probes, safetensors, sensitivity, settings, store  # noqa: F401
 
     return tuning
 
@@ -280,7 +280,7 @@ class Tune:
         self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.probe_ctx, o.report)
         runs = len(self.sites) // 2 + probes.N_GROUP_RUNS + 1  # and f16
         self.progress = cli.Progress(runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json)
-        self.zero = probes.probe(self._measuring(self.state), self.sites, contexts)
+        self.zero = probes.probe(lambda settings: probes.divergences(self._measuring(self.state), settings, contexts), self.sites)
 
     def _verify(self):
         probes = self.tuning.probes
@@ -295,13 +295,11 @@ class Tune:
     # ---- the choice ----
 
     def _choose(self):
-        o, sensitivity = self.options, self.tuning.sensitivity
+        o = self.options
         budget = o.bytes if o.bytes is not None else math.floor(o.bits * self.numbers / 8 + 1e-6)
-        sensitivity.weigh(self.sites)
-        costs = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in self.sites]
-        choice = self.tuning.allocate.allocate(costs, budget)
+        choice = self.tuning.sensitivity.choose(self.sites, budget)
         if choice is None:
-            least = sum(min(costs[i])[0] for i in range(len(costs)))
+            least = self.tuning.sensitivity.least_bytes(self.sites)
             cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
                      f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
                      "a larger budget, a longer -c (windows weigh less) or coarser candidates")

@@ -106,16 +106,16 @@ N_GROUP_RUNS = 2  # without a codec; keys of every second layer
 LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
 
 
-def probe(how, sites, contexts):
-    """Measures every layer with its first candidates, everything else f16. Returns the divergence of f16 in the plug-in's own cache
-    from llama.cpp's. Divergences are of the same tokens, so their difference is known better than either. sites: keys, then values
-    of each layer."""
+def probe(measure, sites):
+    """Measures every layer with its first candidates, everything else f16. Returns the divergence of f16 in kvant's own cache from
+    the stock cache. Divergences are of the same tokens, so their difference is known better than either. sites: keys, then values
+    of each layer; measure({label: setting}) gives float64 [settings, contexts, scored tokens]."""
     layers = list(zip(sites[::2], sites[1::2]))
     settings = {"no codec": [None] * len(sites),
                 "keys of every second layer": [None if i % 4 else 0 for i in range(len(sites))]}
     for i, (site, _) in enumerate(layers):
         settings[f"layer {site.layer}"] = [None] * 2 * i + [0, 0] + [None] * (len(sites) - 2 * i - 2)
-    zero, keys, *coarse = divergences(how, settings, contexts)
+    zero, keys, *coarse = measure(settings)
     found = [mean_and_error(kld - zero) for kld in coarse]
     share(layers, found, float((keys - zero).mean()))
     return float(zero.mean())

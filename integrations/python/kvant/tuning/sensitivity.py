@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .. import Codec, checks
 from ..library import PAGE_TOKENS
-from . import layer_error, mixes, probes
+from . import allocate, layer_error, mixes, probes
 
 LLAMA_UBATCH = 512
 LEAST_DIVERGENCE, LEAST_ERROR, LEAST_VARIANCE = 1e-9, 1e-12, 0.01
@@ -146,6 +146,16 @@ def sites_of(store, candidates, calibration, n_ctx):
             site.probe_error = sum(store.get(layer, "probe", role, candidates[role][0]))
             sites.append(site)
     return sites
+
+
+def choose(sites, budget):
+    """The choice of each site, or None when the budget is below least_bytes. The sites are measured."""
+    weigh(sites)
+    return allocate.allocate([[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites], budget)
+
+
+def least_bytes(sites):
+    return sum(min(mix.bytes for mix in site.choices) for site in sites)
 
 
 def weigh(sites):

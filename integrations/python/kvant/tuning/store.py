@@ -23,12 +23,12 @@ def key_of(texts, *facts):
 
 
 class Store:
-    """layers: {layer: Shape}, empty before they are known. A file that cannot be read counts as empty."""
+    """layers: {layer: Shape}, empty before they are known. A file that cannot be read counts as empty; without a path there is none."""
 
-    def __init__(self, path, key):
+    def __init__(self, path=None, key=""):
         self._path, self._all = path, {}
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path or os.devnull, encoding="utf-8") as file:
                 self._all = json.load(file)
             self._read(key)
         except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
@@ -59,6 +59,8 @@ class Store:
         self._own["errors"][" ".join(map(str, name))] = errors
 
     def save(self):
+        if self._path is None:
+            return
         with open(f"{self._path}.new", "w", encoding="utf-8") as file:
             json.dump(self._all, file)
         os.replace(f"{self._path}.new", self._path)
