@@ -1,6 +1,7 @@
 """kvant tune with a model: a budget is kept, the settings file is what was said, an interrupted run goes on, mistakes are named."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -194,6 +195,8 @@ class Mistakes(unittest.TestCase):
             broken.write_bytes(model.read(1 << 20))
         short = path.with_name("short.txt")
         short.write_text("Too short.")
+        full = str(path.with_name("full"))
+        os.symlink("/dev/full", full)
         base = ["tune", "-m", SMALL, "-f", TEXT, "-o", path.with_name("x.kvant"), "--bits", "4"]
         for arguments, code, words in [
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
@@ -211,7 +214,8 @@ class Mistakes(unittest.TestCase):
             ([*base, "--report-text", short, "--probe-ctx", "64"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
-            ([*base, "--probe-ctx", "64", "--resume", "/dev/full", *TRY], RUNTIME, "/dev/full"),
+            ([*base, "--probe-ctx", "64", "--resume", full, *TRY], RUNTIME, full),
+            ([*base, "--probe-ctx", "64", "--resume", "/nonexistent/state", *TRY], RUNTIME, "/nonexistent/state"),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

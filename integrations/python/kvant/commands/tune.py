@@ -387,7 +387,7 @@ def main(words):
         tune = Tune(options, tuning, folder)
         try:
             tune.run()
-        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error) as error:
+        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error, OSError) as error:
             cli.fail(f"tune: {error}")
         except cli.Leave as leave:
             if leave.code == cli.INTERRUPTED and tune.state is not None:
