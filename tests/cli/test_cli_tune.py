@@ -17,7 +17,7 @@ from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
 CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
-MEASUREMENTS = PROBE_CHUNKS * (N_LAYERS + 3)  # every layer, keys of half of them, no codec, and llama.cpp's own f16
+MEASUREMENTS = PROBE_CHUNKS * (N_LAYERS + -(-N_LAYERS // 4) + 2)  # every layer, keys of some, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]

@@ -71,7 +71,7 @@ class Shares(unittest.TestCase):
         self.found = [(k.true + v.true, 0.1 * (k.true + v.true)) for k, v in self.layers]
 
     def test_parts(self):
-        probes.share(self.layers, self.found, sum(k.true for k, _ in self.layers[::2]))
+        probes.share(self.layers, self.found, sum(k.true for k, _ in self.layers[:: probes.KEYS_STEP]))
         for layer in self.layers:
             for site in layer:
                 self.assertAlmostEqual(site.measured / site.true, 1, places=6)

@@ -278,7 +278,7 @@ class Tune:
         probes, o = self.tuning.probes, self.options
         contexts = probes.probe_contexts(o.texts, o.parts, o.probe_ctx)
         self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.probe_ctx, o.report)
-        runs = len(self.sites) // 2 + probes.N_GROUP_RUNS + 1  # and f16
+        runs = probes.n_probes(self.sites) + 1  # and f16
         self.progress = cli.Progress(runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json)
         self.zero = probes.probe(lambda settings: probes.divergences(self._measuring(self.state), settings, contexts), self.sites)
 

@@ -3,8 +3,8 @@
 A text is cut into equal parts. The first context of each part is captured, and its first half is probed. The check takes the next
 contexts of the parts, in turn, text by text, or contexts of a text of its own.
 
-A probe makes a whole layer coarse, keys and values at once: their weights are alike, but for a factor that all layers share. One more
-run, with the keys of every second layer, tells this factor."""
+A probe makes a whole layer coarse, keys and values at once: their weights are alike, but for a factor that all layers share. The
+keys of every fourth layer are probed alone, too, and tell this factor."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def mean_and_error(contexts):
     return float(contexts.mean()), math.sqrt(float((contexts.var(axis=1, ddof=1) / tokens).sum())) / n
 
 
-N_GROUP_RUNS = 2  # without a codec; keys of every second layer
+KEYS_STEP = 4  # together, keys of several layers cost more than the sum of what they cost one by one
 LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
 
 
@@ -111,23 +111,29 @@ def probe(measure, sites):
     the stock cache. Divergences are of the same tokens, so their difference is known better than either. sites: keys, then values
     of each layer; measure({label: setting}) gives float64 [settings, contexts, scored tokens]."""
     layers = list(zip(sites[::2], sites[1::2]))
-    settings = {"no codec": [None] * len(sites),
-                "keys of every second layer": [None if i % 4 else 0 for i in range(len(sites))]}
-    for i, (site, _) in enumerate(layers):
-        settings[f"layer {site.layer}"] = [None] * 2 * i + [0, 0] + [None] * (len(sites) - 2 * i - 2)
-    zero, keys, *coarse = measure(settings)
+    exact = [None] * len(sites)
+    settings = {"no codec": exact}
+    settings |= {f"layer {k.layer}": [*exact[: 2 * i], 0, 0, *exact[2 * i + 2 :]] for i, (k, _) in enumerate(layers)}
+    settings |= {f"keys of layer {k.layer}": [*exact[: 2 * i], 0, *exact[2 * i + 1 :]]
+                 for i, (k, _) in enumerate(layers) if i % KEYS_STEP == 0}
+    zero, *coarse = measure(settings)
     found = [mean_and_error(kld - zero) for kld in coarse]
-    share(layers, found, float((keys - zero).mean()))
+    share(layers, found[: len(layers)], sum(kld for kld, _ in found[len(layers) :]))
     return float(zero.mean())
+
+
+def n_probes(sites):
+    n_layers = len(sites) // 2
+    return 1 + n_layers + -(-n_layers // KEYS_STEP)
 
 
 def share(layers, found, of_keys):
     """Divides each layer's divergence between keys and values. Weights of values are one factor times those of keys: the factor with
-    which the keys of every second layer have what was measured of them together."""
+    which the keys that were probed alone have what was measured, in sum."""
     low, high = -LARGEST_LOG_FACTOR, LARGEST_LOG_FACTOR
     for _ in range(40):
         middle = (low + high) / 2
-        of_all = sum(max(kld, 0) * _of_keys(layer, middle) for layer, (kld, _) in zip(layers[::2], found[::2]))
+        of_all = sum(max(kld, 0) * _of_keys(layer, middle) for layer, (kld, _) in zip(layers[::KEYS_STEP], found[::KEYS_STEP]))
         low, high = (middle, high) if of_all > of_keys else (low, middle)
     for (k, v), (kld, error) in zip(layers, found):
         part = _of_keys((k, v), low)
