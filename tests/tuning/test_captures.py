@@ -159,6 +159,17 @@ class Errors(InAFolder):
             twice = layer_error.LayerRows([a, b], LAYER, CTX, CTX // 2)
         np.testing.assert_allclose(twice.error("v", codecs), self.rows.error("v", codecs), rtol=1e-12)
 
+    def test_the_first_contexts_alone(self):
+        """As if the capture had no others."""
+        codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
+        short = {name: t if name == "windows" else t[:, : CTX // STEP if name.endswith("q") else CTX] for name, t in self.tensors.items()}
+        with captures.Capture(self.path) as capture:
+            found = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2, 1).error("v", codecs)
+        write(self.path, {name: np.ascontiguousarray(t) for name, t in short.items()}, {**METADATA, "tokens": str(CTX)})
+        with captures.Capture(self.path) as capture:
+            wanted = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2).error("v", codecs)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
     def test_alibi_is_refused(self):
         write(self.path, self.tensors, {**METADATA, "layers.1.attention": "0.25 8 0"})
         with captures.Capture(self.path) as capture, self.assertRaisesRegex(layer_error.Unsupported, "ALiBi"):

@@ -16,7 +16,7 @@ def checks(texts, parts, n_checks, report=None):
 
 class WhichContexts(unittest.TestCase):
     def test_checks_take_what_follows(self):
-        self.assertEqual(probes.probe_contexts(["a", "b"], 3, 64), Contexts(("a", "b"), 3, 0, 3, probes.Window(32, 8)))
+        self.assertEqual(probes.probe_contexts(["a", "b"], 3, 64), Contexts(("a", "b"), 3, 0, 1, probes.Window(32, 8)))
         self.assertEqual(checks(["a"], 1, 2), [Contexts(("a",), 1, 1, 2, WINDOW)])
         self.assertEqual(checks(["a"], 3, 4), [Contexts(("a",), 3, 3, 4, WINDOW)])
         self.assertEqual(checks(["a"], 3, 0), [])

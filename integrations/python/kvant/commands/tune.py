@@ -42,8 +42,8 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
         Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
         Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on (default: 2048, or\n"
-                                       "-c where that is less); the model is measured on their first halves"),
-        Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 1)"),
+                                       "-c where that is less); the model is measured on half of the first one"),
+        Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
         Option(None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"),
         Option(None, "resume", "FILE", "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
                                        "from them what was (default: files of ~/.cache/kvant/tune)"),
@@ -77,7 +77,7 @@ class Options:
         self.model = self.calibration = self.report = self.resume = None
         self.bits = self.bytes = self.probe_ctx = None
         self.texts, self.tried, self.runtime = [], {"k": [], "v": []}, []
-        self.output, self.n_ctx, self.parts, self.n_checks, self.json = "model.kvant", 4096, 1, 2, False
+        self.output, self.n_ctx, self.parts, self.n_checks, self.json = "model.kvant", 4096, 2, 2, False
         for option, value in COMMAND.parse(words):
             self._take(option, value)
         self._check()

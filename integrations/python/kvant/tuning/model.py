@@ -94,7 +94,7 @@ def tune(
     calibration: str | os.PathLike[str] | None = None,
     n_ctx: int = 4096,
     context: int = 2048,
-    n_contexts: int = 1,
+    n_contexts: int = 2,
     k: Sequence[str] = (),
     v: Sequence[str] = (),
     n_threads: int | None = None,
@@ -117,17 +117,17 @@ def tune(
         raise ValueError(f"bits: the smallest candidates take {bits * sensitivity.least_bytes(sites) / budget:.2f}")
     name = getattr(model.config, "_name_or_path", "") or model.config.model_type
     writer = settings.Writer(sites, name, kept.fingerprint, known and (os.fspath(calibration), known.info))  # type: ignore[type-var]
-    zero = probes.probe(lambda wanted: _divergences(model, parts, probes.probe_window(context), writer, wanted), sites)
+    zero = probes.probe(lambda wanted: _divergences(model, parts[0], probes.probe_window(context), writer, wanted), sites)
     choice = sensitivity.choose(sites, budget)
     writer.save(choice, os.fspath(path))
     return float(zero + sum(site.cost(c) for site, c in zip(sites, choice)))
 
 
-def _divergences(model: Any, parts: Sequence[Tensor], window: probes.Window, writer: Any, wanted: dict[str, Any]) -> Any:
+def _divergences(model: Any, part: Tensor, window: probes.Window, writer: Any, wanted: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         stored = []
         for label, setting in wanted.items():
             stored.append((label, {"settings": os.path.join(folder, label)}))
             writer.save(setting, stored[-1][1]["settings"])
-        sums = _measured(model, [part[: window.n_ctx] for part in parts], window.first, stored)[1:]
-    return np.array([total.kld for total in sums]).reshape(len(sums), len(parts), -1)
+        sums = _measured(model, [part[: window.n_ctx]], window.first, stored)[1:]
+    return np.array([total.kld for total in sums])[:, None]

@@ -1,6 +1,7 @@
 """Divergences of settings from the f16 cache, token by token, measured by `kvant eval` on chosen contexts of texts.
 
-A text is cut into equal parts. The first context of each part is captured, and its first half is probed. The check takes the next
+A text is cut into equal parts. The first context of each part is captured. The first half of a text's first one is
+probed: errors differ from context to context more than weights do, and cost less. The check takes the next
 contexts of the parts, in turn, text by text, or contexts of a text of its own.
 
 A probe makes a whole layer coarse, keys and values at once: their weights are alike, but for a factor that all layers share. The
@@ -52,7 +53,7 @@ class Contexts(NamedTuple):
 
 
 def probe_contexts(texts, parts, n_ctx):
-    return Contexts(tuple(texts), parts, 0, parts, probe_window(n_ctx))
+    return Contexts(tuple(texts), parts, 0, 1, probe_window(n_ctx))
 
 
 def check_contexts(texts, parts, n_checks, n_ctx, report=None):

@@ -97,7 +97,7 @@ class Errors:
 
     def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
         self._store, self._open, self._calibration, self._check = store, open_captures, calibration, check
-        self._windows = {"cost": probes.check_window(n_ctx), "probe": probes.probe_window(n_ctx)}
+        self._windows = {"cost": probes.check_window(n_ctx), "probe": (*probes.probe_window(n_ctx), 1)}
         self._threads = checks.threads(n_threads)
 
     def complete(self, candidates):
