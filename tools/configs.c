@@ -1,4 +1,5 @@
 /* configs.c - configurations from --preset, --config, -k, -v and --stock. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "configs.h"
 
 #include "args.h"
@@ -169,7 +170,7 @@ static kvant_scheme_params asked(const kv_configs *list, const kv_config *config
 bool configs_set_plugin(const kv_configs *list, const kv_config *config)
 {
     const kvant_scheme_params p = asked(list, config, NULL);
-    return plugin_set(&p, config->scheme, config->fp32);
+    return plugin_set(&p, config->scheme, config->fp32) && setenv(PLUGIN_ENV_LEARN, "0", 1) == 0;
 }
 
 static const char *protect_codec(const kv_config *config)

@@ -16,6 +16,8 @@
 #define PLUGIN_ENV_PROTECT "KVANT_PROTECT"
 #define PLUGIN_ENV_PROTECT_CODEC "KVANT_PROTECT_CODEC"
 #define PLUGIN_ENV_CALIBRATION "KVANT_CALIBRATION"
+#define PLUGIN_ENV_LEARN "KVANT_LEARN"
+#define PLUGIN_ENV_MODEL "KVANT_MODEL"
 #define PLUGIN_ENV_FP32 "KVANT_FP32"
 #define PLUGIN_ENV_CPU "KVANT_CPU"
 #define PLUGIN_ENV_QUIET "KVANT_QUIET"
@@ -40,8 +42,8 @@ bool data_beside_command(char *path, size_t bytes);
 #define PLUGIN_MAX_PROTECT 1000u
 #define PLUGIN_PROTECT_CODEC "f16" /* of protected layers, unless told otherwise */
 
-/* Sets the variables of this process to a scheme that was made from params; NULL: to no choice of codecs. Presets become
- * specs: KVANT_PRESET is for those who set variables by hand. False after complaining. */
+/* Sets the variables of this process to a scheme that was made from params; NULL: to no choice of codecs. False after
+ * complaining. */
 bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, bool fp32);
 
 #endif /* KVANT_TOOLS_PLUGIN_H */

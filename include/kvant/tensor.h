@@ -88,6 +88,24 @@ KVANT_API kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v
                                                 const float *k_rows, size_t k_stride, const float *v_rows,
                                                 size_t v_stride, uint32_t n_threads);
 
+/* Queries of tokens, for transform=first: query head h of token t is head_dim floats at q + t *
+ * token_stride + h * head_stride. Heads that share a kv head follow each other. */
+typedef struct kvant_queries {
+    size_t size; /* set by the caller to sizeof(kvant_queries) */
+    const float *q;
+    size_t token_stride, head_stride;
+    uint32_t n_tokens, n_heads;
+} kvant_queries;
+
+/* Notes queries, from which the next write to the keys learns. Those of the same tokens, before the
+ * keys are written, serve best; without queries there is no matrix. A writer's call. Queries that are
+ * not finite are left out. kvant_tensor_wants_queries: whether those of n_tokens tokens would be
+ * looked at; never where no codec has transform=first, and once enough was learnt only those of long
+ * batches. */
+KVANT_API kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries,
+                                                 uint32_t n_threads);
+KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens);
+
 /* Reads the n slots from first on; slots never written give zeros, or the centre where there is
  * one. */
 KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,

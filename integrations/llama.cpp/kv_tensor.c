@@ -4,7 +4,8 @@
  * Rows of a cache with one stream go to the slots of its placement. Only the mask tells which
  * sequence a row belongs to, and llama.cpp computes the mask after it stores the rows of the first
  * layer. So rows of a batch that is not placed yet wait in a copy. They are stored when the
- * attention node that reads them brings the mask, or when any other call needs them. */
+ * attention node that reads them brings the mask, or when any other call needs them. So do keys
+ * that learn from the node's queries (transform=first). */
 #define _GNU_SOURCE /* madvise */
 
 #include "kv_tensor.h"
@@ -133,11 +134,16 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
         status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
     if (status != KVANT_OK)
         return status;
-    if (placement == NULL || kvp_placement_is_last(placement, cells, n))
+    if (placement != NULL && !kvp_placement_is_last(placement, cells, n)) {
+        for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
+            status = keep(&rows[i], cells, n);
+        return status;
+    }
+    if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
         return store(rows, n_tensors, cells, n, NULL, n_threads);
-    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
-        status = keep(&rows[i], cells, n);
-    return status;
+    if (n_tensors > 1)
+        status = store(&rows[1], 1, cells, n, NULL, n_threads);
+    return status == KVANT_OK ? keep(&rows[0], cells, n) : status;
 }
 
 void kvp_kv_forget_waiting(kvp_kv *kv)

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "gather.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
@@ -184,14 +185,37 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
     return status;
 }
 
+/* Keys that wait learn from the queries of the same batch before they are stored. */
+static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
+{
+    kvant_status status = KVANT_OK;
+
+    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)node->src[0]->ne[3] && status == KVANT_OK; s++) {
+        const kvant_attention_problem problem = problem_of(compute, node, s);
+        const kvant_queries queries = { .size = sizeof(queries),
+                                        .q = problem.q,
+                                        .token_stride = problem.q_token_stride,
+                                        .head_stride = problem.q_head_stride,
+                                        .n_tokens = problem.n_queries,
+                                        .n_heads = problem.n_heads };
+        status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
+    }
+    return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;
+}
+
 static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
     kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
     kvant_attention_problem problem = problem_of(compute, node, stream);
     uint32_t first_stream = 0;
 
+    kvant_status status;
+
     if (k->placement != v->placement) /* keys and values of one layer lie in one buffer */
         return KVANT_ERR_UNSUPPORTED;
+    status = learn_queries(compute, node, k);
+    if (status != KVANT_OK)
+        return status;
     if (k->placement != NULL)
         return attend_placed(compute, node, k, v);
     cells_view(node->src[1], &first_stream);
@@ -219,6 +243,7 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
     if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
+    kvp_gather_queries(kvp_kv_gather(kvp_kv_of(node->src[1])), kvp_kv_of(node->src[1]), node->src[0]);
     return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
 }
 

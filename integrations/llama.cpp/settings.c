@@ -195,36 +195,27 @@ static bool check_head_dim(const kvp_settings *settings)
     return true;
 }
 
-/* kvant exec turns a preset into its specs. */
-static const char *preset_of(const kvant_scheme_info *info)
-{
-    static const char *const names[] = { "quality", "balanced", "small" };
-    kvant_preset preset = { .size = sizeof(preset) };
-
-    for (size_t i = 0; info->preset == NULL && i < 2 * sizeof(names) / sizeof(names[0]); i++)
-        if (kvant_preset_get(names[i / 2], i % 2, &preset) == KVANT_OK && strcmp(preset.k, info->k) == 0 &&
-            strcmp(preset.v, info->v) == 0)
-            return names[i / 2];
-    return info->preset;
-}
-
 static void write_label(kvp_settings *settings)
 {
     kvant_scheme_info info = { .size = sizeof(info) };
-    const char *config = given("KVANT_CONFIG"), *preset;
+    const char *config = given("KVANT_CONFIG");
 
     kvant_scheme_get_info(settings->scheme, &info);
-    preset = info.settings == NULL ? preset_of(&info) : NULL;
     if (info.settings != NULL)
         snprintf(settings->label, sizeof(settings->label), "of %s", config != NULL ? config : "a settings file");
-    else if (preset != NULL || strcmp(info.k, info.v) == 0)
-        snprintf(settings->label, sizeof(settings->label), "%s", preset != NULL ? preset : info.k);
+    else if (info.preset != NULL || strcmp(info.k, info.v) == 0)
+        snprintf(settings->label, sizeof(settings->label), "%s", info.preset != NULL ? info.preset : info.k);
     else
         snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
-    if (preset != NULL)
-        settings->remark = info.calibration != NULL
-                               ? "; calibrated"
-                               : "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error";
+    if (info.preset != NULL && info.calibration != NULL)
+        snprintf(settings->remark, sizeof(settings->remark), "; calibrated");
+    else if (info.preset != NULL)
+        kvp_settings_set_hint(settings);
+}
+
+void kvp_settings_set_hint(kvp_settings *settings)
+{
+    snprintf(settings->remark, sizeof(settings->remark), "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error");
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
@@ -246,31 +237,82 @@ bool kvp_settings_set_cpu_level(char *err, size_t errlen)
     return false;
 }
 
+static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
+{
+    uint64_t protect;
+
+    *params = (kvant_scheme_params){ .size = sizeof(*params),
+                                     .preset = given("KVANT_PRESET"),
+                                     .k = given("KVANT_K"),
+                                     .v = given("KVANT_V"),
+                                     .settings = given("KVANT_CONFIG"),
+                                     .calibration = given("KVANT_CALIBRATION"),
+                                     .protect_codec = given("KVANT_PROTECT_CODEC") };
+    if (!read_number("KVANT_SEED", 0, UINT64_MAX, 0, &params->seed, err, errlen) ||
+        !read_number("KVANT_PROTECT", 0, KVP_MAX_PROTECT, 0, &protect, err, errlen))
+        return false;
+    params->protect = (uint32_t)protect;
+    return true;
+}
+
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 {
-    kvant_scheme_params params = { .size = sizeof(params),
-                                   .preset = given("KVANT_PRESET"),
-                                   .k = given("KVANT_K"),
-                                   .v = given("KVANT_V"),
-                                   .settings = given("KVANT_CONFIG"),
-                                   .calibration = given("KVANT_CALIBRATION"),
-                                   .protect_codec = given("KVANT_PROTECT_CODEC") };
-    uint64_t head_dim, verbose, quiet, protect;
+    kvant_scheme_params params;
+    uint64_t head_dim, verbose, quiet, learn;
 
-    if (!read_number("KVANT_SEED", 0, UINT64_MAX, 0, &params.seed, err, errlen) ||
+    if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_number("KVANT_PROTECT", 0, KVP_MAX_PROTECT, 0, &protect, err, errlen) ||
+        !read_number("KVANT_LEARN", 0, 1, 1, &learn, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
-    params.protect = (uint32_t)protect;
-    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "" };
+    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, learn != 0, "", "", NULL };
     if (settings->scheme != NULL && check_head_dim(settings)) {
         write_label(settings);
         return true;
     }
     say_why(err, errlen);
     return false;
+}
+
+bool kvp_settings_find_calibration(kvp_settings *settings, kvp_learnt *learnt)
+{
+    kvant_scheme_params params;
+    char err[256];
+
+    if (!settings->learn || !read_params(&params, err, sizeof(err)) || params.k != NULL || params.v != NULL ||
+        params.settings != NULL || params.calibration != NULL)
+        return false;
+    kvp_learnt_find(learnt);
+    params.calibration = learnt->used[0] != '\0' ? learnt->used : NULL;
+    settings->plain = settings->scheme;
+    if (params.calibration != NULL)
+        settings->scheme = get_scheme(&params);
+    if (settings->scheme == NULL)
+        settings->scheme = settings->plain;
+    else if (params.calibration != NULL)
+        snprintf(settings->remark, sizeof(settings->remark), "; calibrated%s: %s",
+                 strcmp(learnt->used, learnt->path) == 0 ? " by an earlier run" : "", learnt->used);
+    if (params.calibration != NULL || learnt->path[0] == '\0')
+        return false;
+    snprintf(settings->remark, sizeof(settings->remark), "; not calibrated, learns from prompts for the next run");
+    return true;
+}
+
+void kvp_settings_check_calibration(kvp_settings *settings, uint32_t layer, kvant_role role, uint32_t row)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+    kvant_calibration_entry entry = { .size = sizeof(entry) };
+
+    if (settings->plain == NULL || settings->scheme == settings->plain ||
+        kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK)
+        return;
+    if (kvant_calibration_get_entry(info.calibration, layer, 0, role, &entry) == KVANT_OK && row % entry.head_dim == 0 &&
+        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim - 1, role, &entry) == KVANT_OK &&
+        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim, role, &entry) != KVANT_OK)
+        return;
+    settings->scheme = settings->plain;
+    kvp_settings_set_hint(settings);
 }
 
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen)

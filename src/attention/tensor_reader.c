@@ -20,7 +20,8 @@ static float read_query(const kvant_attention_plan *plan, const kvant_kernels *k
     float scaled[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; affine.scale && i < d; i++)
         scaled[i] = q[i] * affine.scale[i];
-    kvant_transform_dual(&plan->k->codecs[kv_head]->transform, kernels, affine.scale ? scaled : q, out);
+    kvant_transform_dual(kvant_version_transform(plan->k, plan->k_versions.versions[version], kv_head), kernels,
+                         affine.scale ? scaled : q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = i < d ? out[i] * plan->score_scale : 0;
     return affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;

@@ -252,8 +252,8 @@ static bool change_row(const change_job *job, uint32_t head, float *y)
     float x[KVANT_MAX_HEAD_DIM];
     if (job->from == job->to)
         return true;
-    kvant_transform_inverse(&codec->transform, job->kernels, &from, y, x);
-    kvant_transform_forward(&codec->transform, job->kernels, &to, x, y);
+    kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels, &from, y, x);
+    kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, &to, x, y);
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 

@@ -282,7 +282,7 @@ static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, 
             kvant_codec_decode_open(ref.codec, kernels, ref.page, token, 1, y);
         else
             kvant_codec_decode_transformed(ref.codec, kernels, ref.page, token, y);
-        kvant_transform_inverse(&ref.codec->transform, kernels, &affine, y, row + (size_t)head * tensor->head_dim);
+        kvant_transform_inverse(kvant_version_transform(tensor, tensor->blocks[block].version, head), kernels, &affine, y, row + (size_t)head * tensor->head_dim);
     }
 }
 

@@ -4,6 +4,8 @@
  *   write.c       a batch of rows: check, choose versions, place, encode
  *   open.c        open pages: taking, sealing, opening again
  *   versions.c    centres and scales: estimates from rows; the version of each row
+ *   learn.c       matrices of transform=first, from rows and queries
+ *   weights.c     these matrices as transforms
  *   transfer.c    copies, export, import */
 #pragma once
 
@@ -32,9 +34,16 @@ typedef struct kvant_open_page {
     uint64_t used;  /* the same by the clock of all sequences */
 } kvant_open_page;
 
+/* Matrices of transform=first (weights.h). */
+typedef struct kvant_weights {
+    kvant_transform *transforms; /* per kv head */
+    uint16_t *triangles;         /* what they are made of: lower triangles in binary16 */
+} kvant_weights;
+
 /* Centre and scale of all kv heads. Version 0 is what a calibration gives, or the identity. */
 typedef struct kvant_tensor_version {
-    float *center, *scale; /* n_kv_heads x head_dim each */
+    float *center, *scale;  /* n_kv_heads x head_dim each */
+    kvant_weights *weights; /* or NULL; in place of the scale */
     uint32_t n_blocks;     /* that use it */
     uint32_t stamp;        /* another one whenever the numbers change */
     bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
@@ -112,6 +121,7 @@ struct kvant_tensor {
     bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
     kvant_statistics recent, batch; /* of rows that came a few at a time, of one long batch */
     kvant_statistics fetched;       /* on the host, where those are on a device */
+    struct kvant_learning *learning; /* of transform=first, or NULL */
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 
@@ -134,8 +144,15 @@ static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint
     const kvant_tensor_version *v = &tensor->versions[version];
     size_t first = (size_t)head * tensor->head_dim;
     bool center = info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learnt);
-    bool scale = info->norm == KVANT_NORM_FILE || (info->norm == KVANT_NORM_FIRST && v->learnt);
+    bool scale = info->norm == KVANT_NORM_FILE || (info->norm == KVANT_NORM_FIRST && v->learnt && !v->weights);
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
+}
+
+/* R W of one kv head in a version. */
+static inline const kvant_transform *kvant_version_transform(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+{
+    const kvant_weights *weights = tensor->versions[version].weights;
+    return weights ? &weights->transforms[head] : &tensor->codecs[head]->transform;
 }
 
 /* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the
@@ -277,9 +294,11 @@ void kvant_versions_reset(kvant_tensor *tensor);
 void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
 void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
 
-/* Number of an alive version with these numbers (NULL: as in version 0), making one when there is
- * none; -1 when all are taken. */
-int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale, bool learnt);
+/* *version = the number of an alive version with these numbers (NULL: as in version 0; no matrices),
+ * which is made when there is none. KVANT_ERR_FULL when all are taken; errors as
+ * kvant_weights_create. */
+kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale,
+                                const uint16_t *triangles, bool learnt, uint32_t *version);
 
 /* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
  * with it. */

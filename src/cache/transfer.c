@@ -6,7 +6,8 @@
 #include "../base/abi.h"
 #include "../base/error.h"
 #include "../base/fnv.h"
-#include "tensor.h"
+#include "../base/alloc.h"
+#include "learn.h"
 
 /* Copies */
 
@@ -29,24 +30,27 @@ static kvant_status no_page(void)
 static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n, kvant_tensor *to,
                                  int32_t map[KVANT_MAX_VERSIONS])
 {
-    bool full = false;
+    kvant_status status = KVANT_OK;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         map[v] = -1;
-    for (uint32_t block = first; block < first + n && !full; block++) {
+    for (uint32_t block = first; block < first + n && status == KVANT_OK; block++) {
         uint32_t v = from->blocks[block].version;
         const kvant_tensor_version *version = &from->versions[v];
         if (!from->blocks[block].written || map[v] >= 0)
             continue;
-        map[v] = from == to ? (int32_t)v
-                            : kvant_version_find(to, version->center, version->scale, version->learnt);
-        full = map[v] < 0;
-        if (!full)
-            to->versions[map[v]].n_blocks++; /* held until all are found */
+        uint32_t found = v;
+        if (from != to)
+            status = kvant_version_find(to, version->center, version->scale,
+                                        version->weights ? version->weights->triangles : NULL, version->learnt, &found);
+        if (status != KVANT_OK)
+            continue;
+        map[v] = (int32_t)found;
+        to->versions[found].n_blocks++; /* held until all are found */
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         if (map[v] >= 0)
             to->versions[map[v]].n_blocks--;
-    return full ? no_version() : KVANT_OK;
+    return status == KVANT_ERR_FULL ? no_version() : status;
 }
 
 /* Blocks that waited for a first version need not wait any longer. */
@@ -156,7 +160,7 @@ typedef struct block_header {
     uint64_t scheme; /* what the codecs are */
     uint64_t written;
     uint32_t open;   /* 1: fp16 pages, 0: sealed ones */
-    uint32_t learnt; /* 1: centre and scale of all kv heads follow */
+    uint32_t learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices */
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
 
@@ -178,12 +182,29 @@ static size_t page_bytes(const kvant_tensor *tensor, bool open)
     return open ? kvant_open_block_bytes(tensor) : tensor->block_bytes;
 }
 
-static size_t version_bytes(const kvant_tensor *tensor, bool learnt)
+enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES };
+
+static uint32_t learnt_by(const kvant_tensor_version *version)
+{
+    return version->weights ? LEARNT_MATRICES : version->learnt ? LEARNT_AFFINE : LEARNT_NOTHING;
+}
+
+static size_t weights_bytes(const kvant_tensor *tensor)
+{
+    return kvant_weights_halves(tensor) * sizeof(uint16_t);
+}
+
+static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
     return learnt ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
 }
 
-static size_t bytes_of(const kvant_tensor *tensor, bool open, bool learnt)
+static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
+{
+    return affine_bytes(tensor, learnt) + (learnt == LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0);
+}
+
+static size_t bytes_of(const kvant_tensor *tensor, bool open, uint32_t learnt)
 {
     return sizeof(block_header) + version_bytes(tensor, learnt) + page_bytes(tensor, open) + sizeof(uint64_t);
 }
@@ -192,7 +213,8 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 {
     if (!tensor)
         return 0;
-    size_t open = tensor->n_open_pages ? bytes_of(tensor, true, true) : 0, sealed = bytes_of(tensor, false, true);
+    const uint32_t learnt = tensor->learning ? LEARNT_MATRICES : LEARNT_AFFINE;
+    size_t open = tensor->n_open_pages ? bytes_of(tensor, true, learnt) : 0, sealed = bytes_of(tensor, false, learnt);
     return open > sealed ? open : sealed;
 }
 
@@ -202,14 +224,17 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     const kvant_block *b = &tensor->blocks[block];
     const kvant_tensor_version *version = &tensor->versions[b->version];
     bool open = b->open_page >= 0;
-    block_header header = { BLOCK_MAGIC, bytes_of(tensor, open, version->learnt), scheme_of(tensor), b->written, open,
-                            version->learnt };
+    const uint32_t learnt = learnt_by(version);
+    block_header header = { BLOCK_MAGIC, bytes_of(tensor, open, learnt), scheme_of(tensor), b->written, open, learnt };
     uint8_t *at = data;
     KVANT_RETURN_IF(bytes < header.bytes, KVANT_ERR_ARGUMENT);
     memcpy(at, &header, sizeof header);
     at += sizeof header;
-    memcpy(at, version->center, version_bytes(tensor, version->learnt));
-    at += version_bytes(tensor, version->learnt);
+    memcpy(at, version->center, affine_bytes(tensor, learnt));
+    memset(at + affine_bytes(tensor, learnt), 0, version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
+    if (learnt == LEARNT_MATRICES)
+        memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles, weights_bytes(tensor));
+    at += version_bytes(tensor, learnt);
     kvant_pages_read(tensor, at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
                      page_bytes(tensor, open));
     KVANT_FORWARD(kvant_pages_status(tensor));
@@ -231,10 +256,13 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     if (bytes < sizeof *header + sizeof checksum)
         return damaged("it is cut short");
     memcpy(header, data, sizeof *header);
-    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > 1)
+    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > LEARNT_MATRICES)
         return damaged("it is none, or of another version of kvant");
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape or another seed");
+    if (header->learnt == LEARNT_MATRICES && !tensor->learning)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has matrices of transform=first, which only tensors "
+                                                       "in the computer's memory can have");
     if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learnt))
         return damaged("its size is wrong");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
@@ -272,22 +300,30 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
 /* The version of an imported block, made when it is not there. The arrays may lie at any alignment,
  * so they go through the candidate. */
 static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
-                                   int32_t *version)
+                                   uint32_t *version)
 {
     kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
+    uint16_t *triangles = NULL;
     *version = 0;
     if (!header->learnt)
         return KVANT_OK;
-    memcpy(read->center, data + sizeof *header, version_bytes(tensor, true));
+    memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learnt));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
-    *version = kvant_version_find(tensor, read->center, read->scale, true);
-    return *version >= 0 ? KVANT_OK : no_version();
+    if (header->learnt == LEARNT_MATRICES) {
+        triangles = kvant_alloc(1, weights_bytes(tensor));
+        KVANT_RETURN_IF(!triangles, KVANT_ERR_MEMORY);
+        memcpy(triangles, data + sizeof *header + affine_bytes(tensor, header->learnt), weights_bytes(tensor));
+    }
+    const kvant_status status = kvant_version_find(tensor, read->center, read->scale, triangles, true, version);
+    kvant_free(triangles);
+    return status == KVANT_ERR_FULL ? no_version() : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse") : status;
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes)
 {
     block_header header;
-    int32_t version, page = KVANT_NO_PAGE;
+    uint32_t version;
+    int32_t page = KVANT_NO_PAGE;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
     const uint8_t *pages = (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
@@ -296,7 +332,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     KVANT_RETURN_IF(header.open && !kvant_open_can_take(tensor, block), no_page());
     KVANT_FORWARD(import_version(tensor, data, &header, &version));
     if (header.written && header.learnt && kvant_versions_wait(tensor))
-        kvant_versions_begin(tensor, (uint32_t)version);
+        kvant_versions_begin(tensor, version);
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
@@ -306,7 +342,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         tensor->open_pages[page].fresh = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
     }
-    fill(tensor, block, (uint32_t)version, header.written, header.open ? NULL : pages);
+    fill(tensor, block, version, header.written, header.open ? NULL : pages);
     return kvant_pages_status(tensor);
 }
 
@@ -341,8 +377,8 @@ kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *a
 {
     KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_affine(tensor, affine));
-    int32_t version = kvant_version_find(tensor, affine->center, affine->scale, true);
-    KVANT_RETURN_IF(version < 0, KVANT_ERR_FULL);
-    kvant_versions_begin(tensor, (uint32_t)version);
+    uint32_t version;
+    KVANT_FORWARD(kvant_version_find(tensor, affine->center, affine->scale, NULL, true, &version));
+    kvant_versions_begin(tensor, version);
     return KVANT_OK;
 }

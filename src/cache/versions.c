@@ -5,7 +5,7 @@
  * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
  * moves the result by a bounded amount. With ordinary rows the result is their mean and their
  * largest distance from it. */
-#include "versions.h"
+#include "learn.h"
 
 #include <math.h>
 #include <string.h>
@@ -242,14 +242,18 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
         KVANT_FORWARD(create_statistics(&tensor->recent, width));
         KVANT_FORWARD(create_statistics(&tensor->batch, width));
     }
+    KVANT_FORWARD(kvant_learning_create(tensor));
     kvant_versions_reset(tensor);
     return KVANT_OK;
 }
 
 void kvant_versions_destroy(kvant_tensor *tensor)
 {
-    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
         kvant_free(tensor->versions[v].center);
+        kvant_weights_free(tensor, &tensor->versions[v].weights);
+    }
+    kvant_learning_destroy(tensor);
     kvant_free(tensor->fetched.sum);
     if (tensor->device)
         return;
@@ -266,20 +270,35 @@ void kvant_versions_reset(kvant_tensor *tensor)
         tensor->versions[v].alive = v == 0;
         tensor->versions[v].learnt = false;
         tensor->versions[v].n_blocks = 0;
+        kvant_weights_free(tensor, &tensor->versions[v].weights);
     }
+    kvant_learning_reset(tensor);
     tensor->newest = 0;
     memset(tensor->sequence_versions, 0, tensor->n_sequences);
     memset(tensor->unfit, 0, sizeof tensor->unfit);
     kvant_versions_forget(tensor);
 }
 
+static bool is_unused(const kvant_tensor *tensor, uint32_t version)
+{
+    return !tensor->versions[version].alive || (!tensor->versions[version].n_blocks && version != tensor->newest);
+}
+
 /* A version that no block uses, or NULL. */
 static kvant_tensor_version *unused(kvant_tensor *tensor)
 {
     for (uint32_t v = 1; v < KVANT_MAX_VERSIONS; v++)
-        if (!tensor->versions[v].alive || (!tensor->versions[v].n_blocks && v != tensor->newest))
+        if (is_unused(tensor, v))
             return &tensor->versions[v];
     return NULL;
+}
+
+static uint32_t count_unused(const kvant_tensor *tensor)
+{
+    uint32_t n = 0;
+    for (uint32_t v = 1; v < KVANT_MAX_VERSIONS; v++)
+        n += is_unused(tensor, v);
+    return n;
 }
 
 void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version)
@@ -294,27 +313,41 @@ void kvant_version_leave(kvant_tensor *tensor, uint32_t block)
     tensor->blocks[block].version = 0;
 }
 
-int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale, bool learnt)
+/* NULL: no matrices. */
+static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights, const uint16_t *triangles)
+{
+    if (!weights || !triangles)
+        return !weights && !triangles;
+    return memcmp(weights->triangles, triangles, kvant_weights_halves(tensor) * sizeof *triangles) == 0;
+}
+
+kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale,
+                                const uint16_t *triangles, bool learnt, uint32_t *version)
 {
     size_t bytes = kvant_tensor_width(tensor) * sizeof(float);
+    kvant_weights *weights = NULL;
     center = center ? center : tensor->versions[0].center;
     scale = scale ? scale : tensor->versions[0].scale;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
-        const kvant_tensor_version *version = &tensor->versions[v];
-        if (version->alive && version->learnt == learnt && memcmp(version->center, center, bytes) == 0 &&
-            memcmp(version->scale, scale, bytes) == 0)
-            return (int32_t)v;
+    for (*version = 0; *version < KVANT_MAX_VERSIONS; ++*version) {
+        const kvant_tensor_version *v = &tensor->versions[*version];
+        if (v->alive && v->learnt == learnt && memcmp(v->center, center, bytes) == 0 &&
+            memcmp(v->scale, scale, bytes) == 0 && same_weights(tensor, v->weights, triangles))
+            return KVANT_OK;
     }
-    kvant_tensor_version *version = unused(tensor);
-    if (!version)
-        return -1;
-    memmove(version->center, center, bytes);
-    memmove(version->scale, scale, bytes);
-    version->alive = true;
-    version->learnt = learnt;
-    version->stamp = ++tensor->last_stamp;
-    tensor->unfit[version - tensor->versions] = false;
-    return (int32_t)(version - tensor->versions);
+    kvant_tensor_version *found = unused(tensor);
+    KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
+    if (triangles)
+        KVANT_FORWARD(kvant_weights_create(tensor, triangles, 1, &weights));
+    kvant_weights_free(tensor, &found->weights);
+    found->weights = weights;
+    memmove(found->center, center, bytes);
+    memmove(found->scale, scale, bytes);
+    found->alive = true;
+    found->learnt = learnt;
+    found->stamp = ++tensor->last_stamp;
+    *version = (uint32_t)(found - tensor->versions);
+    tensor->unfit[*version] = false;
+    return KVANT_OK;
 }
 
 /* InnerQ's factor of a channel, the square root of its largest magnitude, here after the centre was
@@ -385,6 +418,7 @@ static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_stati
 {
     kvant_tensor_version *own = &tensor->versions[KVANT_CANDIDATE];
     memcpy(own->center, tensor->versions[0].center, 2 * kvant_tensor_width(tensor) * sizeof(float));
+    kvant_weights_free(tensor, &own->weights);
     own->learnt = true;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         learn_head(tensor, seen, head, own);
@@ -400,12 +434,16 @@ static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistic
     return &tensor->fetched;
 }
 
-static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted)
+/* all: the rows, if they are those of one write. */
+static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, const kvant_new_rows *all,
+                          uint32_t n_threads)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
     const kvant_statistics *seen = fetch(tensor, noted);
+    const kvant_tensor_version *own = learn(tensor, seen);
     double excess[KVANT_MAX_VERSIONS], least = INFINITY;
-    find_excess(tensor, seen, learn(tensor, seen), excess);
+    if (!kvant_learning_excess(tensor, excess))
+        find_excess(tensor, seen, own, excess);
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= MOST_EXCESS);
         if (excess[v] < least) {
@@ -415,25 +453,43 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted)
     }
     if (!(least <= MOST_EXCESS) && unused(tensor))
         choice.version = KVANT_CANDIDATE;
+    if (tensor->learning)
+        choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
     return choice;
 }
 
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads)
 {
     tensor->batch.n = 0;
-    add_rows(tensor, &tensor->batch, rows, stride, n);
-    return judge(tensor, &tensor->batch);
+    add_rows(tensor, &tensor->batch, rows->rows, rows->stride, rows->n);
+    kvant_learning_sample(tensor, rows, true);
+    return judge(tensor, &tensor->batch, rows, n_threads);
 }
 
-kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor)
+kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads)
 {
-    return judge(tensor, &tensor->recent);
+    return judge(tensor, &tensor->recent, NULL, n_threads);
 }
 
-uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
+static void copy_statistics(kvant_statistics *to, const kvant_statistics *from)
 {
-    add_rows(tensor, &tensor->recent, rows, stride, n);
+    to->n = from->n;
+    memcpy(to->sum, from->sum, 3 * PARTS * from->width * sizeof *from->sum);
+}
+
+uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
+{
+    if (tensor->learning)
+        copy_statistics(&tensor->batch, &tensor->recent);
+    kvant_learning_sample(tensor, rows, tensor->recent.n == 0);
+    add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
     return tensor->recent.n;
+}
+
+void kvant_versions_unnote(kvant_tensor *tensor)
+{
+    copy_statistics(&tensor->recent, &tensor->batch);
+    kvant_learning_unsample(tensor);
 }
 
 void kvant_versions_forget(kvant_tensor *tensor)
@@ -443,8 +499,8 @@ void kvant_versions_forget(kvant_tensor *tensor)
 
 void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
 {
-    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
-        return;
+    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n || to->learning)
+        return; /* matrices need the rows themselves */
     to->recent.n = from->recent.n;
     kvant_pages_copy(to, to->recent.sum, from->recent.sum, kvant_statistics_bytes(from));
 }
@@ -455,7 +511,7 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         const kvant_affine affine = kvant_version_affine(tensor, version, head);
-        const float safe = kvant_codec_safe_input(tensor->codecs[head], kernels, &affine);
+        const float safe = kvant_codec_safe_input(kvant_version_transform(tensor, version, head), kernels, &affine);
         for (uint32_t p = 0; p < parts_of(seen); p++)
             for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)
                 if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <= safe))
@@ -500,6 +556,7 @@ void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
     if (kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, choice->version);
     tensor->newest = choice->version;
+    kvant_learning_publish(tensor, choice->version);
     choice->unfit[choice->version] = false; /* its number may have been that of another before */
     memcpy(tensor->unfit, choice->unfit, sizeof tensor->unfit);
 }

@@ -9,20 +9,31 @@ typedef struct kvant_choice {
     bool judged;     /* else blocks keep their version, and new blocks go by their sequence */
     uint8_t version; /* for the rows, if judged: KVANT_CANDIDATE for a new one until it is published */
     bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
+    kvant_status status;            /* KVANT_ERR_MEMORY: there is no choice */
 } kvant_choice;
 
 /* Rows from which a version is made: enough for a mean that removes nearly all of the constant part
  * of keys. A batch of as many is judged by itself: what came before may be of another kind. */
 #define KVANT_LEARN_ROWS 64u
 
-/* Judge n >= 1 finite rows, row i at rows + i * stride; or all rows noted since they were last
- * forgotten. Both change the candidate alone. */
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
-kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor);
+/* n >= 1 finite rows of a write, row i at rows + i * stride for slots[i]. */
+typedef struct kvant_new_rows {
+    const float *rows;
+    size_t stride, n;
+    const int64_t *slots;
+} kvant_new_rows;
 
-/* Notes finite rows that came a few at a time, and forgets them; returns how many are noted. */
-uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
+/* Judge rows; or all rows noted since they were last forgotten. Both change the candidate and what
+ * transform=first has learnt, which a write that fails must forget (kvant_learning_reset). */
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads);
+kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads);
+
+/* Notes rows that came a few at a time, and forgets them; returns how many are noted. */
+uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows);
 void kvant_versions_forget(kvant_tensor *tensor);
+
+/* After a judgement that failed for lack of memory: as if the rows noted last had not been. */
+void kvant_versions_unnote(kvant_tensor *tensor);
 
 /* Whether the rows judged last fit a version, KVANT_CANDIDATE among them, as far as their largest numbers
  * tell: rows that need no closer look. */

@@ -9,7 +9,7 @@
 
 #include "../base/attributes.h"
 #include "../base/parallel.h"
-#include "versions.h"
+#include "learn.h"
 
 #define MOST_RUNS 64u         /* placed and encoded together */
 #define CLASSES 8u            /* tokens of a page share words, so blocks of one class are one thread's */
@@ -82,7 +82,7 @@ static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t
     const kvant_codec *codec = tensor->codecs[head];
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
-    return kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n,
+    return kvant_codec_check_rows(codec, kvant_version_transform(tensor, version, head), job->kernels, &affine, rows, job->stride, r->n,
                                   goes_through_open(tensor, r->block, version));
 }
 
@@ -199,8 +199,8 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
         fetch_sealed(tensor, r->block, head);
     for (size_t i = r->first; i < r->first + r->n;) {
         uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
-        kvant_codec_transform_rows(codec, job->kernels, &affine, job->rows + i * job->stride + (size_t)head * d,
-                                   job->stride, n, y);
+        kvant_codec_transform_rows(kvant_version_transform(tensor, block->version, head), job->kernels, &affine,
+                                   job->rows + i * job->stride + (size_t)head * d, job->stride, n, y);
         if (block->open_page >= 0)
             kvant_codec_encode_open(codec, job->kernels, y, offset, n,
                                     kvant_open_page_of(tensor, block->open_page, head));
@@ -315,26 +315,36 @@ static kvant_status check_job(write_job *job)
 {
     if (judged_alone(job)) {
         KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-        job->choice = kvant_versions_judge(job->tensor, job->rows, job->stride, job->n);
+        const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
+        job->choice = kvant_versions_judge(job->tensor, &rows, job->n_threads);
+        KVANT_FORWARD(job->choice.status);
     }
     return check_all(job);
 }
 
 /* What came before a long batch is forgotten; short ones are judged together. Not before every row
  * of the write is checked: rows that are refused leave no trace. */
-static void learn(write_job *job)
+static kvant_status learn(write_job *job)
 {
     if (!job->tensor->learns)
-        return;
+        return KVANT_OK;
     if (!judged_alone(job)) {
-        uint32_t noted = kvant_versions_note(job->tensor, job->rows, job->stride, job->n);
+        const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
+        uint32_t noted = kvant_versions_note(job->tensor, &rows);
         if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
-            return;
-        job->choice = kvant_versions_judge_noted(job->tensor);
-        if (check_all(job) != KVANT_OK)
+            return KVANT_OK;
+        job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
+        if (job->choice.status != KVANT_OK) {
+            kvant_versions_unnote(job->tensor);
+            return job->choice.status;
+        }
+        if (check_all(job) != KVANT_OK) {
             job->choice.judged = false;
+            kvant_learning_reset(job->tensor);
+        }
     }
     kvant_versions_forget(job->tensor);
+    return KVANT_OK;
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
@@ -352,7 +362,7 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor)
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         for (uint32_t head = 0; tensor->versions[v].alive && head < tensor->n_kv_heads; head++) {
             const kvant_affine affine = kvant_version_affine(tensor, v, head);
-            least = fminf(least, kvant_codec_safe_input(tensor->codecs[head], kernels, &affine));
+            least = fminf(least, kvant_codec_safe_input(kvant_version_transform(tensor, v, head), kernels, &affine));
         }
     return least;
 }
@@ -376,10 +386,14 @@ static bool any_left(const write_job *jobs, size_t n_jobs)
 static kvant_status run(write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
-    for (size_t i = 0; i < n_jobs; i++)
-        KVANT_FORWARD(check_job(&jobs[i]));
+    for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
+        status = check_job(&jobs[i]);
+    for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
+        if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* else it is as it was */
+            kvant_learning_reset(jobs[i].tensor);
+    KVANT_FORWARD(status);
     for (size_t i = 0; i < n_jobs; i++) {
-        learn(&jobs[i]);
+        KVANT_FORWARD(learn(&jobs[i]));
         kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
     }
     while (any_left(jobs, n_jobs)) {

@@ -87,14 +87,12 @@ void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, fl
  * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
 
-/* tr(W^2 K) for symmetric matrices */
-static double length_after(const double *w, const double *keys, size_t d)
+/* tr(A B) for symmetric matrices */
+static double trace_of_product(const double *a, const double *b, size_t d)
 {
     double sum = 0;
     for (size_t i = 0; i < d; i++)
-        for (size_t j = 0; j < d; j++)
-            for (size_t k = 0; k < d; k++)
-                sum += w[i * d + k] * w[k * d + j] * keys[j * d + i];
+        sum += kvant_dot_lanes(a + i * d, b + i * d, d);
     return sum;
 }
 
@@ -121,9 +119,9 @@ static void make_diagonal(size_t d, const double *a, const double *b, const doub
 static kvant_status make_matrix(size_t d, double *a, const double *b, const double *keys, uint16_t *matrix)
 {
     KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
+    const double factor = sqrt(kvant_trace((uint32_t)d, keys) / trace_of_product(a, keys, d));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
-    double factor = sqrt(kvant_trace((uint32_t)d, keys) / length_after(a, keys, d)),
-           smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
+    const double smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
             *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));
@@ -148,4 +146,24 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
         identity(d, diagonal, matrix);
     kvant_free(a);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
+}
+
+kvant_status kvant_make_triangle(uint32_t n, const double *queries, const double *keys, uint16_t *triangle)
+{
+    const size_t d = n, size = d * d;
+    double *a = kvant_alloc(2 * size, sizeof *a), *b = a + size;
+    KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
+    memcpy(a, keys, size * sizeof *a);
+    memcpy(b, queries, size * sizeof *b);
+    kvant_status status = KVANT_ERR_ARGUMENT;
+    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR))
+        status = kvant_spd_mean(n, a, b, b);
+    const double factor = sqrt(kvant_trace(n, a) / trace_of_product(a, b, d));
+    if (status == KVANT_OK)
+        status = kvant_spd_lower(n, b, b);
+    for (size_t i = 0; i < d && status == KVANT_OK; i++)
+        for (size_t j = 0; j <= i; j++)
+            *triangle++ = kvant_half_from_float((float)(factor * b[i * d + j]));
+    kvant_free(a);
+    return status;
 }

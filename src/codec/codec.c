@@ -297,7 +297,8 @@ int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info 
     return a && b && a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&
            a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
            (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
-           (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
+           (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST) &&
+           a->learns_transform == b->learns_transform;
 }
 
 void kvant_codec_set_tables(kvant_codec *codec, size_t bytes)

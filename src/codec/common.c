@@ -5,7 +5,7 @@
 
 static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL }; /* kvant_rotate */
 static const char *const sign_names[] = { "none", "seed", NULL };
-static const char *const weighting_names[] = { "none", "diagonal", "file", NULL };
+static const char *const weighting_names[] = { "none", "diagonal", "file", "first", NULL };
 static const char *const place_names[] = { "none", "first", "file", NULL }; /* kvant_center, kvant_norm */
 
 #define CHOICE(name, words, text) KVANT_CHOICE(kvant_common, name, words, KVANT_OPTION_ABSENT, text)
@@ -22,7 +22,7 @@ static const char *const place_names[] = { "none", "first", "file", NULL }; /* k
 
 const kvant_option kvant_common_options[] = {
     ROTATION,
-    CHOICE(transform, weighting_names, "matrix of a calibration on keys"),
+    CHOICE(transform, weighting_names, "matrix on keys, of a calibration or of the first rows and queries"),
     KVANT_FLAG(kvant_common, feedback, "steer rounding errors away from what queries read; with transform=file"),
     CHOICE(center, place_names, "where the centre per channel comes from"),
     CHOICE(norm, place_names, "where the scale per channel comes from"),

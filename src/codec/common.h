@@ -17,7 +17,7 @@ typedef struct kvant_common {
 /* Without any option. */
 #define KVANT_COMMON_NONE(call_seed) { -1, -1, -1, -1, 0, -1, -1, -1, -1, call_seed }
 
-enum { KVANT_WEIGHTING_NONE, KVANT_WEIGHTING_DIAGONAL, KVANT_WEIGHTING_FILE };
+enum { KVANT_WEIGHTING_NONE, KVANT_WEIGHTING_DIAGONAL, KVANT_WEIGHTING_FILE, KVANT_WEIGHTING_FIRST };
 
 /* Parts of the whole, for families that take fewer. */
 extern const kvant_option kvant_common_options[];

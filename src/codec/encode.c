@@ -14,9 +14,9 @@
 
 /* Below this magnitude of (x - c) / s every scale and zero point fits fp16. The transform grows
  * a number by at most sqrt(head_dim) times its gain. */
-static float safe_magnitude(const kvant_codec *codec)
+static float safe_magnitude(const kvant_transform *transform)
 {
-    return KVANT_HALF_MAX / (MOST_SCALE * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
+    return KVANT_HALF_MAX / (MOST_SCALE * sqrtf((float)transform->head_dim) * kvant_transform_gain(transform));
 }
 
 static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
@@ -25,11 +25,11 @@ static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
 }
 
 /* From the largest |c| and the smallest s. */
-float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kernels,
+float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine)
 {
-    uint32_t d = codec->info.head_dim;
-    float safe = 0.999f * safe_magnitude(codec), least = 1, most;
+    uint32_t d = transform->head_dim;
+    float safe = 0.999f * safe_magnitude(transform), least = 1, most;
     if (affine && affine->scale)
         kernels->range(affine->scale, d, &least, &most);
     safe *= least;
@@ -52,27 +52,28 @@ static kvant_status check_transformed(const kvant_codec *codec, const kvant_kern
 }
 
 /* A row with large numbers. */
-static kvant_status check_large(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
-                                const float *x, bool open)
+static kvant_status check_large(const kvant_codec *codec, const kvant_transform *transform, const kvant_kernels *kernels,
+                                const kvant_affine *affine, const float *x, bool open)
 {
     float y[KVANT_MAX_HEAD_DIM];
-    const float *z = kvant_transform_normalise(&codec->transform, affine, x, y);
-    if (magnitude(kernels, z, codec->info.head_dim) <= safe_magnitude(codec))
+    const float *z = kvant_transform_normalise(transform, affine, x, y);
+    if (magnitude(kernels, z, codec->info.head_dim) <= safe_magnitude(transform))
         return KVANT_OK;
-    kvant_transform_forward(&codec->transform, kernels, affine, x, y);
+    kvant_transform_forward(transform, kernels, affine, x, y);
     return check_transformed(codec, kernels, y, open);
 }
 
-kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n, bool open)
+kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
+                                    const kvant_kernels *kernels, const kvant_affine *affine, const float *rows,
+                                    size_t stride, size_t n, bool open)
 {
-    float safe = kvant_codec_safe_input(codec, kernels, affine);
+    float safe = kvant_codec_safe_input(transform, kernels, affine);
     for (size_t i = 0; i < n; i++) {
         const float *x = rows + i * stride;
         float largest = magnitude(kernels, x, codec->info.head_dim);
         KVANT_RETURN_IF(!(largest <= FLT_MAX), KVANT_ERR_NONFINITE);
         if (!(largest <= safe))
-            KVANT_FORWARD(check_large(codec, kernels, affine, x, open));
+            KVANT_FORWARD(check_large(codec, transform, kernels, affine, x, open));
     }
     return KVANT_OK;
 }
@@ -87,12 +88,11 @@ bool kvant_codec_encodes_slowly(const kvant_codec *codec)
     return codec->view.kind == KVANT_CODES_TRELLIS || codec->feedback;
 }
 
-void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
-                                const float *rows, size_t stride, size_t n, float *y)
+void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+                                const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y)
 {
     for (size_t i = 0; i < n; i++)
-        kvant_transform_forward(&codec->transform, kernels, affine, rows + i * stride,
-                                y + i * codec->info.head_dim);
+        kvant_transform_forward(transform, kernels, affine, rows + i * stride, y + i * transform->head_dim);
 }
 
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
@@ -114,7 +114,7 @@ static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels
         y = kvant_alloc((size_t)block * codec->info.head_dim, sizeof *y);
     KVANT_RETURN_IF(!y, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < n; i += block) {
-        kvant_codec_transform_rows(codec, kernels, affine, rows + i * stride, stride, block, y);
+        kvant_codec_transform_rows(&codec->transform, kernels, affine, rows + i * stride, stride, block, y);
         kvant_codec_encode_transformed(codec, kernels, y, first + i, block, page);
     }
     if (block > 1)
@@ -129,6 +129,6 @@ kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *af
     KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    KVANT_FORWARD(kvant_codec_check_rows(codec, kernels, affine, rows, stride, n, false));
+    KVANT_FORWARD(kvant_codec_check_rows(codec, &codec->transform, kernels, affine, rows, stride, n, false));
     return encode_checked(codec, kernels, affine, rows, stride, first, n, page);
 }

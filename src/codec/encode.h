@@ -3,7 +3,8 @@
  *
  * A caller checks all rows of a call before it changes anything, then transforms each row once,
  * then encodes the transformed rows y into sealed pages, open pages or both. The kernel table comes
- * from the caller. The one allocation is described at kvant_codec_encode_transformed. */
+ * from the caller. The transform is the codec's, or that of a version with matrices of its own
+ * (src/cache/learn.h). The one allocation is described at kvant_codec_encode_transformed. */
 #pragma once
 
 #include "codec_internal.h"
@@ -14,12 +15,13 @@
  *
  * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves of
  * them fits the codec, so that sealing the page later cannot fail. */
-kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n, bool open);
+kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
+                                    const kvant_kernels *kernels, const kvant_affine *affine, const float *rows,
+                                    size_t stride, size_t n, bool open);
 
 /* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
  * too large. */
-float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine);
+float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels, const kvant_affine *affine);
 
 /* The same for one transformed row, which becomes what fp16 leaves of it. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
@@ -28,8 +30,8 @@ bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernel
 bool kvant_codec_encodes_slowly(const kvant_codec *codec);
 
 /* y = R W ((x - c) / s) for n rows. y: n x head_dim, contiguous; it does not overlap rows. */
-void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
-                                const float *rows, size_t stride, size_t n, float *y);
+void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+                                const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y);
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
  * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a

@@ -29,5 +29,6 @@
     KVANT_PAPER(X, polar)                                                                                          \
     KVANT_PAPER(X, octopus)                                                                                        \
     KVANT_PAPER(X, hqmq)                                                                                           \
+    KVANT_PAPER(X, naive)                                                                                          \
     KVANT_PAPER(X, spherical)                                                                                      \
     KVANT_PAPER(X, addvq)

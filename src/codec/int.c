@@ -1,4 +1,4 @@
-/* int.c - two families of uniform codes: `int`, the baseline of all papers, and `bdr`, int behind a
+/* int.c - two families of uniform codes: `int`, a baseline of three papers, and `bdr`, int behind a
  * block-diagonal Hadamard rotation (SAW-INT4, section 3). uniform.c is the quantiser. */
 #include "uniform.h"
 
@@ -47,14 +47,14 @@ static kvant_status create_int(kvant_codec *codec, const kvant_request *request,
     return create_uniform(codec, request, KVANT_ROTATE_NONE, error);
 }
 
-/* The paper's rotation is a fixed Hadamard matrix without signs, in blocks of up to 128
- * channels. */
+/* The authors' program has a fixed Hadamard matrix in blocks of up to 128 channels; the paper's text
+ * has random signs (`signs=seed`). */
 static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     return create_uniform(codec, request, KVANT_ROTATE_HADAMARD, error);
 }
 
-KVANT_FAMILY(int, "2 3 4 5 6 7 8", "baseline of all five papers",
+KVANT_FAMILY(int, "2 3 4 5 6 7 8", "baseline of HQMQ, SAW-INT4 and InnerQ",
              "uniform quantisation, per token or per channel, in groups", table, kvant_common_options, create_int)
 
 KVANT_FAMILY(bdr, "2 3 4 5 6 7 8", "SAW-INT4, section 3",

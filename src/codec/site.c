@@ -136,6 +136,22 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
     return KVANT_OK;
 }
 
+/* The matrix belongs to versions (src/cache/weights.h). Until there is one, centre and scale of the
+ * first rows take its place. */
+static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common, const kvant_error *error)
+{
+    const bool keys = codec->info.role == KVANT_ROLE_K;
+    if ((common->norm != KVANT_OPTION_ABSENT && common->norm != KVANT_NORM_FIRST) ||
+        (keys && common->center != KVANT_OPTION_ABSENT && common->center != KVANT_CENTER_FIRST))
+        return kvant_fail(error, KVANT_ERR_SPEC, "transform=first brings center=first and norm=first: leave them out");
+    codec->info.center = KVANT_CENTER_FIRST;
+    codec->info.norm = keys ? KVANT_NORM_FIRST : KVANT_NORM_NONE;
+    codec->info.learns_transform = keys;
+    if (keys)
+        codec->shown.transform = KVANT_WEIGHTING_FIRST;
+    return KVANT_OK;
+}
+
 kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common, const kvant_site *site,
                                    const kvant_error *error)
 {
@@ -145,6 +161,8 @@ kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common, co
     KVANT_FORWARD(check_feedback(codec, feedback, kind, error));
     if (kind == KVANT_WEIGHTING_NONE)
         return KVANT_OK;
+    if (kind == KVANT_WEIGHTING_FIRST)
+        return weigh_first(codec, common, error);
     if (common->norm != KVANT_OPTION_ABSENT)
         return kvant_fail(error, KVANT_ERR_SPEC, "transform=%s takes the place of norm: leave one of them out",
                           kind == KVANT_WEIGHTING_FILE ? "file" : "diagonal");

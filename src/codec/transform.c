@@ -167,7 +167,24 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
     }
 }
 
-/* Rows of a symmetric W are its columns, and columns of R W are R times those of W. */
+/* n x n; no eigenvalue of W^T W is larger than the largest sum of magnitudes in a row times that in a
+ * column. */
+static float gain_of(const double *w, size_t n)
+{
+    double row = 0, column = 0;
+    for (size_t i = 0; i < n; i++) {
+        double in_row = 0, in_column = 0;
+        for (size_t j = 0; j < n; j++) {
+            in_row += fabs(w[i * n + j]);
+            in_column += fabs(w[j * n + i]);
+        }
+        row = fmax(row, in_row);
+        column = fmax(column, in_column);
+    }
+    return (float)sqrt(row * column);
+}
+
+/* Columns of R W are R times those of W. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -175,15 +192,29 @@ kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, 
     float *weights = kvant_alloc(2 * d * d, sizeof *weights), row[KVANT_MAX_HEAD_DIM];
     KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < 2 * d; i++) {
-        float sum = 0; /* of magnitudes in a row of W: no eigenvalue is larger than the largest */
-        for (size_t j = 0; j < d; j++) {
+        for (size_t j = 0; j < d; j++)
             row[j] = (float)(i < d ? w[i * d + j] : inverse[(i - d) * d + j]);
-            sum += i < d ? fabsf(row[j]) : 0;
-        }
         rotate(transform, kernels, row, weights + i * d);
-        transform->gain = sum > transform->gain ? sum : transform->gain;
     }
+    transform->gain = gain_of(w, d);
     transform->weights = weights;
+    return KVANT_OK;
+}
+
+kvant_status kvant_transform_weigh_parts(kvant_transform *transform, uint32_t part, const double *w,
+                                         const double *inverse)
+{
+    const size_t size = (size_t)part * transform->head_dim;
+    if (part == transform->head_dim)
+        return kvant_transform_weigh(transform, w, inverse);
+    float *weights = kvant_alloc(2 * size, sizeof *weights);
+    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < 2 * size; i++)
+        weights[i] = (float)(i < size ? w[i] : inverse[i - size]);
+    for (size_t i = 0; i < size; i += (size_t)part * part)
+        transform->gain = fmaxf(transform->gain, gain_of(w + i, part));
+    transform->weights = weights;
+    transform->part = part;
     return KVANT_OK;
 }
 
@@ -207,11 +238,28 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->weights && transform->gain > 1 ? transform->gain : 1;
 }
 
-/* y = R W x when weights are W; y = R W^-1 x when weights are W^-1. */
+static void weigh_parts(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
+                        const float *x, float *y)
+{
+    const uint32_t d = transform->head_dim, n = transform->part;
+    float in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
+    for (uint32_t part = 0; part < d / n; part++) {
+        kvant_part_gather(d, n, part, x, in);
+        kernels->combine_rows(weights + (size_t)part * n * n, in, n, n, out);
+        kvant_part_scatter(d, n, part, out, z);
+    }
+    rotate(transform, kernels, z, y);
+}
+
+/* y = R W x when weights are W; y = R W^-T x when weights are W^-T. */
 static void weigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
                   const float *x, float *y)
 {
     uint32_t d = transform->head_dim;
+    if (transform->part) {
+        weigh_parts(transform, kernels, weights, x, y);
+        return;
+    }
     if (!transform->diagonal) {
         kernels->combine_rows(weights, x, d, d, y);
         return;
@@ -222,11 +270,11 @@ static void weigh(const kvant_transform *transform, const kvant_kernels *kernels
     rotate(transform, kernels, z, y);
 }
 
-/* Where the weights of W^-1 lie. */
+/* Where the weights of W^-T lie. */
 static const float *inverse_weights(const kvant_transform *transform)
 {
     size_t d = transform->head_dim;
-    return transform->weights + (transform->diagonal ? d : d * d);
+    return transform->weights + d * (transform->diagonal ? 1 : transform->part ? transform->part : d);
 }
 
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
@@ -260,11 +308,29 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
         rotate(transform, kernels, x, y);
 }
 
+static void unweigh_parts(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
+{
+    const uint32_t d = transform->head_dim, n = transform->part;
+    float in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
+    const float *weights = inverse_weights(transform);
+    unrotate(transform, kernels, y, z);
+    for (uint32_t part = 0; part < d / n; part++) {
+        kvant_part_gather(d, n, part, z, in);
+        for (uint32_t i = 0; i < n; i++)
+            out[i] = kernels->dot(weights + ((size_t)part * n + i) * n, in, n);
+        kvant_part_scatter(d, n, part, out, x);
+    }
+}
+
 /* x = W^-1 R^T y */
 static void unweigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
 {
     const float *weights = inverse_weights(transform);
     uint32_t d = transform->head_dim;
+    if (transform->part) {
+        unweigh_parts(transform, kernels, y, x);
+        return;
+    }
     if (transform->diagonal) {
         unrotate(transform, kernels, y, x);
         for (uint32_t i = 0; i < d; i++)

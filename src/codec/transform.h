@@ -5,6 +5,8 @@
  * directions (site.h). Queries take R W^-1, which preserves inner products. */
 #pragma once
 
+#include <string.h>
+
 #include <kvant/codec.h>
 
 #include "../kernels/kernels.h"
@@ -20,6 +22,7 @@ typedef struct kvant_transform {
     float *matrix;                   /* R, head_dim x head_dim row-major, dense only */
     bool diagonal;                   /* what weights holds */
     float *weights; /* NULL: W is the identity. Diagonal: those of W and of W^-1. Else (R W)^T and (R W^-1)^T */
+    uint32_t part;  /* 0, or W is block diagonal: weights hold W and W^-T of parts of so many channels */
     float gain;     /* with weights: no vector becomes longer than gain times its length */
 } kvant_transform;
 
@@ -66,11 +69,27 @@ size_t kvant_transform_matrix_floats(uint32_t n);
  * behind it, B R. R is dense from then on. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts a symmetric positive definite W before the rotation: w and its inverse, head_dim x head_dim,
- * are rounded to binary32; or the factors of a diagonal W, above 0. Once per transform.
- * KVANT_ERR_MEMORY. */
+/* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1, head_dim
+ * x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0; or a block diagonal
+ * W of head_dim / part such matrices, one after another. Once per transform. KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse);
+kvant_status kvant_transform_weigh_parts(kvant_transform *transform, uint32_t part, const double *w,
+                                         const double *inverse);
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
+
+/* Channels of a part, gathered and put back. Its halves lie head_dim / 2 apart, so that a part has
+ * both channels of the pairs that RoPE turns, whether they are neighbours or not. */
+static inline void kvant_part_gather(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
+{
+    memcpy(out, x + part * (n / 2), n / 2 * sizeof *x);
+    memcpy(out + n / 2, x + head_dim / 2 + part * (n / 2), n / 2 * sizeof *x);
+}
+
+static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
+{
+    memcpy(out + part * (n / 2), x, n / 2 * sizeof *x);
+    memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, n / 2 * sizeof *x);
+}
 
 /* By how much the transform makes a vector longer, at most. */
 float kvant_transform_gain(const kvant_transform *transform);

@@ -62,7 +62,7 @@ typedef struct kvant_chunk_view {
     /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries.
      * Tables have 256 numbers (direction) and 128 (length); thresholds behind the last level are
      * the largest float. */
-    uint32_t rounding;
+    uint32_t rounding, zero_padding; /* zero_padding: of a last triplet that lacks channels */
     const float *direction, *direction_thresholds, *length, *length_thresholds;
     /* the others */
     const float *codewords;    /* 2^index_bits x 4 */
@@ -124,7 +124,7 @@ typedef struct kvant_general_view {
         uint32_t clusters, centroids, columns, index, index_bytes;
     } uniform;
     struct {
-        uint32_t n, index_bits, length_bits, rounding;
+        uint32_t n, index_bits, length_bits, rounding, zero_padding;
         uint32_t direction, direction_thresholds, norm, norm_thresholds; /* places: triplets */
         uint32_t slots, n_codewords, codewords, table; /* directions; table: what the search reads */
         float multiple;

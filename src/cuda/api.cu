@@ -37,7 +37,7 @@ bool has_groups(const kvant_cuda_params &codec)
 
 bool groups_of_tokens(const kvant_cuda_params &codec)
 {
-    return codec.grouping == KVANT_CUDA_GROUP_TOKENS32;
+    return codec.grouping == KVANT_CUDA_GROUP_TOKENS;
 }
 
 using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);

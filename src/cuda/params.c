@@ -60,25 +60,44 @@ static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
     return u->group == 32 && bits <= 3 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_UNIFORM_ANY;
 }
 
+/* Decode kernels know powers of two of at least group_step (dequant.cuh). */
+static kvant_cuda_kind uniform_decoder(const kvant_uniform_view *u, uint32_t bits, uint32_t head_dim)
+{
+    static const kvant_cuda_kind kinds[3][2] = {
+        { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
+        { KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_UNIFORM3_TOKENS32 },
+        { KVANT_CUDA_UNIFORM4_CHANNELS, KVANT_CUDA_UNIFORM4_TOKENS },
+    };
+    const uint32_t least = bits >= 4 && head_dim <= 128 ? 16 : 32;
+    if (u->group < least || (u->group & (u->group - 1)) != 0)
+        return KVANT_CUDA_NO_KIND;
+    if (bits == 8 && !u->per_channel)
+        return KVANT_CUDA_UNIFORM8_CHANNELS;
+    return bits <= 4 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_NO_KIND;
+}
+
 static bool init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     const kvant_uniform_view *u = &view->of.uniform;
     kvant_cuda_params *params = &out->params;
-    if (u->hybrid)
-        return false;
     params->kind = uniform_kind(u, view->info->bits);
+    if (u->per_channel || u->n_groups > 1)
+        params->decoder = uniform_decoder(u, view->info->bits, view->info->head_dim);
+    for (uint32_t group = u->group; group > 1; group /= 2)
+        params->group_log++;
     if (u->per_channel)
-        params->grouping = KVANT_CUDA_GROUP_TOKENS32;
+        params->grouping = KVANT_CUDA_GROUP_TOKENS;
     else if (u->n_groups > 1)
-        params->grouping = KVANT_CUDA_GROUP_CHANNELS32;
+        params->grouping = KVANT_CUDA_GROUP_CHANNELS;
     out->any.group = u->group;
     out->any.per_channel = u->per_channel;
     params->codes = KVANT_CUDA_CODES_UNIFORM;
     params->n_scales = u->n_scales;
     params->symmetric = u->symmetric;
     params->levels = (float)u->levels;
-    params->offset = u->offset;
-    return true;
+    params->offset = u->hybrid ? -view->general.uniform.bias : u->offset;
+    params->hybrid = u->hybrid;
+    return !u->hybrid;
 }
 
 /* Probability of each level's cell under a unit normal, near enough for a weight. */
@@ -234,7 +253,7 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
             return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", info->spec);
         out->params.codes = KVANT_CUDA_CODES_GENERAL;
         out->params.kind = KVANT_CUDA_GENERAL;
-        out->params.grouping = info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS32 : KVANT_CUDA_GROUP_TOKEN;
+        out->params.grouping = info->block_tokens > 1 ? KVANT_CUDA_GROUP_TOKENS : KVANT_CUDA_GROUP_TOKEN;
     }
     return copy_tables(out, view);
 }

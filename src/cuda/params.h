@@ -33,6 +33,7 @@ typedef enum kvant_cuda_codes {
 /* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order:
  * code that asks what pages hold reads kvant_cuda_params.codes. */
 typedef enum kvant_cuda_kind {
+    KVANT_CUDA_NO_KIND,
     KVANT_CUDA_UNIFORM2,
     KVANT_CUDA_UNIFORM2_CHANNELS32, /* a scale for 32 channels of a token */
     KVANT_CUDA_UNIFORM2_TOKENS32,   /* a scale for 32 tokens of a channel */
@@ -40,6 +41,9 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM3_CHANNELS32,
     KVANT_CUDA_UNIFORM3_TOKENS32,
     KVANT_CUDA_UNIFORM4,
+    KVANT_CUDA_UNIFORM4_CHANNELS, /* of decode kernels alone: groups of 16 and more */
+    KVANT_CUDA_UNIFORM4_TOKENS,
+    KVANT_CUDA_UNIFORM8_CHANNELS,
     KVANT_CUDA_UNIFORM5, /* without attention, as all below that say so */
     KVANT_CUDA_UNIFORM6,
     KVANT_CUDA_UNIFORM7,
@@ -51,6 +55,8 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
     KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
+    KVANT_CUDA_OCTOPUS_SPLITS, /* of decode kernels alone: any split, any sizes */
+    KVANT_CUDA_HQMQ_SIZES,
     KVANT_CUDA_OPEN, /* fp16 rows */
     KVANT_CUDA_GENERAL, /* kernels of any/ alone */
     KVANT_CUDA_CODEBOOK2,
@@ -62,11 +68,11 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_TRELLIS4
 } kvant_cuda_kind;
 
-/* What has a scale of its own: a token, 32 channels of one, 32 tokens of a channel. */
+/* What has a scale of its own: a token, a group of its channels, a group of tokens of a channel. */
 typedef enum kvant_cuda_grouping {
     KVANT_CUDA_GROUP_TOKEN,
-    KVANT_CUDA_GROUP_CHANNELS32,
-    KVANT_CUDA_GROUP_TOKENS32
+    KVANT_CUDA_GROUP_CHANNELS,
+    KVANT_CUDA_GROUP_TOKENS
 } kvant_cuda_grouping;
 
 /* What stands before the rotation of keys: W of a calibration, different for every kv head. */
@@ -92,6 +98,7 @@ typedef struct kvant_cuda_wide_rotation {
 typedef struct kvant_cuda_params {
     kvant_cuda_codes codes;
     kvant_cuda_kind kind;
+    kvant_cuda_kind decoder; /* another kind for decode kernels, which know more groups and sizes than others */
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
@@ -100,6 +107,7 @@ typedef struct kvant_cuda_params {
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
+    uint32_t hybrid, group_log; /* hybrid: a scale's sign says that it has a zero point; group_log: of decode kernels */
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
     uint32_t unbiased, feedback;

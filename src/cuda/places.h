@@ -6,6 +6,8 @@
 
 #if defined(__CUDACC__)
 #define KVANT_PLACE __host__ __device__ constexpr
+#elif defined(__cplusplus)
+#define KVANT_PLACE constexpr
 #else
 #define KVANT_PLACE static inline
 #endif

@@ -15,6 +15,14 @@ KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same of bf16. */
+KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), each signed or not. */
 template <bool A_SIGNED, bool B_SIGNED>
 KVANT_INLINE void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
@@ -160,6 +168,24 @@ KVANT_INLINE void begin_next()
 #endif
 }
 
+/* 16 bytes into shared memory, later; zeros when they are not there. */
+KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+/* The copies since the last call are a group. */
+KVANT_INLINE void end_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until all groups but the last N are there, for this thread. */
+template <int N> KVANT_INLINE void wait_for_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 /* A line into the second-level cache. */
 KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {
@@ -176,6 +202,13 @@ KVANT_INLINE uint32_t look_up_word(uint32_t address)
 {
     uint32_t x;
     asm("ld.shared.u32 %0,[%1];" : "=r"(x) : "r"(address));
+    return x;
+}
+
+KVANT_INLINE uint32_t look_up_half(uint32_t address)
+{
+    uint16_t x;
+    asm("ld.shared.u16 %0,[%1];" : "=h"(x) : "r"(address));
     return x;
 }
 

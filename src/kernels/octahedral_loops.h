@@ -81,14 +81,17 @@ static void octahedral_near(const kvant_triplet_book *book, const float *x, octa
     }
 }
 
-/* Keeps of the three candidates the nearest, or the two that lie around the number. */
-static void octahedral_narrow(const float *x, uint32_t width, octahedral_candidates *near)
+/* Keeps of the three candidates the nearest, with or without the next higher one, or the two that
+ * lie around the number. */
+static void octahedral_narrow(const float *x, kvant_triplet_rounding rounding, octahedral_candidates *near)
 {
-    for (uint32_t j = 0; width == 1 && j < OCTAHEDRAL_LANES; j++) {
+    bool from_nearest = rounding == KVANT_ROUND_SCALAR || rounding == KVANT_ROUND_NEXT;
+    for (uint32_t j = 0; from_nearest && j < OCTAHEDRAL_LANES; j++) {
         near->level[0][j] = near->level[1][j];
+        near->level[1][j] = near->level[2][j];
         near->first[j]++;
     }
-    for (uint32_t j = 0; width == 2 && j < OCTAHEDRAL_LANES; j++) {
+    for (uint32_t j = 0; rounding == KVANT_ROUND_2X2 && j < OCTAHEDRAL_LANES; j++) {
         float middle = near->level[1][j];
         near->level[0][j] = x[j] > middle ? middle : near->level[0][j];
         near->level[1][j] = x[j] > middle ? near->level[2][j] : middle;
@@ -184,11 +187,11 @@ static KVANT_TRIPLET_CODES_FN(NAME(triplet_codes))
         if (book->rounding == KVANT_ROUND_FULL) {
             octahedral_search_all(book, &p, &best);
         } else {
-            uint32_t width = (uint32_t)book->rounding;
+            uint32_t width = book->rounding == KVANT_ROUND_NEXT ? 2 : (uint32_t)book->rounding;
             octahedral_near(book, p.u, &u);
             octahedral_near(book, p.w, &w);
-            octahedral_narrow(p.u, width, &u);
-            octahedral_narrow(p.w, width, &w);
+            octahedral_narrow(p.u, book->rounding, &u);
+            octahedral_narrow(p.w, book->rounding, &w);
             octahedral_search(&p, &u, &w, width, &best);
         }
         octahedral_store_direction(book, &p, &best, u.first, w.first, at, t);

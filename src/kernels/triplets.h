@@ -6,13 +6,14 @@
 
 #define KVANT_MAX_TRIPLETS 192u /* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
 
-/* Which levels around the nearest ones are tried as a direction; values are the candidates per
- * coordinate. */
+/* Which levels around the nearest ones are tried as a direction; values up to 3 are the candidates
+ * per coordinate. */
 typedef enum kvant_triplet_rounding {
     KVANT_ROUND_FULL = 0, /* all */
     KVANT_ROUND_SCALAR = 1,
     KVANT_ROUND_2X2 = 2,
-    KVANT_ROUND_3X3 = 3
+    KVANT_ROUND_3X3 = 3,
+    KVANT_ROUND_NEXT = 4 /* the nearest level and the next higher one: 2x2 of OCTOPUS's authors */
 } kvant_triplet_rounding;
 
 typedef struct kvant_triplet_book {

@@ -8,6 +8,7 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
+#include "sums.h"
 #include "tridiagonal.h"
 
 double kvant_trace(uint32_t n, const double *m)
@@ -46,9 +47,7 @@ static bool factorise(size_t n, double *m)
     for (size_t j = 0; j < n; j++) {
         double *row = m + j * n;
         for (size_t i = 0; i <= j; i++) {
-            double sum = row[i];
-            for (size_t k = 0; k < i; k++)
-                sum -= row[k] * m[i * n + k];
+            const double sum = row[i] - kvant_dot_lanes(row, m + i * n, i);
             if (i == j && !(sum > 0))
                 return false;
             row[i] = i == j ? sqrt(sum) : sum / m[i * n + i];
@@ -57,19 +56,45 @@ static bool factorise(size_t n, double *m)
     return true;
 }
 
-/* L^-1 in place of L. */
-static void invert_triangle(size_t n, double *l)
+static void add(double *restrict to, double factor, const double *restrict x, size_t n)
 {
+    for (size_t i = 0; i < n; i++)
+        to[i] += factor * x[i];
+}
+
+/* The upper triangle becomes the lower one's. */
+static void mirror(size_t n, double *m)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            m[j * n + i] = m[i * n + j];
+}
+
+/* Row i is that of the identity less the rows before it, each as often as L has it. */
+void kvant_lower_inverse(uint32_t size, double *l)
+{
+    const size_t n = size;
     for (size_t i = 0; i < n; i++) {
-        double *row = l + i * n, inverse = 1 / row[i];
-        for (size_t j = 0; j < i; j++) {
-            double sum = 0;
-            for (size_t k = j; k < i; k++)
-                sum += row[k] * l[k * n + j];
-            row[j] = -sum * inverse;
+        double *row = l + i * n;
+        const double inverse = 1 / row[i];
+        for (size_t k = 0; k < i; k++) {
+            const double factor = -row[k] * inverse;
+            row[k] = 0;
+            add(row, factor, l + k * n, k + 1);
         }
         row[i] = inverse;
     }
+}
+
+kvant_status kvant_spd_lower(uint32_t n, const double *m, double *lower)
+{
+    const size_t d = n;
+    if (lower != m)
+        memcpy(lower, m, d * d * sizeof *m);
+    KVANT_RETURN_IF(!factorise(d, lower), KVANT_ERR_ARGUMENT);
+    for (size_t i = 0; i < d; i++)
+        memset(lower + i * d + i + 1, 0, (d - i - 1) * sizeof *lower);
+    return KVANT_OK;
 }
 
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
@@ -80,14 +105,12 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     memcpy(l, m, d * d * sizeof *l);
     bool ok = factorise(d, l);
     if (ok)
-        invert_triangle(d, l);
-    for (size_t i = 0; ok && i < d; i++) /* L^-T L^-1 */
-        for (size_t j = 0; j <= i; j++) {
-            double sum = 0;
-            for (size_t k = i; k < d; k++)
-                sum += l[k * d + i] * l[k * d + j];
-            inverse[i * d + j] = inverse[j * d + i] = sum;
-        }
+        kvant_lower_inverse(n, l);
+    memset(inverse, 0, d * d * sizeof *inverse);
+    for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
+        for (size_t i = 0; i <= k; i++)
+            add(inverse + i * d, l[k * d + i], l + k * d, i + 1);
+    mirror(d, inverse);
     kvant_free(l);
     return ok ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
@@ -102,9 +125,7 @@ static void compose(size_t n, const double *vectors, const double *factors, doub
             for (size_t j = 0; j <= i; j++)
                 out[i * n + j] += factor * vectors[k * n + j];
         }
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < i; j++)
-            out[j * n + i] = out[i * n + j];
+    mirror(n, out);
 }
 
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root)
@@ -147,20 +168,37 @@ void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *sc
             out[i * n + j] = out[j * n + i] = (out[i * n + j] + out[j * n + i]) / 2;
 }
 
+/* out = lower^T m lower, for a symmetric m; scratch: n x n. */
+static void sandwich_lower(size_t n, const double *lower, const double *m, double *scratch, double *out)
+{
+    memset(scratch, 0, n * n * sizeof *scratch);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < n; k++)
+            add(scratch + i * n, m[i * n + k], lower + k * n, k + 1);
+    memset(out, 0, n * n * sizeof *out);
+    for (size_t k = 0; k < n; k++)
+        for (size_t i = 0; i <= k; i++)
+            add(out + i * n, lower[k * n + i], scratch + k * n, i + 1);
+    mirror(n, out);
+}
+
+/* a = L L^T */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean)
 {
-    size_t size = (size_t)n * n;
-    double *root = kvant_alloc(4 * size, sizeof *root);
-    KVANT_RETURN_IF(!root, KVANT_ERR_MEMORY);
-    double *inverse_root = root + size, *inner = inverse_root + size, *scratch = inner + size;
-    kvant_status status = kvant_spd_roots(n, a, root, inverse_root);
+    size_t d = n, size = d * d;
+    double *lower = kvant_alloc(3 * size, sizeof *lower), *inner = lower + size, *scratch = inner + size;
+    KVANT_RETURN_IF(!lower, KVANT_ERR_MEMORY);
+    memcpy(lower, a, size * sizeof *lower);
+    kvant_status status = factorise(d, lower) ? KVANT_OK : KVANT_ERR_ARGUMENT;
     if (status == KVANT_OK) {
-        kvant_spd_sandwich(n, root, b, scratch, inner);
+        sandwich_lower(d, lower, b, scratch, inner);
         status = kvant_spd_roots(n, inner, inner, NULL);
     }
-    if (status == KVANT_OK)
-        kvant_spd_sandwich(n, inverse_root, inner, scratch, mean);
-    kvant_free(root);
+    if (status == KVANT_OK) {
+        kvant_lower_inverse(n, lower);
+        sandwich_lower(d, lower, inner, scratch, mean);
+    }
+    kvant_free(lower);
     return status;
 }
 

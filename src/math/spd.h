@@ -14,12 +14,17 @@
  * not positive definite, KVANT_ERR_MEMORY. inverse may be m. */
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse);
 
+/* lower = L with m = L L^T, zeros above its diagonal; lower may be m. KVANT_ERR_ARGUMENT when m is not
+ * positive definite. L becomes L^-1: its diagonal is above 0. */
+kvant_status kvant_spd_lower(uint32_t n, const double *m, double *lower);
+void kvant_lower_inverse(uint32_t n, double *lower);
+
 /* root = m^(1/2), inverse_root = m^(-1/2) (NULL: not wanted). KVANT_ERR_ARGUMENT unless all
  * eigenvalues are above 0, KVANT_ERR_MEMORY. Outputs may be m. */
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root);
 
 /* mean = the positive definite solution of mean a mean = b: the geometric mean of a^-1 and b (Pusz
- * and Woronowicz 1975), a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a
+ * and Woronowicz 1975), L^-T (L^T b L)^(1/2) L^-1 with a = L L^T. Errors as above; mean may be a
  * or b. */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 

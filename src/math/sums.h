@@ -26,7 +26,20 @@ static inline float kvant_dot_ordered(const float *a, const float *b, uint32_t n
     return kvant_sum16(s);
 }
 
-/* The same in binary64, one after another. */
+/* The same in binary64: 8 partial sums, then a tree. */
+static inline double kvant_dot_lanes(const double *a, const double *b, size_t n)
+{
+    double s[8] = { 0 };
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (size_t j = 0; j < 8; j++)
+            s[j] += a[i + j] * b[i + j];
+    for (size_t j = 0; i < n; i++, j++)
+        s[j] += a[i] * b[i];
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* The same, one after another. */
 static inline double kvant_dot_exact(const double *a, const double *b, size_t n)
 {
     double sum = 0;

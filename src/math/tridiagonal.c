@@ -27,7 +27,7 @@ static void add(double *a, double factor, const double *b, size_t n)
  * number, which is returned. */
 static double reflect(double *v, size_t n, double *beta)
 {
-    double rest = kvant_dot_exact(v + 1, v + 1, n - 1), first = v[0], length = sqrt(first * first + rest);
+    double rest = kvant_dot_lanes(v + 1, v + 1, n - 1), first = v[0], length = sqrt(first * first + rest);
     *beta = 0;
     if (rest == 0)
         return first;
@@ -42,8 +42,8 @@ static double reflect(double *v, size_t n, double *beta)
 static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta, double *w)
 {
     for (size_t i = 0; i < n; i++)
-        w[i] = beta * kvant_dot_exact(a + i * stride, v, n);
-    add(w, -beta / 2 * kvant_dot_exact(w, v, n), v, n);
+        w[i] = beta * kvant_dot_lanes(a + i * stride, v, n);
+    add(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
     for (size_t i = 0; i < n; i++) {
         add(a + i * stride, -v[i], w, n);
         add(a + i * stride, -w[i], v, n);
@@ -69,7 +69,7 @@ static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside
         for (size_t i = k + 1; i < n; i++) {
             const double *v = a + k * n + k + 1;
             double *row = q + i * n + k + 1;
-            add(row, -beta[k] * kvant_dot_exact(row, v, n - k - 1), v, n - k - 1);
+            add(row, -beta[k] * kvant_dot_lanes(row, v, n - k - 1), v, n - k - 1);
         }
 }
 

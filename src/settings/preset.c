@@ -5,8 +5,8 @@
 
 #include "../base/attributes.h"
 
-/* With a calibration, keys pass through its matrix. Without a calibration, keys are centred on
- * the first rows, and factors even out their channels, which differ much in size. Keys get the
+/* Keys pass through a calibration's matrix; without one, through a matrix that the cache learns from
+ * the first keys and queries. Where it sees no queries, factors even out channels. Keys get the
  * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
  * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
  * tokens, so only the preset for quality has it. */
@@ -19,15 +19,15 @@ static const struct {
     { "quality",
       "5.1 to 5.3 bits: hard to tell from 8 bits",
       { "turboquant-6:transform=file", "trellis-4:center=file" },
-      { "turboquant-6:center=first,norm=first", "trellis-4:center=first" } },
+      { "turboquant-6:transform=first", "trellis-4:center=first" } },
     { "balanced",
       "4.1 to 4.3 bits: what most want",
       { "trellis-4:transform=file", "trellis-4" },
-      { "trellis-4:center=first,norm=first", "trellis-4" } },
+      { "trellis-4:transform=first", "trellis-4" } },
     { "small",
       "3.1 to 3.3 bits: long contexts in little memory",
       { "trellis-3:transform=file", "trellis-3" },
-      { "trellis-3:center=first,norm=first", "trellis-3" } },
+      { "trellis-3:transform=first", "trellis-3" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 

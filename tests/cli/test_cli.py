@@ -211,6 +211,18 @@ class Exec(unittest.TestCase):
         self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
         self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
 
+    def test_learning(self):
+        """What it needs and how it is turned off; the rest is the plug-in's (test_learn.py)."""
+        self.assertEqual(self.environment(KVANT_LEARN="")["KVANT_LEARN"], "")
+        self.assertEqual(self.environment(KVANT_LEARN="0")["KVANT_LEARN"], "0")
+        self.assertEqual(self.environment("--no-learn", KVANT_LEARN="")["KVANT_LEARN"], "0")
+        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model.write_text("weights")
+        tell = ["sh", "-c", 'echo "$KVANT_MODEL"', "-"]
+        for given, told in (["-m", model], model.resolve()), (["-m", "nowhere.gguf"], ""), ([], ""), (["-m", model, "-md", model], ""):
+            done = run("exec", *tell, *given, KVANT_MODEL="")
+            self.assertEqual(done.stdout, f"{told}\n", given)
+
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
@@ -222,18 +234,16 @@ class Exec(unittest.TestCase):
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "f16"))
 
     def test_default_is_a_preset(self):
-        env = self.environment()
-        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("trellis-4:center=first,norm=first", "trellis-4"))
-        self.assertEqual(self.environment("--preset", "balanced")["KVANT_K"], env["KVANT_K"])
+        self.assertEqual(self.environment()["KVANT_PRESET"], "balanced")
+        self.assertEqual(self.environment("--preset", "balanced")["KVANT_PRESET"], "balanced")
 
     def test_presets(self):
         for arguments, environment in (["--preset", "small"], {}), ([], {"KVANT_PRESET": "small"}):
             env = self.environment(*arguments, **environment)
-            self.assertEqual((env["KVANT_K"], env["KVANT_V"]),
-                             ("trellis-3:center=first,norm=first", "trellis-3"))
-            self.assertNotIn("KVANT_PRESET", env)
-        self.assertEqual(self.environment("--preset", "quality")["KVANT_V"], "trellis-4:center=first")
-        self.assertEqual(self.environment("-k", "int-8", KVANT_PRESET="small")["KVANT_K"], "int-8")
+            self.assertEqual(env["KVANT_PRESET"], "small")
+            self.assertFalse({"KVANT_K", "KVANT_V"} & set(env))
+        env = self.environment("-k", "int-8", KVANT_PRESET="small")
+        self.assertEqual((env["KVANT_K"], env.get("KVANT_PRESET")), ("int-8", None))
         for arguments, environment in (["--preset", "large"], {}), ([], {"KVANT_PRESET": "large"}):
             done = run("exec", *arguments, "--", self.server, **environment)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""))

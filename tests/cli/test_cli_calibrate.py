@@ -112,7 +112,7 @@ class Calibrate(unittest.TestCase):
         done = self.eval(model)
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("is not used: it was made with another file than model.gguf", done.stderr)
-        self.assertEqual(json.loads(done.stdout)[1]["k"], "trellis-4:center=first,norm=first")
+        self.assertEqual(json.loads(done.stdout)[1]["k"], "trellis-4:transform=first")
 
     def test_a_settings_file_takes_its_own_calibration_only(self):
         folder = pathlib.Path(self.beside(self.data).parent)

@@ -268,7 +268,7 @@ class Settings(unittest.TestCase):
             f"v 0-{last} 3x64 int-8:group=32\n"))
         rows = rows_of(self.eval("--config", self.path, "-k", "int-8:group=32", "--preset", "small"))
         self.assertEqual([row["k"] for row in rows],
-                         ["f16", "model.kvant", "int-8:group=32", "trellis-3:center=first,norm=first"])
+                         ["f16", "model.kvant", "int-8:group=32", "trellis-3:transform=first"])
         self.assertEqual([row["config"] for row in rows], [None, str(self.path), None, None])
         self.assertEqual([row["preset"] for row in rows], [None, None, None, "small"])
         self.assertEqual([row["bits"] for row in rows], [16, 9 + (last - 1) * (16 - 9) / (2 * SMALL_LAYERS), 9, 3.25])

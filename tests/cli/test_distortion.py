@@ -10,7 +10,7 @@ import unittest
 from testing import KVANT, PAPERS, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-TABLES = ["octopus-1", "octopus-4", "octopus-5", "needle", "turboquant", "derived", "trellis", "size", "covering"]
+TABLES = ["octopus-1", "octopus-4", "octopus-5", "octopus-6", "octopus-7", "needle", "turboquant", "derived", "trellis", "size", "covering"]
 
 
 def cells(*arguments):
@@ -116,7 +116,7 @@ class Cells(unittest.TestCase):
 
     def test_what_no_paper_prints_has_no_source(self):
         of_papers = [cell for cell in self.cells if cell["source"]]
-        self.assertEqual((len(of_papers), len(self.cells)), (205, 241))
+        self.assertEqual((len(of_papers), len(self.cells)), (264, 301))
         for cell in self.cells:
             if cell["table"] in ("derived", "trellis"):
                 self.assertIsNone(cell["source"], cell)
@@ -135,7 +135,7 @@ class Cells(unittest.TestCase):
             elif cell["column"] == "mse >= bound":
                 self.assertTrue(cell["within"], cell)
                 self.assertGreater(cell["measured"], cell["paper"])
-            elif cell["column"] == "mse <= aim":
+            elif "<=" in cell["column"]:  # bounds and aims
                 self.assertEqual(cell["within"], cell["measured"] <= cell["paper"] + 3 * cell["error"])
             elif far < max(0.0199 * abs(cell["paper"]), 2.99 * cell["error"]):
                 self.assertTrue(cell["within"], cell)
@@ -160,6 +160,8 @@ class Cells(unittest.TestCase):
 
     def test_turboquant_is_within(self):
         for cell in self.measured:
+            if cell["table"] in ("octopus-7", "size"):  # bytes of metadata
+                continue
             if cell["table"] == "turboquant" or "TurboQuant" in cell["row"]:
                 self.assertTrue(cell["within"] or (cell["paper"], cell["expected"]) == (0.047, 0.0534), cell)
 

@@ -9,9 +9,9 @@
  *             quaternion, from the byte that stands for it;
  *   e^(2 delta) - 1 bounds the relative error of a probability;
  *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
- *   scales of groups of 32 tokens of a channel multiply query numbers, which are rounded to fp16 again;
- *   those of 32 channels of
- *   a token multiply weights, which are rounded again;
+ *   scales of groups of tokens of a channel multiply query numbers, which are rounded to fp16 again;
+ *   those of groups of channels of a token multiply weights, which are rounded again; of hybrid groups
+ *   without zero points, their products with the offset are rounded, u of them;
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
@@ -22,16 +22,27 @@
  * their weights are relative to the largest weight times unit.
  * Kernels of any head_dim (any/attention.cu) round uniform codes like tile kernels, in a unit of the scales of the
  * token. Of other codes they round the decoder's own numbers to fp16: u of the number and 2^-25 of the unit. The
- * unit is at most four times the row's largest number, and a number at most 8 units. Tiers and sketches are products
- * with a rotation that is rounded to fp16, 2^-11 of every term: with levels rounded too, 2^-10 of a tier's length per
- * number; of a sketch 2^-11 of its norm times the sum of a column's magnitudes, at most sqrt(d) times the column's
- * length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The codes' numbers, which are at
- * most the result and the sketch's share, are rounded once more. */
+ * unit is at most four times the row's largest number, and a number at most 8 units. A sketch is a product with a
+ * rotation that is rounded to fp16, 2^-11 of every term: 2^-11 of its norm times the sum of a column's magnitudes, at
+ * most sqrt(d) times the column's length. That is 1, of a Gaussian column less than 1.5 (5 sigma at head_dim 64). The
+ * codes' numbers, which are at most the result and the sketch's share, are rounded once more.
+ * What a centroid leaves is rounded before the sum: u of at most the row's and the centroid's number, and 2^-23 of a unit
+ * 2^10 times the scale, below half of that.
+ * Of any/direct.cuh, with u = 2^-11 and columns of a rotation M of length 1:
+ *   sketch   S q is rounded instead, u of |S q|_1 norm <= sqrt(d) norm |q|_2, less than the above;
+ *   tiers    keys: M, M q and levels are rounded: u |y| (|q|_1 + 2 |q|_2), as the length of |M| |q| is at most |q|_1.
+ *            Values: level, page's sum and M: u (2 + sqrt(d)) |y|. Both are at most 3 u |y| per number;
+ *   polar    7 factors and 7 products are rounded, u each of the number. Those below 2^-18 of the row's length are
+ *            subnormal: 14 2^-29 of the length;
+ *   rows     as they are. Weights have no unit: 2^-25 of the largest one, as those of open pages over theirs, which is
+ *            at least 2^-7. */
 #include "attention_fixture.h"
 
 #include <math.h>
 
 #include "../../src/base/half.h"
+#include "../../src/codec/codec_internal.h"
+#include "../../src/cuda/any/general_decode.h"
 #include "../../src/cuda/params.h"
 
 /* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
@@ -59,13 +70,41 @@ static double direction_error(const kvant_cuda_book *book)
     return fmax(0x1p-8, top - 127.0 / 128) + 0x1p-20;
 }
 
+/* The codec's tables, as the host has them. */
+static const float *tables_of(const kvant_cuda_codec *codec)
+{
+    return codec->tables->host;
+}
+
+static bool has_chunks(const kvant_cuda_codec *codec)
+{
+    return kvant_cuda_has_chunks(&codec->params) || codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS ||
+           codec->params.decoder == KVANT_CUDA_HQMQ_SIZES;
+}
+
+/* The largest distance of a codeword's number from its byte, which is made of the number as fp16. */
+static double codeword_error(const kvant_cuda_codec *codec)
+{
+    const kvant_general_view *view = &codec->general.view;
+    const float *codewords = tables_of(codec) + view->chunks.codewords;
+    double worst = 0;
+    for (uint32_t i = 0; i < 4 * view->chunks.n_codewords; i++) {
+        const double half = kvant_half_to_float(kvant_half_from_float(codewords[i]));
+        worst = fmax(worst, fabs(codewords[i] - fmin(rint(128 * half), 127) / 128));
+    }
+    return worst;
+}
+
 /* The largest distance of a number from what stands for it, for a scale of 1. */
 static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    double worst = 0;
-    if (p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6)
-        return direction_error(&codec->book) * ((1 << codec->book.radius_bits) - 1);
+    const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
+    double worst = known ? direction_error(&codec->book) : 0;
+    if (p->decoder == KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes have kernels of any sizes */
+        worst = fmax(worst, codeword_error(codec));
+    if (worst > 0)
+        return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
     const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
@@ -86,7 +125,8 @@ static double half_at(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
 
 static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale, double *zero)
 {
-    bool zeros = p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
+    const bool signed_scale = ((const uint16_t *)(page + p->metadata_offset))[i] >> 15,
+               zeros = p->hybrid ? signed_scale : p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
     *scale = fmax(*scale, half_at(p, page, i));
     *zero = fmax(*zero, zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
 }
@@ -99,9 +139,9 @@ static sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page, uint32
     sizes s = { 0, 0, 0x1p-14, 0x1p-14 };
     if (p->grouping == KVANT_CUDA_GROUP_TOKEN)
         grow(p, page, token, &s.scale, &s.zero);
-    for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS32 && j < p->head_dim; j++)
+    for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS && j < p->head_dim; j++)
         grow(p, page, token / group * p->head_dim + j, &s.scale, &s.zero);
-    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS32 && g * group < p->head_dim; g++) {
+    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS && g * group < p->head_dim; g++) {
         grow(p, page, g * 64 + token, &s.scale, &s.zero);
         for (uint32_t t = 0; t < valid; t++)
             grow(p, page, g * 64 + t, &s.page_scale, &s.page_zero);
@@ -118,10 +158,29 @@ typedef struct rows_of_page {
     double unit, resolution; /* of tile kernels */
 } rows_of_page;
 
-/* Kernels of any/ alone serve it. */
+/* No tile kernels serve it. */
 static bool is_any(const fixture *f)
 {
     return kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+}
+
+/* The largest number of a token's centroid. */
+static double centroid_size(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+{
+    kvant_general g = codec->general;
+    g.tables = kvant_codec_get_view(at->codec)->tables;
+    const float *centroid = general_centroid((general_team){ 0, 1, 0 }, &g, at->page, (int)token);
+    double largest = 0;
+    for (uint32_t j = 0; centroid && j < g.head_dim; j++)
+        largest = fmax(largest, fabs(centroid[j]));
+    return largest;
+}
+
+/* A decode kernel may. */
+static bool may_decode(const fixture *f)
+{
+    const kvant_cuda_params *k = &f->cache.gpu_k->params, *v = &f->cache.gpu_v->params;
+    return kvant_cuda_knows(k->head_dim) && (k->decoder || !kvant_cuda_needs_any(k)) && (v->decoder || !kvant_cuda_needs_any(v));
 }
 
 /* Of any/: what a number of a rotated tile is wrong by beside 2^-11 of itself; length: of the row. */
@@ -130,19 +189,32 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 0;
+    if (view->kind == KVANT_GENERAL_UNIFORM && view->uniform.clusters)
+        return 1.5 * 0x1p-11 * (length + centroid_size(codec, at, token));
+    if (view->kind == KVANT_GENERAL_POLAR)
+        return 14 * 0x1p-29 * length;
     if (!view->sketched)
-        return view->kind == KVANT_GENERAL_TIERS ? 1.01 * 0x1p-10 * length : 0;
+        return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
     const double norm = kvant_half_to_float(((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
     return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
 }
 
-/* How often a number of any/ is rounded to fp16: codewords and radii are, before their product. */
+/* How often a number of any/ is rounded to fp16: codewords and radii before their product, and factors of polar numbers; of a
+ * table of triplets directions, norms, scales and both products. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 1;
-    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : 1;
+    if (codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
+        return 5.02;
+    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : view->kind == KVANT_GENERAL_POLAR ? 14.1 : 1;
+}
+
+/* What bytes of directions are wrong by, in kernels of any/. */
+static double byte_error(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+{
+    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES ? 0 : step_error(codec) * half_at(&codec->params, at->page, token);
 }
 
 /* The arithmetic for a codec. */
@@ -163,7 +235,7 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
     const bool any = is_any(f);
     double top = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const bool tokens = p->grouping == KVANT_CUDA_GROUP_TOKENS32;
+        const bool tokens = p->grouping == KVANT_CUDA_GROUP_TOKENS;
         const uint32_t of = tokens ? i / p->head_dim * group : i % 64;
         if (of >= valid || (any && of != (tokens ? token / group * group : token)))
             continue;
@@ -212,9 +284,10 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
 static double largest_code(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    if (kvant_cuda_has_chunks(p))
-        return codec->book.n_secondaries ? (1 << codec->book.radius_bits) - 1
-                                         : codec->book.norm[(1 << codec->book.norm_bits) - 1];
+    const kvant_general_view *view = &codec->general.view;
+    const uint32_t largest = (1u << view->chunks.length_bits) - 1;
+    if (has_chunks(codec))
+        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest] : largest;
     return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS ? 255 * p->step
                                                                                          : p->levels * 2 + 2;
 }
@@ -288,14 +361,16 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
             continue;
         if (units == ROW_UNITS) {
             of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
-                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) * q1;
+                        (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
+                         byte_error(codec, &page.at, (uint32_t)t % 64)) * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
-        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !tiles) /* rounded to fp16 once more */
+        if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
-        if (kvant_cuda_has_chunks(p) && !page.at.open)
+        of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
+        if (has_chunks(codec) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         if (tiles && !page.at.open)
             of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
@@ -345,10 +420,11 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
+            tile += w * (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) + byte_error(codec, &page.at, (uint32_t)t % 64)) * root;
             summed += w * sqrt(norm);
-            small += 8 * root;
-            largest = fmax(largest, 4 * w * sqrt(norm));
+            small += 8 * root + (page.at.open ? sqrt(norm) : 0);
+            small_zero += codec->general.view.kind == KVANT_GENERAL_RAW ? sqrt(norm) : 0;
+            largest = fmax(largest, fmax(4 * w * sqrt(norm), page.at.open ? w * 0x1p-7 : 0));
             tile += w * (0x1p-23 * sqrt(norm) + 0x1p-64) * root;
             continue;
         }
@@ -373,11 +449,13 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         sizes s = sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
         weighted_scale += w * s.scale;
         summed += w * (s.scale * code + s.zero) * root;
+        rounded += p->hybrid ? w * s.zero * root : 0;
+        summed += has_chunks(codec) ? w * sqrt(norm) : 0; /* outliers are larger than codes */
         if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
             rounded += w * s.scale * code * root;
             small += code * root;
             largest = fmax(largest, w * s.scale);
-        } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) { /* weights without a scale */
+        } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS) { /* weights without a scale */
             rounded += w * (s.scale * code + s.zero) * root;
             small_zero += (s.scale * code + s.zero) * root;
         } else { /* weight, scale and product are rounded, zero points too */
@@ -399,7 +477,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         factor = fmax(factor, own);
     }
     const double of_chunks =
-        kvant_cuda_has_chunks(p) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+        has_chunks(codec) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11
@@ -423,8 +501,10 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
     const query at = { b, token, head };
     *r = (reference){ 0 };
     /* the widest of those that may have served the problem: a library may lack decode kernels */
-    for (units units = is_any(f) ? ROW_UNITS : NO_UNITS; units <= ROW_UNITS; units++) {
+    for (units units = NO_UNITS; units <= ROW_UNITS; units++) {
         reference own;
+        if (is_any(f) && units != ROW_UNITS && (units != NO_UNITS || !may_decode(f)))
+            continue;
         compute_row(f, &at, units, &own);
         own.bound = fmax(own.bound, r->bound);
         own.lse_bound = fmax(own.lse_bound, r->lse_bound);

@@ -62,7 +62,7 @@ static void test_mixed_codecs(void **unused)
     assert_int_equal(n, 16);
 }
 
-/* Open pages beside sealed ones, and nothing but open ones; kinds with groups of 32, with and without open
+/* Open pages beside sealed ones, and nothing but open ones; kinds with groups, with and without open
  * pages. */
 static void test_open_pages(void **unused)
 {
@@ -80,7 +80,18 @@ static void test_open_pages(void **unused)
                   { "int-2:group=32,axis=channel,sym", "int-2:group=32,sym" },
                   { "innerq-base", "innerq-base" },
                   { "innerq-small", "innerq-small" },
-                  { "int-3:group=32", "int-3:group=32,axis=channel" } };
+                  { "int-3:group=32", "int-3:group=32,axis=channel" },
+                  { "kivi-4", "kivi-4" },
+                  { "int-4:group=16", "int-4:group=64" },
+                  { "int-4:group=128", "bdr-4:group=16" },
+                  { "int-4:group=16,axis=channel", "int-4:group=64,axis=channel" },
+                  { "int-4:group=64,axis=channel,sym", "int-4:group=16,axis=channel,hybrid=code" },
+                  { "kivi-2:group=64", "kivi-2:group=64" },
+                  { "int-8:group=64", "int-8:group=32,sym" },
+                  { "int-3:group=64", "int-3:group=32,hybrid" },
+                  { "int-2:group=32", "int-2:group=64,sym" },
+                  { "int-4:group=32,hybrid", "int-4:group=16,hybrid" },
+                  { "innerq-hybrid", "innerq-hybrid" } };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, open[] = { 3, 0, 1 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++) {
@@ -109,7 +120,18 @@ static void test_open_pages(void **unused)
 static void test_chunks(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "octopus-2:rotate=hadamard",
+    static const char *const specs[] = {
+#if KVANT_PAPERS /* sizes that are no constants of a kernel */
+                                         "octopus-5:rotate=hadamard",
+                                         "octopus-4:split=7.1,rotate=hadamard",
+                                         "octopus-3:split=4.3,rotate=none",
+                                         "hqmq-s341r6",
+                                         "hqmq-s42r4:rotate=hadamard",
+                                         "hqmq-s170r7",
+                                         "addvq-k24r3",
+                                         "hqmq-s341r6:med3",
+#endif
+                                         "octopus-2:rotate=hadamard",
                                          "octopus-3:rotate=hadamard",
                                          "octopus-4:rotate=hadamard",
                                          "hqmq-s96r4",

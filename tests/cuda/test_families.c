@@ -20,6 +20,7 @@ static const char *const more_specs[] = {
     "octopus-3:round=full",
     "octopus-4:qjl,sketch=gaussian",
     "octopus-3:split=5.2,round=2x2,scale=norm",
+    "octopus-5:split=8.2,round=next,pad=zero,qjl",
     "turboquant-8:qjl",
     "turboquant-3.5",
     "turboquant-2.5:rotate=dense,signs=seed",
@@ -156,7 +157,7 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
     }
 }
 
-/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back. */
+/* Products of a row with operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row rotated back, of tiers of keys rotated. */
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
@@ -169,9 +170,11 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     kvant_cuda_halves(g, g->tables, halves);
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
-    general_rotate_back(alone, places[0], g->tables, from, to);
-    if (n < d)
-        general_rotate_back(alone, places[1], g->tables, from + n, to + n);
+    for (uint32_t k = 0; k < (n < d ? 2u : 1u); k++)
+        if (g->view.sketched || !g->keys)
+            general_rotate_back(alone, places[k], g->tables, from + k * n, to + k * n);
+        else
+            general_rotate(alone, places[k], g->tables, from + k * n, to + k * n);
     for (uint32_t column = 0; column < d; column++) {
         double sum = 0, bound = 0;
         for (uint32_t i = 0; i < d; i++) {
@@ -259,6 +262,21 @@ static void calibrated_rows_are_the_cpus(void **state)
     }
 }
 
+/* Outliers of a page are found in whole pages, and polar-3.9 has a radius per 16 channels; no kernel does either: these
+ * codecs offer no view, and are refused by name.
+ * Every other codec is on the GPU. */
+static void expect_on_gpu(const kvant_codec *codec)
+{
+    const char *spec = codec->info.spec;
+    const bool refused = strstr(spec, "median=page") || strncmp(spec, "naive-", 6) == 0 || strncmp(spec, "polar-3.9", 9) == 0;
+    kvant_cuda_codec *gpu = NULL;
+    char text[512] = "";
+    const kvant_status status = kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text);
+    if (status != (refused ? KVANT_ERR_UNSUPPORTED : KVANT_OK) || (refused && !strstr(text, "not on the GPU")))
+        fail_msg("%s, head_dim %u: status %d, %s", spec, codec->info.head_dim, (int)status, text);
+    kvant_cuda_codec_free(&gpu);
+}
+
 /* Every spec that the CPU's library takes, for both roles, through the functions that a caller calls; dense rotations as a
  * cache takes them. */
 static void all_specs_are_on_the_gpu(void **state)
@@ -269,13 +287,9 @@ static void all_specs_are_on_the_gpu(void **state)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                kvant_cuda_codec *gpu;
-                char text[512] = "";
                 if (kvant_codec_create(spec_at(i), dims[d], (kvant_role)role, 3, &codec, NULL, 0) != KVANT_OK)
                     continue;
-                if (kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text) != KVANT_OK)
-                    fail_msg("%s, head_dim %u: %s", spec_at(i), dims[d], text);
-                kvant_cuda_codec_free(&gpu);
+                expect_on_gpu(codec);
                 kvant_codec_free(&codec);
                 n++;
             }
@@ -292,17 +306,14 @@ static void all_families_are_on_the_gpu(void **state)
     for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
         for (const char *at = family.variants;; at += strcspn(at, " ") + (at[strcspn(at, " ")] != 0)) {
             const int length = (int)strcspn(at, " ");
-            char spec[64], text[512] = "";
+            char spec[64];
             snprintf(spec, sizeof spec, "%s%s%.*s%s", family.name, length ? "-" : "", length, at,
                      strcmp(family.name, "kmeans") == 0 ? ":c=4" : "");
             for (int role = 0; role < 2; role++) {
                 kvant_codec *codec;
-                kvant_cuda_codec *gpu;
                 assert_int_equal(kvant_codec_create_calibrated(spec, 64, (kvant_role)role, 0, calibration, 0, 0, &codec, NULL, 0),
                                  KVANT_OK);
-                if (kvant_cuda_codec_unturned(codec, &gpu, text, sizeof text) != KVANT_OK)
-                    fail_msg("%s: %s", spec, text);
-                kvant_cuda_codec_free(&gpu);
+                expect_on_gpu(codec);
                 kvant_codec_free(&codec);
             }
             if (!at[length])

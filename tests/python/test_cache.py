@@ -33,11 +33,13 @@ class Attends(TestCase):
             self.assertTrue(np.array_equal(one, other))
 
     def test_the_first_program(self):
-        """Tokens go in layer by layer, one by one, with the default preset. Tensors of the same
+        """Tokens go in layer by layer, one by one, with the default preset's codecs before they learn
+        from queries, which tensors in Python do not see. Tensors of the same
         rows attend to the same bits, and are within the rounding of binary32 of NumPy over what
         they hold, without rounding to integers."""
-        cache, n = kvant.Cache(**SHAPE, max_tokens=4096), 150
-        scheme = kvant.Scheme(n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
+        specs = {"k": "trellis-4:center=first,norm=first", "v": "trellis-4"}
+        cache, n = kvant.Cache(**SHAPE, max_tokens=4096, **specs), 150
+        scheme = kvant.Scheme(**specs, n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
         tensors = [kvant.Tensor(scheme.codecs(0, role), n_blocks=3) for role in "kv"]
         sequence = cache.new_sequence()
         k, v, q = rows(1, n), rows(2, n), rows(3, n, HEADS)

@@ -29,7 +29,7 @@ may_use() {
     calibration) echo base math ;;
     codec) echo base math page kernels calibration ;;
     settings) echo base codec ;;
-    cache) echo base math page kernels codec device ;;
+    cache) echo base math page kernels calibration codec device ;;
     attention) echo base math page kernels blocks codec cache ;;
     device) echo base codec ;;
     index) echo base math kernels calibration codec device ;;

@@ -69,8 +69,8 @@ static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
     uint32_t block = info_of(s->codec).block_tokens;
-    assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS, false), KVANT_OK);
-    kvant_codec_transform_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS, s->y);
+    assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS, false), KVANT_OK);
+    kvant_codec_transform_rows(&s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS, s->y);
     kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
     assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other), KVANT_OK);
     assert_memory_equal(s->page, s->other, s->page_bytes);
@@ -110,15 +110,15 @@ static void compare_checks(subject *s, const kvant_affine *affine)
         float x[KVANT_MAX_HEAD_DIM], half[KVANT_MAX_HEAD_DIM];
         for (uint32_t j = 0; j < s->d; j++)
             x[j] = s->rows[j] * size;
-        kvant_codec_transform_rows(s->codec, s->kernels, affine, x, s->d, 1, s->y);
+        kvant_codec_transform_rows(&s->codec->transform, s->kernels, affine, x, s->d, 1, s->y);
         memcpy(half, s->y, s->d * sizeof *half);
         round_to_half(half, s->d);
         kvant_status exact = finite_row(s->y, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, s->y)
                                                     : KVANT_ERR_RANGE;
         kvant_status open = finite_row(half, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, half)
                                                    : KVANT_ERR_RANGE;
-        assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1, false), exact);
-        kvant_status status = kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1, true);
+        assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, affine, x, s->d, 1, false), exact);
+        kvant_status status = kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, affine, x, s->d, 1, true);
         if (open != KVANT_OK) /* it may refuse a row between 65504 and 65520 */
             assert_int_equal(status, open);
         if (status == KVANT_OK)
@@ -153,9 +153,9 @@ static void refuse_bad_rows(subject *s)
         for (size_t at = 0; at < (size_t)3 * s->d; at += s->d + 5) {
             float kept = s->rows[at];
             s->rows[at] = bad[i];
-            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, 3, false),
+            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows, s->d, 3, false),
                              KVANT_ERR_NONFINITE);
-            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, NULL, s->rows, s->d, 3, true),
+            assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, NULL, s->rows, s->d, 3, true),
                              KVANT_ERR_NONFINITE);
             s->rows[at] = kept;
         }
@@ -173,7 +173,7 @@ static void read_open_page(subject *s)
     uint32_t padded = s->codec->layout.padded_dim;
     void *page = aligned((size_t)KVANT_PAGE_TOKENS * s->d * sizeof(uint16_t));
     float *tile = aligned((size_t)padded * KVANT_PAGE_TOKENS * sizeof *tile), *back = aligned(ROWS * s->d * 4u);
-    kvant_codec_transform_rows(s->codec, s->kernels, NULL, s->rows, s->d, ROWS, s->y);
+    kvant_codec_transform_rows(&s->codec->transform, s->kernels, NULL, s->rows, s->d, ROWS, s->y);
     kvant_codec_encode_open(s->codec, s->kernels, s->y, 0, 7, page);
     kvant_codec_encode_open(s->codec, s->kernels, s->y + (size_t)7 * s->d, 7, ROWS - 7, page);
     kvant_codec_decode_open(s->codec, s->kernels, page, 0, ROWS, back);

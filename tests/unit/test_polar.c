@@ -215,6 +215,8 @@ static void odd_head_dims_are_refused(void **state)
     assert_non_null(strstr(err, "63"));
     assert_int_equal(kvant_codec_create("polar-5", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_SPEC);
     assert_non_null(strstr(err, "2 to 4"));
+    assert_int_equal(kvant_codec_create("polar", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_create("polar-3.9", 72, KVANT_ROLE_K, 1, &codec, err, sizeof err), KVANT_ERR_UNSUPPORTED);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-"""hqmq, spherical, addvq: section "Direction codes" of format.md."""
+"""hqmq, spherical, addvq, naive: sections "Direction codes" and "Outliers of a page" of format.md."""
 
 import functools
 
@@ -188,18 +188,55 @@ def outliers(norm, limit, slots):
     return slot
 
 
+def page_outliers(squared, limit, slots):
+    """slot of every chunk of the page, -1 for none."""
+    flat = squared.ravel()
+    above = F32(limit) * F32(limit) * np.sort(flat)[(len(flat) - 1) // 2]
+    largest = [c for c in np.argsort(-flat, kind="stable") if flat[c] > above][:slots]
+    slot = np.full(flat.shape, -1)
+    slot[np.sort(largest).astype(int)] = np.arange(len(largest))
+    return slot.reshape(squared.shape)
+
+
+def held_chunks(x, slot, slots):
+    """The pool of a page."""
+    held = np.zeros((slots, 4), F32)
+    out = slot >= 0
+    held[slot[out]] = x[out]
+    return held
+
+
+def encode_naive(y, bits, role, options):
+    x = chunks_of(y)
+    slots = int(options.get("slots", x.shape[0] * x.shape[1] // 16))
+    slot = page_outliers(dot(x, x), float(options.get("med", 3)), slots)
+    out = slot >= 0
+    inner = np.abs(x) if options.get("range") == "all" else np.where(out[..., None], F32(0), np.abs(x))
+    top = 2 ** (bits - 1) - 1
+    scale = half(inner.max((1, 2)) / F32(top))
+    level = np.clip(np.rint(x * reciprocal(scale)[:, None, None]), -top, top).astype(int)
+    code = sum((level[..., i] + top + 1) << i * bits for i in range(4))
+    code = np.where(out, slot << bits, code)
+    decoded = np.where(out[..., None], half(x), scale[:, None, None] * level.astype(F32))
+    metadata = halves(scale) + halves(held_chunks(x, slot, slots))
+    return chunk_codes(code, 4 * bits, role), metadata, decoded.reshape(len(y), -1)[:, : y.shape[1]]
+
+
 def encode(y, family, name, role, options, seed):
     book = BOOKS[family](name, options, seed)
     x = chunks_of(y)
+    page = options.get("median") == "page"
     top = F32(2**book.radius_bits - 1)
     squared = dot(x, x)
     norm = np.sqrt(squared)
     limit = 3 if "med3" in options else float(options.get("med", 0))
-    slots = int(options.get("slots", 2)) if limit else 0
-    slot = outliers(norm, limit, slots) if limit else np.full(norm.shape, -1)
+    slots = int(options.get("slots", norm.size // 16 if page else 2)) if limit else 0
+    find = page_outliers if page else outliers
+    slot = find(squared if page else norm, limit, slots) if limit else np.full(norm.shape, -1)
     out = slot >= 0
+    largest = norm.max(-1)
     norm = np.where(out, F32(0), norm)
-    step = half(norm.max(-1) / top)
+    step = half((largest if options.get("range") == "all" else norm.max(-1)) / top)
     radius = np.minimum(np.rint(norm * reciprocal(step)[:, None]), top)
     index = book.index(x, norm)
     w = book.words[index]
@@ -213,11 +250,15 @@ def encode(y, family, name, role, options, seed):
     n = len(book.words)
     index_bits = (n - 1).bit_length()
     code = index | radius.astype(int) << index_bits
-    code = np.where(out, n | slot << index_bits, code)
-    held = np.zeros((slots, len(y), 4), F32)
-    for t, c in zip(*np.nonzero(out)):
-        held[slot[t, c], t] = x[t, c]
-        decoded[t, c] = half(x[t, c])
+    r = book.radius_bits
+    code = np.where(out, n + (slot >> r) | (slot & 2**r - 1) << index_bits, code)
+    decoded[out] = half(x[out])
+    if page:
+        held = held_chunks(x, slot, slots)
+    else:
+        held = np.zeros((slots, len(y), 4), F32)
+        for t, c in zip(*np.nonzero(out)):
+            held[slot[t, c], t] = x[t, c]
     metadata = halves(stored) + halves(held)
     return (
         chunk_codes(code, index_bits + book.radius_bits, role),

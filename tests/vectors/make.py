@@ -46,10 +46,14 @@ turboquant-2.5 turboquant-3.5 turboquant-2.5:scale=norm
 turboquant-1:qjl turboquant-3:qjl turboquant-3:qjl,sketch=gaussian
 trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024 trellis-2:states=4096,rotate=none
 polar-2 polar-3 polar-4 polar-4:scale=norm polar-3:rotate=none
+polar-3.9 polar-3.9:scale=norm
 octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2 octopus-2:round=full
+octopus-3:round=next,pad=zero,scale=norm octopus-2:round=next octopus-4:pad=zero
 octopus-3:scale=norm octopus-3:split=3.3 octopus-2:qjl
 hqmq-s24r3 hqmq-s96r4 hqmq-s170r4:scale=norm,book=random hqmq-s192r6:rotate=hadamard
 hqmq-s96r4:med3 hqmq-s5r2:med=2,slots=1
+hqmq-s96r4:med3,median=page hqmq-s24r6:med=2,median=page,range=all,slots=8,scale=norm
+naive-4 naive-3:med=1,range=all,slots=16 naive-6:med=3,slots=100
 spherical-r4jl4 spherical-r5jl7:scale=unbiased,rotate=dense addvq-k24r3 addvq-k24r3:search=greedy
 """.split()
 AFFINE = ["int-4", "turboquant-4"]
@@ -121,12 +125,14 @@ def encode(y, role, spec, seed, feedback=None):
         return encode_raw(y, family)
     if family in UNIFORM:
         return uniform.encode(y, family, bits, role, options)
+    if family == "naive":
+        return hqmq.encode_naive(y, int(bits), role, options)
     if family in hqmq.BOOKS:
         return hqmq.encode(y, family, bits, role, options, seed)
     if family == "octopus":
         return octopus.encode(y, bits, role, options, seed)
     if family == "polar":
-        return polar.encode(y, int(bits), role, options)
+        return polar.encode(y, bits, role, options)
     if family == "trellis":
         return trellis.encode(y, int(bits), role, options)
     return turboquant.encode(y, bits, role, options, seed, feedback)

@@ -55,15 +55,15 @@ def coordinates(t):
 
 
 def tried(round_, at, coordinate, levels):
-    """Which levels; round_ may be a function that says so."""
-    if callable(round_):
-        return round_(at, coordinate, levels)
+    """Which levels."""
     if round_ == "scalar":
         return [at]
     top = len(levels) - 1
     if round_ == "2x2":
         low = np.where(coordinate > levels[at], at, at - 1)
         return [np.clip(low, 0, top), np.clip(low + 1, 0, top)]
+    if round_ == "next":
+        return [at, np.clip(at + 1, 0, top)]
     if round_ == "3x3":
         return [np.clip(at + step, 0, top) for step in (-1, 0, 1)]
     return [np.full(at.shape, k) for k in range(top + 1)]
@@ -131,12 +131,11 @@ def split_of(bits, options):
     return int(bits) + 1, int(bits) - 1
 
 
-def encode(y, bits, role, options, seed, zero_padding=False, two=None):
-    """zero_padding and two (what 2x2 tries) are the paper's encoder, for octopus_paper.py."""
+def encode(y, bits, role, options, seed):
     tokens, dim = y.shape
     d_bits, n_bits = split_of(bits, options)
     round_, levels_r = options.get("round", "3x3"), norm_levels(dim, n_bits)
-    round_ = two if two and round_ == "2x2" else round_
+    zero_padding = options.get("pad") == "zero"
     scale = root_scale(y)
     inverse = reciprocal(scale)
     t = np.pad(y * inverse[:, None], ((0, 0), (0, -dim % 3))).reshape(tokens, -1, 3)

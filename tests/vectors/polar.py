@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from arithmetic import F32, half, ordered_dot
-from layout import halves, scalar_codes
+from layout import chunk_codes, halves, pad_to, scalar_codes
 from tables import lloyd_max
 from turboquant import root_scale
 
@@ -40,7 +40,7 @@ def turns(a, b, levels):
     return code
 
 
-def quantise(y, bits):
+def quantise(y, bits, first_bits=None):
     """Codes of all pairs, list after list, and what rebuilds a list: (levels of each pair, its size)."""
     values, sizes = y, [1] * y.shape[1]
     codes, plan = [], []
@@ -48,8 +48,9 @@ def quantise(y, bits):
         pairs = len(sizes) // 2
         a, b = values[:, 0 : 2 * pairs : 2], values[:, 1 : 2 * pairs : 2]
         if not plan:
-            levels = [(np.arange(1 << bits) + 0.5) * np.pi / 2 ** (bits - 1)] * pairs
-            code = sectors(a, b, bits)
+            first_bits = first_bits or bits
+            levels = [(np.arange(1 << first_bits) + 0.5) * np.pi / 2 ** (first_bits - 1)] * pairs
+            code = sectors(a, b, first_bits)
         else:
             levels = [angles(sizes[2 * i], sizes[2 * i + 1], bits) for i in range(pairs)]
             code = np.stack([turns(a[:, i], b[:, i], levels[i]) for i in range(pairs)], 1)
@@ -73,13 +74,36 @@ def rebuild(codes, plan, dim):
     return values
 
 
+def encode_blocks(y, role, options):
+    """polar-3.9: 16 channels, 4 lists; angles of 4, 2, 2, 2 bits."""
+    scales, decoded, first, others = [], [], [], []
+    for at in range(0, y.shape[1], 16):
+        block = np.ascontiguousarray(y[:, at : at + 16])
+        codes, plan = quantise(block, 2, 4)
+        scale, rows = scaled(block, rebuild(codes, plan, 16), options)
+        scales.append(scale)
+        decoded.append(rows)
+        first.append(codes[0])
+        others += codes[1:]
+    planes = [chunk_codes(np.concatenate(codes, 1), bits, role) for codes, bits in ((first, 4), (others, 2))]
+    return pad_to(planes[0], 16) + planes[1], halves(np.stack(scales)), np.concatenate(decoded, 1)
+
+
 def encode(y, bits, role, options):
+    if bits == "3.9":
+        return encode_blocks(y, role, options)
+    bits = int(bits)
     codes, plan = quantise(y, bits)
-    u = rebuild(codes, plan, y.shape[1])
+    scale, decoded = scaled(y, rebuild(codes, plan, y.shape[1]), options)
+    padded = np.concatenate(codes + [np.zeros((len(y), 1), int)], 1)
+    return scalar_codes(padded, bits, role), halves(scale), decoded
+
+
+def scaled(y, u, options):
+    """What is stored, and the decoded rows."""
     scale = root_scale(y)
     if options.get("scale", "unbiased") == "unbiased":
         inner = ordered_dot(y, u)
         good = (scale > 0) & (inner > 0)
         scale = np.where(good, half(ordered_dot(y, y) / np.where(good, inner, F32(1))), F32(0))
-    padded = np.concatenate(codes + [np.zeros((len(y), 1), int)], 1)
-    return scalar_codes(padded, bits, role), halves(scale), u * scale[:, None]
+    return scale, u * scale[:, None]

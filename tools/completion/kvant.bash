@@ -2,7 +2,7 @@
 _kvant()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command= words= values= i
-    local specs="f32 f16 bf16 int-2 int-3 int-4 int-5 int-6 int-7 int-8 bdr-2 bdr-3 bdr-4 bdr-5 bdr-6 bdr-7 bdr-8 kivi-2 kivi-3 kivi-4 kivi-5 kivi-6 kivi-7 kivi-8 innerq-base innerq-hybrid innerq-small kmeans-2 kmeans-3 kmeans-4 kmeans-5 kmeans-6 kmeans-7 kmeans-8 hessian-2 hessian-3 hessian-4 hessian-5 hessian-6 hessian-7 hessian-8 turboquant-1 turboquant-2 turboquant-2.5 turboquant-3 turboquant-3.5 turboquant-4 turboquant-5 turboquant-6 turboquant-7 turboquant-8 trellis-2 trellis-3 trellis-4 polar-2 polar-3 polar-4 octopus-1 octopus-2 octopus-3 octopus-4 octopus-5 hqmq-s24r3 hqmq-s24r4 hqmq-s48r4 hqmq-s96r4 hqmq-s192r4 hqmq-s192r6 spherical-r4jl4 addvq-k24r3 addvq-k48r4 addvq-k192r4"
+    local specs="f32 f16 bf16 int-2 int-3 int-4 int-5 int-6 int-7 int-8 bdr-2 bdr-3 bdr-4 bdr-5 bdr-6 bdr-7 bdr-8 kivi-2 kivi-3 kivi-4 kivi-5 kivi-6 kivi-7 kivi-8 innerq-base innerq-hybrid innerq-small kmeans-2 kmeans-3 kmeans-4 kmeans-5 kmeans-6 kmeans-7 kmeans-8 hessian-2 hessian-3 hessian-4 hessian-5 hessian-6 hessian-7 hessian-8 turboquant-1 turboquant-2 turboquant-2.5 turboquant-3 turboquant-3.5 turboquant-4 turboquant-5 turboquant-6 turboquant-7 turboquant-8 trellis-2 trellis-3 trellis-4 polar-2 polar-3 polar-3.9 polar-4 octopus-1 octopus-2 octopus-3 octopus-4 octopus-5 hqmq-s24r3 hqmq-s24r4 hqmq-s48r4 hqmq-s96r4 hqmq-s192r4 hqmq-s192r6 naive-2 naive-3 naive-4 naive-5 naive-6 naive-7 spherical-r4jl4 addvq-k24r3 addvq-k48r4 addvq-k192r4"
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --cpu) ((i++)) ;;
@@ -18,7 +18,7 @@ _kvant()
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
     "exec")
-        words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --accel --verbose --quiet --help"
+        words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --no-learn --accel --verbose --quiet --help"
         case $prev in
         --preset) values="quality balanced small" ;;
         --config | --calibration) values="files" ;;

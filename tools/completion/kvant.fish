@@ -1,5 +1,5 @@
 # fish completion for kvant, made by `kvant completion fish`
-set -g __kvant_specs f32 f16 bf16 int-2 int-3 int-4 int-5 int-6 int-7 int-8 bdr-2 bdr-3 bdr-4 bdr-5 bdr-6 bdr-7 bdr-8 kivi-2 kivi-3 kivi-4 kivi-5 kivi-6 kivi-7 kivi-8 innerq-base innerq-hybrid innerq-small kmeans-2 kmeans-3 kmeans-4 kmeans-5 kmeans-6 kmeans-7 kmeans-8 hessian-2 hessian-3 hessian-4 hessian-5 hessian-6 hessian-7 hessian-8 turboquant-1 turboquant-2 turboquant-2.5 turboquant-3 turboquant-3.5 turboquant-4 turboquant-5 turboquant-6 turboquant-7 turboquant-8 trellis-2 trellis-3 trellis-4 polar-2 polar-3 polar-4 octopus-1 octopus-2 octopus-3 octopus-4 octopus-5 hqmq-s24r3 hqmq-s24r4 hqmq-s48r4 hqmq-s96r4 hqmq-s192r4 hqmq-s192r6 spherical-r4jl4 addvq-k24r3 addvq-k48r4 addvq-k192r4
+set -g __kvant_specs f32 f16 bf16 int-2 int-3 int-4 int-5 int-6 int-7 int-8 bdr-2 bdr-3 bdr-4 bdr-5 bdr-6 bdr-7 bdr-8 kivi-2 kivi-3 kivi-4 kivi-5 kivi-6 kivi-7 kivi-8 innerq-base innerq-hybrid innerq-small kmeans-2 kmeans-3 kmeans-4 kmeans-5 kmeans-6 kmeans-7 kmeans-8 hessian-2 hessian-3 hessian-4 hessian-5 hessian-6 hessian-7 hessian-8 turboquant-1 turboquant-2 turboquant-2.5 turboquant-3 turboquant-3.5 turboquant-4 turboquant-5 turboquant-6 turboquant-7 turboquant-8 trellis-2 trellis-3 trellis-4 polar-2 polar-3 polar-3.9 polar-4 octopus-1 octopus-2 octopus-3 octopus-4 octopus-5 hqmq-s24r3 hqmq-s24r4 hqmq-s48r4 hqmq-s96r4 hqmq-s192r4 hqmq-s192r6 naive-2 naive-3 naive-4 naive-5 naive-6 naive-7 spherical-r4jl4 addvq-k24r3 addvq-k48r4 addvq-k192r4
 complete -c kvant -n '__fish_use_subcommand' -f
 complete -c kvant -n '__fish_use_subcommand' -l version -d version
 complete -c kvant -n '__fish_use_subcommand' -l cpu -xa 'auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot' -d 'instruction set of kvant, before the command: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot'
@@ -31,6 +31,7 @@ complete -c kvant -n '__fish_seen_subcommand_from exec' -l codec-v -s v -xa "$__
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l protect -x -d 'the first N and the last N layers use another codec'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l protect-codec -xa "$__kvant_specs" -d 'codec of these layers, keys and values'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l calibration -rF -d 'calibration, for all presets and some codecs'
+complete -c kvant -n '__fish_seen_subcommand_from exec' -l no-learn -d 'use no calibration that an earlier run left in the cache folder, and leave none'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l accel -d 'no codecs: kvant computes attention on llama.cpp'\''s own cache, which the program'\''s -ctk and -ctv choose: f16, q8_0, q4_0, ...'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l verbose -d 'say what is compressed with which codec, layer by layer'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l quiet -d 'no line about the cache at the start'
@@ -179,7 +180,7 @@ complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcom
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from encode' -l rounds -s r -x -d 'rounds, of which the median is given'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from encode' -l json -d 'one JSON array of flat objects'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l codec -s k -xa "$__kvant_specs" -d 'instead of the papers'\'' tables the errors of this codec'
-complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l table -s t -x -d 'octopus-1, octopus-4, octopus-5, needle, turboquant, derived, trellis, size or covering'
+complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l table -s t -x -d 'octopus-1, octopus-4, octopus-5, octopus-6, octopus-7, needle, turboquant, derived, trellis, size or covering'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l quick -d 'fewer and smaller draws: seconds, with wider errors'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from distortion' -l json -d 'one JSON array of flat objects'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l model -s m -rF -d 'model, a .gguf file'

@@ -172,6 +172,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_codec_create_open": (_INT, [_P, _OUT]),
     "kvant_cuda_codec_free": (None, [_OUT]),
     "kvant_cuda_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
+    "kvant_cuda_codec_tables": (_INT, [_P, _to(s.CudaTables)]),
+    "kvant_cuda_transform_queries": (_INT, [_to(s.CudaQueryArgs), _P]),
     "kvant_cuda_append": (_INT, [_to(s.CudaAppendArgs), _P]),
     "kvant_cuda_seal": (_INT, [_to(s.CudaSealArgs), _P]),
     "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),

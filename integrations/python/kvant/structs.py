@@ -54,6 +54,7 @@ class CodecInfo(Struct):
         ("true_bits", c.c_double),
         ("nominal_bits", c.c_double),
         ("fingerprint", c.c_uint64),
+        ("learns_transform", c.c_uint32),
     ]
 
 
@@ -534,6 +535,37 @@ class CudaAttentionArgs(Struct):
         ("new_cells", c.c_void_p),
         ("new_first", c.c_int64),
         ("new_stride", c.c_int64),
+    ]
+
+
+class CudaTables(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("center", c.c_void_p),
+        ("scale", c.c_void_p),
+        ("weights", c.c_void_p),
+        ("inverse_weights", c.c_void_p),
+        ("n_weights", c.c_size_t),
+        ("pivots", c.c_void_p),
+        ("columns", c.c_void_p),
+        ("centroids", c.c_void_p),
+        ("n_centroids", c.c_size_t),
+    ]
+
+
+class CudaQueryArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k_codec", c.c_void_p),
+        ("batch", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("q", c.c_void_p),
+        ("q_batch_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("inverse_weights", c.c_void_p),
+        ("out", c.c_void_p),
     ]
 
 

@@ -9,16 +9,10 @@
 
 #define MAX_SLOTS 16u
 
-/* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over
- * chunks. */
-typedef struct row {
-    float x[4 * KVANT_DIRECTION_MAX_CHUNKS];
-    float squares[KVANT_DIRECTION_MAX_CHUNKS], norm[KVANT_DIRECTION_MAX_CHUNKS];
-    float radius[KVANT_DIRECTION_MAX_CHUNKS]; /* whole numbers */
-    uint32_t index[KVANT_DIRECTION_MAX_CHUNKS];
-    uint32_t n_outliers;
-    uint32_t outliers[MAX_SLOTS]; /* their chunks, the largest first */
-} row;
+/* The chunks of a token that have slots, the largest first. */
+typedef struct token_outliers {
+    uint32_t n, chunk[MAX_SLOTS];
+} token_outliers;
 
 uint32_t kvant_direction_closest_unit(const float y[4])
 {
@@ -31,7 +25,8 @@ uint32_t kvant_direction_closest_unit(const float y[4])
     return fabsf(y[largest]) >= half ? 2 * largest + (y[largest] < 0) : 8 + signs;
 }
 
-static void split(const kvant_direction *direction, const float *y, uint32_t head_dim, row *r)
+void kvant_direction_split(const kvant_direction *direction, const float *y, uint32_t head_dim,
+                           kvant_direction_row *r)
 {
     for (uint32_t i = 0; i < 4; i++) {
         float *x = r->x + (size_t)i * KVANT_DIRECTION_MAX_CHUNKS;
@@ -45,6 +40,7 @@ static void split(const kvant_direction *direction, const float *y, uint32_t hea
         r->squares[c] = (a * a + b * b) + (e * e + f * f);
         r->norm[c] = sqrtf(r->squares[c]);
     }
+    r->largest = 0;
 }
 
 /* The lower median, by insertion: there are at most 128. */
@@ -62,21 +58,22 @@ static float median(const float *x, uint32_t n)
 
 /* The largest chunks above the threshold get the slots there are; the others stay ordinary chunks.
  * A norm of 0 then hides an outlier from the radius scale. */
-static void extract_outliers(const kvant_direction *direction, row *r)
+static token_outliers extract_outliers(const kvant_direction *direction, kvant_direction_row *r)
 {
-    r->n_outliers = 0;
+    token_outliers out = { .n = 0 };
     if (direction->slots == 0)
-        return;
+        return out;
     const float threshold = direction->multiple * median(r->norm, direction->n_chunks);
-    while (r->n_outliers < direction->slots) {
+    while (out.n < direction->slots) {
         uint32_t largest = 0;
         for (uint32_t c = 1; c < direction->n_chunks; c++)
             largest = r->norm[c] > r->norm[largest] ? c : largest;
         if (!(r->norm[largest] > threshold))
-            return;
+            break;
         r->norm[largest] = r->squares[largest] = 0;
-        r->outliers[r->n_outliers++] = largest;
+        out.chunk[out.n++] = largest;
     }
+    return out;
 }
 
 /* Half to even, for 0 <= x < 2^22: what is added leaves no fraction. Unlike rintf this is never a
@@ -87,13 +84,12 @@ static float round_small(float x)
 }
 
 /* Radius codes; returns the step between two radii. */
-static float quantize_radii(const kvant_direction *direction, row *r)
+static float quantize_radii(const kvant_direction *direction, kvant_direction_row *r)
 {
     const float top = (float)((1u << direction->radius_bits) - 1);
-    float largest = 0;
     for (uint32_t c = 0; c < direction->n_chunks; c++)
-        largest = r->norm[c] > largest ? r->norm[c] : largest;
-    const float step = kvant_half_to_float(kvant_half_from_float(largest / top));
+        r->largest = r->norm[c] > r->largest ? r->norm[c] : r->largest;
+    const float step = kvant_half_to_float(kvant_half_from_float(r->largest / top));
     const float inverse = step > 0 ? 1 / step : 0;
     for (uint32_t c = 0; c < direction->n_chunks; c++) {
         const float level = round_small(r->norm[c] * inverse);
@@ -104,7 +100,7 @@ static float quantize_radii(const kvant_direction *direction, row *r)
 
 /* The step with which the coded chunks keep their <y, y>. Chunks of radius 0 do not count: to make
  * up for them by enlarging the others would only add error. */
-static float unbiased_step(const kvant_direction *direction, const row *r)
+static float unbiased_step(const kvant_direction *direction, const kvant_direction_row *r)
 {
     const size_t stride = KVANT_DIRECTION_MAX_CHUNKS;
     float coded[KVANT_DIRECTION_MAX_CHUNKS], product[KVANT_DIRECTION_MAX_CHUNKS];
@@ -118,23 +114,31 @@ static float unbiased_step(const kvant_direction *direction, const row *r)
     return products > 0 ? squares / products : 0;
 }
 
-/* Everything but storing; returns the scale to store. */
-static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, row *r)
+float kvant_direction_quantize(const kvant_direction *direction, const kvant_kernels *kernels,
+                               kvant_direction_row *r)
 {
-    const kvant_direction *direction = kvant_direction_of(codec);
-    split(direction, y, codec->info.head_dim, r);
-    extract_outliers(direction, r);
     const float step = quantize_radii(direction, r);
     direction->search(direction, kernels, r->x, direction->padded_chunks, r->index);
     return direction->unbiased && step > 0 ? unbiased_step(direction, r) : step;
 }
 
+/* Everything but storing; returns the scale to store. */
+static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, kvant_direction_row *r,
+                      token_outliers *out)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    kvant_direction_split(direction, y, codec->info.head_dim, r);
+    *out = extract_outliers(direction, r);
+    return kvant_direction_quantize(direction, kernels, r);
+}
+
 static kvant_status direction_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
-    row r;
+    kvant_direction_row r;
+    token_outliers out;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
-    return quantize(codec, kernels, y, &r) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+    return quantize(codec, kernels, y, &r, &out) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
 /* Where the 4 numbers of a token's outlier lie after the scales. */
@@ -144,17 +148,17 @@ static size_t outlier_at(uint32_t slot, uint32_t token)
 }
 
 /* Free slots are zeroed: what a token's bytes are must not depend on what was there. */
-static void store_outliers(const kvant_direction *direction, const row *r, uint32_t token, uint16_t *metadata,
-                           uint32_t *codes)
+static void store_outliers(const kvant_direction *direction, const kvant_direction_row *r, const token_outliers *out,
+                           uint32_t token, uint16_t *metadata, uint32_t *codes)
 {
     for (uint32_t slot = 0; slot < direction->slots; slot++)
         for (uint32_t i = 0; i < 4; i++) {
             const size_t at = (size_t)i * KVANT_DIRECTION_MAX_CHUNKS;
             metadata[outlier_at(slot, token) + i] =
-                slot < r->n_outliers ? kvant_half_from_float(r->x[at + r->outliers[slot]]) : 0;
+                slot < out->n ? kvant_half_from_float(r->x[at + out->chunk[slot]]) : 0;
         }
-    for (uint32_t slot = 0; slot < r->n_outliers; slot++)
-        codes[r->outliers[slot]] = direction->n_codewords | slot << direction->index_bits;
+    for (uint32_t slot = 0; slot < out->n; slot++)
+        codes[out->chunk[slot]] = direction->n_codewords | slot << direction->index_bits;
 }
 
 static void direction_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
@@ -162,11 +166,12 @@ static void direction_encode(const kvant_codec *codec, const kvant_kernels *kern
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS];
-    row r;
-    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(quantize(codec, kernels, y, &r));
+    kvant_direction_row r;
+    token_outliers out;
+    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(quantize(codec, kernels, y, &r, &out));
     for (uint32_t c = 0; c < direction->n_chunks; c++)
         codes[c] = r.index[c] | (uint32_t)r.radius[c] << direction->index_bits;
-    store_outliers(direction, &r, token, kvant_codec_metadata(codec, page), codes);
+    store_outliers(direction, &r, &out, token, kvant_codec_metadata(codec, page), codes);
     kvant_chunk_layout_put(&direction->layout, page, token, codes);
 }
 
@@ -247,25 +252,29 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
         (unsigned)b);
 }
 
+/* Codes that name slots: the indices behind the codewords, with any radius. */
+static kvant_status resolve_page(kvant_direction *direction, kvant_direction_options *o, const kvant_error *error)
+{
+    const uint32_t spare = (1u << direction->index_bits) - direction->n_codewords;
+    KVANT_FORWARD(kvant_outlier_pool_resolve(&direction->pool, o->med, o->slots, spare << direction->radius_bits,
+                                             "hqmq", error));
+    o->slots = (int32_t)direction->pool.slots;
+    direction->range_all = o->range == 1;
+    return KVANT_OK;
+}
+
 /* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for
- * the usual head_dims. med3 is med=3. */
-static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *direction,
-                                     kvant_direction_options *o, const kvant_error *error)
+ * the usual head_dims. */
+static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *direction, kvant_direction_options *o,
+                                  const kvant_error *error)
 {
     const int32_t most = direction->radius_bits < 4 ? 1 << direction->radius_bits : (int32_t)MAX_SLOTS;
     const int32_t usual = ((int32_t)direction->n_chunks + 15) / 16;
-    if (o->med3 && o->med != KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "med3 and med=%d exclude each other", (int)o->med);
-    if (o->slots != KVANT_OPTION_ABSENT && !o->med3 && o->med == KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d needs med3 or med=N", (int)o->slots);
+    if (o->range == 1)
+        return kvant_fail(error, KVANT_ERR_SPEC, "range=all needs median=page");
     if (o->slots > most)
         return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d is not valid for hqmq: use a number from 1 to %d",
                           (int)o->slots, (int)most);
-    if (o->med3)
-        o->med = 3;
-    o->med3 = 0;
-    if (o->med == KVANT_OPTION_ABSENT)
-        return KVANT_OK;
     if (o->slots == KVANT_OPTION_ABSENT)
         o->slots = usual < most ? usual : most;
     direction->multiple = (float)o->med;
@@ -277,13 +286,32 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
     return KVANT_OK;
 }
 
+/* med3 is med=3. */
+static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *direction,
+                                     kvant_direction_options *o, const kvant_error *error)
+{
+    const bool asked = o->slots != KVANT_OPTION_ABSENT || o->median == 1 || o->range == 1;
+    if (o->med3 && o->med != KVANT_OPTION_ABSENT)
+        return kvant_fail(error, KVANT_ERR_SPEC, "med3 and med=%d exclude each other", (int)o->med);
+    if (asked && !o->med3 && o->med == KVANT_OPTION_ABSENT)
+        return kvant_fail(error, KVANT_ERR_SPEC, "slots, median and range need med3 or med=N");
+    if (o->med3)
+        o->med = 3;
+    o->med3 = 0;
+    if (o->med == KVANT_OPTION_ABSENT)
+        return KVANT_OK;
+    direction->pool = (kvant_outlier_pool){ .head_dim = codec->info.head_dim, .n_chunks = direction->n_chunks };
+    return o->median == 1 ? resolve_page(direction, o, error) : resolve_token(codec, direction, o, error);
+}
+
 /* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula (2),
  * where p is the share of chunks that there is room for. */
 static double nominal_bits(const kvant_direction *direction, double code_bits, uint32_t head_dim)
 {
-    double share = (double)direction->slots / direction->n_chunks;
+    double slots = direction->slots + direction->pool.slots / (double)KVANT_PAGE_TOKENS;
+    double share = slots / direction->n_chunks;
     double plain = (code_bits * direction->n_chunks + 16) / head_dim;
-    return direction->slots ? (1 - share) * plain + share * 16 + 0.25 : plain;
+    return share > 0 ? (1 - share) * plain + share * 16 + 0.25 : plain;
 }
 
 static uint32_t bits_for(uint32_t n)
@@ -304,7 +332,10 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     for (uint32_t j = 0; codec->info.role == KVANT_ROLE_V && j < codec->layout.padded_dim; j++)
         kvant_layout_move_row(&codec->layout, j, j);
     kvant_codec_set_page(codec, channel_bits, direction->layout.code_bytes,
-                         sizeof(uint16_t) * KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots));
+                         sizeof(uint16_t) * (KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots) +
+                                             4 * (size_t)direction->pool.slots));
+    if (direction->pool.slots)
+        codec->info.block_tokens = KVANT_PAGE_TOKENS;
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);
 }
 
@@ -312,7 +343,7 @@ static void set_general_view(kvant_codec *codec, kvant_direction_search_kind sea
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     kvant_general_view *view = &codec->view.general;
-    view->kind = KVANT_GENERAL_DIRECTIONS;
+    view->kind = direction->pool.slots ? KVANT_GENERAL_NONE : KVANT_GENERAL_DIRECTIONS;
     view->unbiased = direction->unbiased;
     view->chunks.n = direction->n_chunks;
     view->chunks.index_bits = direction->index_bits;
@@ -332,7 +363,7 @@ static void set_view(kvant_codec *codec)
     codec->view.of.chunk = (kvant_chunk_view){ .n_chunks = direction->n_chunks,
                                                .index_bits = direction->index_bits,
                                                .length_bits = direction->radius_bits,
-                                               .outliers = direction->slots,
+                                               .outliers = direction->slots + direction->pool.slots,
                                                .unbiased = direction->unbiased,
                                                .codewords = direction->codewords };
 }
@@ -358,7 +389,7 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
     direction->codewords = (float *)(direction + 1);
     direction->table = direction->codewords + ((size_t)4 << index_bits);
     KVANT_FORWARD(resolve_outliers(codec, direction, options, error));
-    codec->quantizer = &direction_quantizer;
+    codec->quantizer = direction->pool.slots ? &kvant_direction_page_quantizer : &direction_quantizer;
     set_page(codec, shape);
     set_view(codec);
     kvant_codec_set_tables(codec, sizeof(kvant_direction) + numbers * sizeof(float));
@@ -370,7 +401,7 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
 kvant_status kvant_direction_offer_codes(kvant_codec *codec)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
-    if (direction->slots)
+    if (direction->slots || direction->pool.slots)
         return KVANT_OK;
     return kvant_codec_offer_directions(codec, &direction->layout, direction->index_bits, direction->codewords);
 }

@@ -2,12 +2,13 @@
  * is a radius of a few bits times an entry of a table of directions (format.md, "Direction
  * codes").
  *
- * Owns radius scales, outliers, code layout, decoding. A family fills the table and finds the
- * index. */
+ * Owns radius scales, outliers of a token (direction.c) or of a page (direction_page.c), code
+ * layout, decoding. A family fills the table and finds the index. */
 #pragma once
 
 #include "../../page/chunks.h"
 #include "../codec_internal.h"
+#include "outlier_pool.h"
 
 #define KVANT_DIRECTION_MAX_CHUNKS (KVANT_MAX_HEAD_DIM / 4)
 #define KVANT_DIRECTION_LANES 16u /* searches take chunks in multiples of this */
@@ -27,8 +28,10 @@ struct kvant_direction {
     uint32_t padded_chunks;
     uint32_t n_codewords, index_bits, radius_bits;
     bool unbiased;
-    uint32_t slots; /* outliers a token has room for; 0: none are looked for */
+    uint32_t slots; /* outliers a token has room for; 0: none are looked for, or the page has the room */
     float multiple; /* of the median chunk norm that an outlier exceeds */
+    kvant_outlier_pool pool; /* of a page; slots is 0 without one */
+    bool range_all;          /* outliers count for the radius step, as in the authors' program */
     kvant_chunk_layout layout;
     kvant_direction_search *search;
     float *codewords; /* 2^index_bits entries of 4 numbers; those from n_codewords on are zero */
@@ -37,7 +40,7 @@ struct kvant_direction {
 
 /* The options that the families share; each table has those that its family takes. */
 typedef struct kvant_direction_options {
-    int32_t book, search, scale, med3, med, slots;
+    int32_t book, search, scale, med3, med, median, range, slots;
 } kvant_direction_options;
 
 /* What a family chooses before it fills the tables. */
@@ -72,6 +75,26 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
  * sizes and quantiser. */
 kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error);
+
+/* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over
+ * chunks. */
+typedef struct kvant_direction_row {
+    float x[4 * KVANT_DIRECTION_MAX_CHUNKS];
+    float squares[KVANT_DIRECTION_MAX_CHUNKS], norm[KVANT_DIRECTION_MAX_CHUNKS]; /* 0 for outliers */
+    float radius[KVANT_DIRECTION_MAX_CHUNKS];                                    /* whole numbers */
+    uint32_t index[KVANT_DIRECTION_MAX_CHUNKS];
+    float largest; /* the norm that the last radius stands for */
+} kvant_direction_row;
+
+void kvant_direction_split(const kvant_direction *direction, const float *y, uint32_t head_dim,
+                           kvant_direction_row *r);
+
+/* Radii and indices once outliers are taken out; returns the scale to store. */
+float kvant_direction_quantize(const kvant_direction *direction, const kvant_kernels *kernels,
+                               kvant_direction_row *r);
+
+/* Outliers of a page. */
+extern const kvant_quantizer kvant_direction_page_quantizer;
 
 /* Once the table is filled: what attention needs to work on codes. */
 kvant_status kvant_direction_offer_codes(kvant_codec *codec);

@@ -75,6 +75,7 @@ static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool
 
 #define MAX_SECONDARIES 1024
 
+static const char *const median_names[] = { "token", "page", NULL };
 static const char *const book_names[] = { "random", "spread", NULL };
 
 static const kvant_option table[] = {
@@ -82,7 +83,10 @@ static const kvant_option table[] = {
     KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_UNBIASED),
     KVANT_FLAG(kvant_direction_options, med3, "med=3, as in the paper"),
     KVANT_NUMBER(kvant_direction_options, med, 0, 1000, KVANT_OPTION_ABSENT, "chunks longer than N medians stay fp16"),
-    KVANT_NUMBER(kvant_direction_options, slots, 1, 16, KVANT_OPTION_ABSENT, "room for such chunks per token"),
+    KVANT_CHOICE(kvant_direction_options, median, median_names, 0, "the chunks that the median is of"),
+    KVANT_CHOICE(kvant_direction_options, range, kvant_outlier_range_names, 0, "chunks that the radius step covers"),
+    KVANT_NUMBER(kvant_direction_options, slots, 1, 8192, KVANT_OPTION_ABSENT,
+                 "room for such chunks: per token, or per page"),
     { .key = NULL },
 };
 

@@ -27,15 +27,18 @@ typedef struct octopus {
 
 typedef struct octopus_options {
     int32_t direction_bits, norm_bits; /* split=D.N */
-    int32_t round, scale, qjl, sketch;
+    int32_t round, pad, scale, qjl, sketch;
 } octopus_options;
 
-static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", NULL }; /* kvant_triplet_rounding */
+/* kvant_triplet_rounding */
+static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", "next", NULL };
+static const char *const pad_names[] = { "best", "zero", NULL };
 
 static const kvant_option table[] = {
     { "split", KVANT_OPTION_PAIR, NULL, KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, KVANT_OPTION_ABSENT,
       offsetof(octopus_options, direction_bits), "bits of each coordinate of a direction, and of a norm" },
     KVANT_CHOICE(octopus_options, round, rounding_names, KVANT_ROUND_3X3, "levels that the encoder tries"),
+    KVANT_CHOICE(octopus_options, pad, pad_names, 0, "what completes the last triplet for the encoder"),
     KVANT_SCALE_OPTION(octopus_options, KVANT_OPTION_ABSENT),
     KVANT_QJL_OPTIONS(octopus_options),
     { .key = NULL },
@@ -143,6 +146,7 @@ static void set_view(kvant_codec *codec, size_t bytes)
     view->chunks.index_bits = 2 * t->direction_bits;
     view->chunks.length_bits = t->norm_bits;
     view->chunks.rounding = (uint32_t)t->rounding;
+    view->chunks.zero_padding = o->book.zero_padding;
     view->chunks.direction = kvant_codec_place(codec, t->direction);
     view->chunks.direction_thresholds = kvant_codec_place(codec, t->direction_thresholds);
     view->chunks.norm = kvant_codec_place(codec, t->norm);
@@ -160,6 +164,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
     octopus *o = codec->state;
     kvant_octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
     o->book.triplets.rounding = (kvant_triplet_rounding)options->round;
+    o->book.zero_padding = options->pad == 1;
     o->book.unbiased = options->scale == KVANT_SCALE_UNBIASED;
     codec->quantizer = &octopus_quantizer;
     kvant_layout_init(&codec->layout, codec->info.role, d, 1); /* tells unpacked tiles their order */
@@ -173,7 +178,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
         KVANT_FORWARD(kvant_qjl_init(&o->qjl, sketch, d, seed, o->matrix));
         kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
     }
-    codec->info.nominal_bits = name_bits;
+    codec->info.nominal_bits = name_bits + (sketch != KVANT_SKETCH_NONE); /* the paper's Table 6 */
     set_view(codec, sizeof(octopus) + matrix);
     return KVANT_OK;
 }
@@ -191,6 +196,7 @@ static kvant_status offer_codes(kvant_codec *codec)
                                                .inverse_sqrt_dim = book->inverse_sqrt_dim,
                                                .unbiased = book->unbiased,
                                                .rounding = (uint32_t)t->rounding,
+                                               .zero_padding = book->zero_padding,
                                                .direction = t->direction,
                                                .direction_thresholds = t->direction_thresholds,
                                                .length = t->norm,

@@ -9,7 +9,7 @@ typedef struct octopus_book {
     kvant_triplet_book triplets;
     uint32_t dim, n_triplets;
     float inverse_sqrt_dim;
-    bool unbiased;
+    bool unbiased, zero_padding;
 } octopus_book;
 
 void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);

@@ -5,7 +5,8 @@
  * with zeros. But directions with zeros lie between the levels, so the padded triplet errs several
  * times as much as other triplets: at head_dim 64 it makes 6 % of the whole error. Decoders ignore
  * the padding, so it may be anything. Joint rounding tries several paddings in idle lanes and keeps
- * the padding with the least error in the real channels. Decoders need not know. */
+ * the padding with the least error in the real channels. Decoders need not know. `pad=zero` is the
+ * paper's way. */
 #include <math.h>
 
 #include "../../base/half.h"
@@ -47,7 +48,7 @@ void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t directio
 static uint32_t load_trials(const octopus_book *book, const float *y, float inverse, kvant_triplets *t)
 {
     uint32_t at = book->dim / 3, left = book->dim % 3;
-    bool plain = book->triplets.rounding == KVANT_ROUND_SCALAR;
+    bool plain = book->zero_padding || book->triplets.rounding == KVANT_ROUND_SCALAR;
     uint32_t n = plain ? 1 : left == 1 ? COUNT(pads_of_one) : COUNT(pads_of_two);
     float first = y[3 * at] * inverse, second = left == 2 ? y[3 * at + 1] * inverse : 0;
     float size = fabsf(first) + fabsf(second);

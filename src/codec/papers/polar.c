@@ -8,27 +8,9 @@
 #include <string.h>
 
 #include "../../base/half.h"
-#include "../../math/polar_angles.h"
-#include "../codec_internal.h"
+#include "polar.h"
 
-#define MAX_DEPTH 9 /* 2^9 = KVANT_MAX_HEAD_DIM */
 #define MAX_PAIRS (KVANT_MAX_HEAD_DIM / 2)
-
-/* Nodes 2 i and 2 i + 1 of a list become node i of the next; a last node without a partner moves on
- * as it is. */
-typedef struct level {
-    uint32_t n_pairs;
-    bool carry;            /* such a last node exists */
-    kvant_polar_book book; /* of all pairs but the last */
-    kvant_polar_book last; /* the last pair may join parts of different sizes */
-} level;
-
-typedef struct polar {
-    uint32_t bits, depth;
-    bool unbiased;
-    float sqrt_dim, inverse_sqrt_dim;
-    level levels[MAX_DEPTH]; /* levels[0] joins pairs of numbers; its books are the circle's */
-} polar;
 
 /* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin
  * t. */
@@ -70,19 +52,19 @@ static void join_pairs(const float *a, const float *b, uint32_t n_pairs, float *
         nodes[i] = sqrtf(a[i] * a[i] + b[i] * b[i]);
 }
 
-/* The codes of all angles of y, level after level: head_dim - 1 of them. */
-static void encode_angles(const polar *p, const float *y, uint32_t d, uint8_t *codes)
+/* The codes of all angles of y, list after list. */
+static void encode_angles(const kvant_polar *p, const float *y, uint8_t *codes)
 {
     float nodes[KVANT_MAX_HEAD_DIM], a[MAX_PAIRS], b[MAX_PAIRS];
-    uint32_t thresholds = (1u << (p->bits - 2)) - 1;
-    memcpy(nodes, y, d * sizeof *y);
+    uint32_t thresholds = (1u << (p->first_bits - 2)) - 1;
+    memcpy(nodes, y, p->dim * sizeof *y);
     for (uint32_t l = 0; l < p->depth; l++) {
-        const level *at = &p->levels[l];
+        const kvant_polar_level *at = &p->levels[l];
         uint32_t n = at->n_pairs;
         split_pairs(nodes, n, a, b);
         memset(codes, 0, n);
         if (l == 0)
-            fold_quadrants(p->bits, a, b, n, codes);
+            fold_quadrants(p->first_bits, a, b, n, codes);
         count_thresholds(&at->book, thresholds, a, b, n - 1, codes);
         count_thresholds(&at->last, thresholds, a + n - 1, b + n - 1, 1, codes + n - 1);
         join_pairs(a, b, n, nodes);
@@ -93,13 +75,13 @@ static void encode_angles(const polar *p, const float *y, uint32_t d, uint8_t *c
     }
 }
 
-/* The direction of the codes, of norm sqrt(head_dim): from the root down, in place from the end. */
-static void decode_angles(const polar *p, const uint8_t *codes, uint32_t d, float *u)
+/* The direction of the codes, of norm sqrt(dim): from the root down, in place from the end. */
+static void decode_angles(const kvant_polar *p, const uint8_t *codes, float *u)
 {
-    codes += d - 1;
+    codes += p->dim - 1;
     u[0] = p->sqrt_dim;
     for (uint32_t l = p->depth; l-- > 0;) {
-        const level *at = &p->levels[l];
+        const kvant_polar_level *at = &p->levels[l];
         const kvant_polar_book *book = &at->last;
         codes -= at->n_pairs;
         if (at->carry)
@@ -112,28 +94,36 @@ static void decode_angles(const polar *p, const uint8_t *codes, uint32_t d, floa
     }
 }
 
-/* Codes of a row; returns the scale to store. */
-static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint8_t *codes)
+float kvant_polar_quantize(const kvant_polar *p, const kvant_kernels *kernels, const float *y, uint8_t *codes)
 {
-    const polar *p = codec->state;
-    uint32_t d = codec->info.head_dim;
-    float squares = kernels->dot(y, y, d), direction[KVANT_MAX_HEAD_DIM];
+    float squares = kernels->dot(y, y, p->dim), direction[KVANT_MAX_HEAD_DIM];
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * p->inverse_sqrt_dim));
-    encode_angles(p, y, d, codes);
+    encode_angles(p, y, codes);
     if (!p->unbiased || !(scale > 0))
         return scale;
-    decode_angles(p, codes, d, direction);
-    float product = kernels->dot(y, direction, d);
+    decode_angles(p, codes, direction);
+    float product = kernels->dot(y, direction, p->dim);
     return product > 0 ? squares / product : 0;
+}
+
+bool kvant_polar_fits(const kvant_polar *p, const kvant_kernels *kernels, const float *y)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float squares = kernels->dot(y, y, p->dim);
+    return sqrtf(squares) * p->inverse_sqrt_dim <= KVANT_HALF_MAX &&
+           kvant_polar_quantize(p, kernels, y, codes) <= KVANT_HALF_MAX;
+}
+
+void kvant_polar_dequantize(const kvant_polar *p, const uint8_t *codes, float scale, float *y)
+{
+    decode_angles(p, codes, y);
+    for (uint32_t j = 0; j < p->dim; j++)
+        y[j] *= scale;
 }
 
 static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
-    const polar *p = codec->state;
-    uint8_t codes[KVANT_MAX_HEAD_DIM];
-    float squares = kernels->dot(y, y, codec->info.head_dim);
-    KVANT_RETURN_IF(!(sqrtf(squares) * p->inverse_sqrt_dim <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
-    return quantize(codec, kernels, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+    return kvant_polar_fits(codec->state, kernels, y) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
 static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
@@ -141,7 +131,7 @@ static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels,
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     kvant_codec_metadata(codec, page)[token] =
-        kvant_half_from_float(quantize(codec, kernels, y, codes));
+        kvant_half_from_float(kvant_polar_quantize(codec->state, kernels, y, codes));
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
@@ -149,33 +139,36 @@ static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels,
                    float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
     (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
-    decode_angles(codec->state, codes, codec->info.head_dim, y);
-    for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        y[j] *= scale;
+    kvant_polar_dequantize(codec->state, codes, kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]), y);
 }
 
 static const kvant_quantizer polar_quantizer = { polar_check, polar_encode, polar_decode, kvant_unpack_decoded };
 
 /* All nodes of a list but the last hold size numbers; the last holds last_size. */
-static void fill_levels(polar *p, uint32_t d)
+void kvant_polar_init(kvant_polar *p, uint32_t dim, uint32_t first_bits, uint32_t bits, bool unbiased)
 {
-    uint32_t n = d, size = 1, last_size = 1;
+    uint32_t n = dim, size = 1, last_size = 1;
+    *p = (kvant_polar){ .dim = dim,
+                        .first_bits = first_bits,
+                        .bits = bits,
+                        .unbiased = unbiased,
+                        .sqrt_dim = (float)sqrt((double)dim),
+                        .inverse_sqrt_dim = (float)(1 / sqrt((double)dim)) };
     for (; n > 1; p->depth++, size *= 2) {
-        level *at = &p->levels[p->depth];
+        kvant_polar_level *at = &p->levels[p->depth];
         at->n_pairs = n / 2;
         at->carry = n % 2 == 1;
         uint32_t second = at->carry ? size : last_size;
         if (size == 1)
-            kvant_polar_circle_book(p->bits, &at->book);
+            kvant_polar_circle_book(first_bits, &at->book);
         else
-            kvant_polar_angle_book(size, size, p->bits, &at->book);
+            kvant_polar_angle_book(size, size, bits, &at->book);
         if (second == size)
             at->last = at->book;
         else
-            kvant_polar_angle_book(size, second, p->bits, &at->last);
+            kvant_polar_angle_book(size, second, bits, &at->last);
         last_size = at->carry ? last_size : size + second;
         n = at->n_pairs + at->carry;
     }
@@ -183,7 +176,7 @@ static void fill_levels(polar *p, uint32_t d)
 
 static void set_view(kvant_codec *codec)
 {
-    const polar *p = codec->state;
+    const kvant_polar *p = codec->state;
     kvant_general_view *view = &codec->view.general;
     kvant_codec_set_tables(codec, sizeof *p);
     view->kind = KVANT_GENERAL_POLAR;
@@ -207,19 +200,20 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
 {
     const polar_options *o = request->options;
     const uint32_t d = codec->info.head_dim;
-    uint32_t bits;
-    KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
+    const bool blocks = request->spec->variant && strcmp(request->spec->variant, "3.9") == 0;
+    uint32_t bits = 0;
+    if (!blocks)
+        KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
     if (d < 2 || d % 2 != 0)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar joins channels in pairs: head_dim %u is not even",
                           (unsigned)d);
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar)));
-    polar *p = codec->state;
-    p->bits = bits;
-    p->unbiased = o->scale == KVANT_SCALE_UNBIASED;
-    p->sqrt_dim = (float)sqrt((double)d);
-    p->inverse_sqrt_dim = (float)(1 / sqrt((double)d));
-    fill_levels(p, d);
+    if (blocks) {
+        kvant_codec_describe(codec, table, o, "polar-3.9");
+        return kvant_polar_create_blocks(codec, o->scale == KVANT_SCALE_UNBIASED, error);
+    }
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_polar)));
+    kvant_polar_init(codec->state, d, bits, bits, o->scale == KVANT_SCALE_UNBIASED);
     codec->quantizer = &polar_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
     set_view(codec);
@@ -227,6 +221,6 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
     return KVANT_OK;
 }
 
-KVANT_FAMILY(polar, "2 3 4", "PolarQuant, as compared in OCTOPUS, section 4",
-             "random rotation, then angles of recursive polar coordinates", table, kvant_common_options,
+KVANT_FAMILY(polar, "2 3 3.9 4", "PolarQuant; 2, 3, 4 as compared in OCTOPUS, section 4",
+             "random rotation, then angles of recursive polar coordinates; 3.9: blocks of 16 channels", table, kvant_common_options,
              create_polar)

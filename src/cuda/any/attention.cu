@@ -1,6 +1,7 @@
 /* attention.cu - chooses the kernel of any/ for a problem, and launches it. */
 #include "any.h"
 #include "block.cuh"
+#include "direct.h"
 
 #include "../checks.h"
 #include "../launch.h"
@@ -11,24 +12,28 @@
 namespace kvant
 {
 
-/* rows: of queries, of a thread block. */
-static kvant_status launch(const void *kernel, int rows, AnyAttentionArgs &p, int multiprocessors, int shared_bytes, cudaStream_t stream)
+/* A kernel, and its blocks: rows of queries, warps at most and at least, shared memory for so many. */
+struct AnyKernel {
+    const void *kernel;
+    int rows, warps, least_warps;
+};
+
+template <class F> static kvant_status launch(const AnyKernel &with, AnyAttentionArgs &p, F &&bytes_of, int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
-    const int team = team_of((int)p.keys.params.head_dim);
-    int warps = MOST_WARPS, bytes;
-    while ((bytes = AnyPlaces(p.keys, p.values, rows, warps).end) > shared_bytes && warps > team)
+    int warps = with.warps, bytes;
+    while ((bytes = bytes_of(warps)) > shared_bytes && warps > with.least_warps)
         warps /= 2;
-    const int64_t all = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (all + rows - 1) / rows,
+    const int64_t all = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (all + with.rows - 1) / with.rows,
                   items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(AnyShape<1>::BLOCKS * multiprocessors / items, p.max_tokens / (warps / team * PAGE_TOKENS)), 1);
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(AnyShape<1>::BLOCKS * multiprocessors / items, p.max_tokens / (warps / with.least_warps * PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
-    const cudaError_t error = allow_shared(kernel, bytes);
+    const cudaError_t error = allow_shared(with.kernel, bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
     void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel, dim3((unsigned)(items * p.splits)), dim3(warps * 32), parameters, bytes, stream));
+    return from_cuda(cudaLaunchKernel(with.kernel, dim3((unsigned)(items * p.splits)), dim3(warps * 32), parameters, bytes, stream));
 }
 
 /* Tile kernels read such codes number by number. */
@@ -57,6 +62,29 @@ static KernelOf kernel_for(unsigned decoders)
     }
 }
 
+/* Of one family: what direct.cuh compiles is the same for both. */
+static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
+{
+    return a.kind == b.kind && a.raw == b.raw && a.sketched == b.sketched && a.books[0].bits == b.books[0].bits &&
+           a.books[1].bits == b.books[1].bits && a.polar.bits == b.polar.bits;
+}
+
+static DirectKernel direct_for(const kvant_cuda_codec &keys, const kvant_cuda_codec &values)
+{
+    const kvant_general &g = keys.general;
+    const bool general = keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
+    if (!general || !are_alike(g.view, values.general.view) || (g.head_dim != 64 && g.head_dim != 128))
+        return DirectKernel{};
+    switch (g.view.kind) {
+    case KVANT_GENERAL_RAW: return g.view.raw == 0 ? DirectKernel{} : direct_rows(g);
+    case KVANT_GENERAL_POLAR: return direct_polar(g);
+    case KVANT_GENERAL_TIERS: return direct_tiers(g);
+    case KVANT_GENERAL_SKETCH: return direct_sketch(g);
+    case KVANT_GENERAL_CODEBOOK: return g.view.sketched ? direct_sketch(g) : DirectKernel{};
+    default: return DirectKernel{};
+    }
+}
+
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
                                   int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
@@ -64,9 +92,14 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
-    const unsigned decoders = decoders_for(p.keys) | decoders_for(p.values);
+    const DirectKernel direct = direct_for(p.keys, p.values);
+    if (direct.kernel)
+        return launch({ direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p, [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
+                      multiprocessors, shared_bytes, stream);
     const bool many = (int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS;
-    return launch(kernel_for(decoders)(many), many ? AnyShape<2>::ROWS : AnyShape<1>::ROWS, p, multiprocessors, shared_bytes, stream);
+    const int rows = many ? AnyShape<2>::ROWS : AnyShape<1>::ROWS;
+    return launch({ kernel_for(decoders_for(p.keys) | decoders_for(p.values))(many), rows, MOST_WARPS, team_of((int)p.keys.params.head_dim) }, p,
+                  [&](int warps) { return AnyPlaces(p.keys, p.values, rows, warps).end; }, multiprocessors, shared_bytes, stream);
 }
 
 } // namespace kvant

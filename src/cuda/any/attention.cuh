@@ -17,17 +17,10 @@
 namespace kvant
 {
 
-/* The score, in binary, of a row and a token of the sequence. Rare, and not inlined: it would cost registers. */
+/* Rare, and not inlined: it would cost registers. */
 __device__ static __noinline__ float changed(const AnyAttentionArgs &p, const AnyRows &rows, int length, float x, int row, int token)
 {
-    if (p.softcap_log2 > 0)
-        x = soften(x, p.softcap_log2);
-    const int position = rows.position[row];
-    if (token >= length || (p.causal && token > position) || position - token >= p.window)
-        return -INFINITY;
-    if (p.mask)
-        return x + rows.slope[row] * __half2float(__ushort_as_half(__ldg(p.mask + rows.mask_row[row] + token)));
-    return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
+    return changed_score(p, rows, length, x, row, token);
 }
 
 template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> {
@@ -316,19 +309,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     KVANT_INLINE void finish()
     {
         add_warps();
-        if (p.splits > 1) {
-            B::leave();
-            if (!ends_last(p.counters + work.item, p.splits, rows.before))
-                return;
-            const int rows_here = work.pair.n_columns;
-#pragma unroll 1
-            for (int i = warp; i < rows_here * ((d + 31) / 32); i += warps)
-                B::add_parts(i % rows_here, i / rows_here * 32);
-            __syncthreads();
-        }
-#pragma unroll 1
-        for (int n = warp; n < work.pair.n_columns; n += warps)
-            B::write(n);
+        B::end();
     }
 };
 
@@ -342,10 +323,10 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     if (work.pair.n_columns == 0)
         return;
     const AnyPlaces places(p.keys, p.values, S::ROWS, (int)blockDim.x / 32);
-    reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
-    reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
+    load_book(memory + places.books[0], p.keys);
+    load_book(memory + places.books[1], p.values);
     AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
-    attention.load_queries();
+    attention.load_queries([](int channel) { return channel; });
     __syncthreads();
     attention.begin();
     attention.run();

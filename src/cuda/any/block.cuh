@@ -55,12 +55,13 @@ struct AnyPlaces {
     {
         return d + 8;
     }
+    AnyPlaces() = default;
     __host__ __device__ AnyPlaces(const kvant_cuda_codec &k, const kvant_cuda_codec &v, int rows, int warps)
     {
         const int d = (int)k.params.head_dim, team = team_of(d), teams = warps / team;
         books[0] = round_up((int)sizeof(AnyRows));
-        books[1] = books[0] + AnyBook::bytes(k);
-        queries = books[1] + AnyBook::bytes(v);
+        books[1] = books[0] + book_bytes(k);
+        queries = books[1] + book_bytes(v);
         tiles = round_up(queries + rows * stride(d) * 2);
         tile_bytes = TILE_TOKENS * stride(d) * 2;
         units = tiles + teams * tile_bytes;
@@ -97,6 +98,19 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
     return w;
 }
 
+/* The score, in binary, of a row and a token of the sequence. */
+KVANT_INLINE float changed_score(const AnyAttentionArgs &p, const AnyRows &rows, int length, float x, int row, int token)
+{
+    if (p.softcap_log2 > 0)
+        x = soften(x, p.softcap_log2);
+    const int position = rows.position[row];
+    if (token >= length || (p.causal && token > position) || position - token >= p.window)
+        return -INFINITY;
+    if (p.mask)
+        return x + rows.slope[row] * __half2float(__ushort_as_half(__ldg(p.mask + rows.mask_row[row] + token)));
+    return p.max_bias > 0 ? x + rows.slope[row] * (float)(token - position) : x;
+}
+
 /* ROWS: of queries. */
 template <int ROWS> struct AnyBlock {
     const AnyAttentionArgs &p;
@@ -128,10 +142,10 @@ template <int ROWS> struct AnyBlock {
     }
 
     /* The Hadamard rotation of a row in shared memory, without its signs (rotate.cuh). */
-    KVANT_INLINE void turn(float *row, const kvant_cuda_wide_rotation &rotation) const
+    KVANT_INLINE void turn(float *row, int block, float scale) const
     {
 #pragma unroll 1
-        for (int distance = 1; distance < (int)rotation.block; distance *= 2) {
+        for (int distance = 1; distance < block; distance *= 2) {
             __syncwarp();
 #pragma unroll 2
             for (int i = lane; i < d / 2; i += 32) {
@@ -140,7 +154,7 @@ template <int ROWS> struct AnyBlock {
             }
         }
         __syncwarp();
-        each_channel([&](int channel) { row[channel] *= rotation.scale; });
+        each_channel([&](int channel) { row[channel] *= scale; });
     }
 
     KVANT_INLINE static float signed_by(const kvant_cuda_wide_rotation &rotation, float x, int channel)
@@ -148,8 +162,8 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* As load_queries of tiles.cuh. */
-    KVANT_INLINE void load_queries() const
+    /* As load_queries of tiles.cuh; place: where a channel stands in a row. */
+    template <class P> KVANT_INLINE void load_queries(P &&place) const
     {
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
         float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
@@ -163,11 +177,11 @@ template <int ROWS> struct AnyBlock {
                 row[channel] = signed_by(rotation, x, channel);
             });
             if (rotation.block)
-                turn(row, rotation);
+                turn(row, (int)rotation.block, rotation.scale);
             float largest = 0;
             each_channel([&](int channel) { largest = fmaxf(largest, fabsf(row[channel])); });
             const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
-            each_channel([&](int channel) { queries[n * stride + channel] = __float2half_rn(row[channel] * inverse); });
+            each_channel([&](int channel) { queries[n * stride + place(channel)] = __float2half_rn(row[channel] * inverse); });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;
                 rows.position[n] = work.first_position + column.token;
@@ -233,7 +247,7 @@ template <int ROWS> struct AnyBlock {
         const SoftmaxEnd end = end_of<true>(p, column.head, rows.max[n], rows.sum[n]);
         each_channel([&](int channel) { sums[channel] *= end.factor; });
         if (rotation.block)
-            turn(sums, rotation);
+            turn(sums, (int)rotation.block, rotation.scale);
         each_channel([&](int channel) {
             const int at = work.pair.kv_head * d + channel;
             float x = signed_by(rotation, sums[channel], channel);
@@ -243,6 +257,24 @@ template <int ROWS> struct AnyBlock {
         });
         if (p.lse && lane == 0)
             p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
+    }
+
+    /* Results of this part to their places, or to the part that ends last. */
+    KVANT_INLINE void end() const
+    {
+        if (p.splits > 1) {
+            leave();
+            if (!ends_last(p.counters + work.item, p.splits, rows.before))
+                return;
+            const int rows_here = work.pair.n_columns;
+#pragma unroll 1
+            for (int i = warp; i < rows_here * ((d + 31) / 32); i += warps)
+                add_parts(i % rows_here, i / rows_here * 32);
+            __syncthreads();
+        }
+#pragma unroll 1
+        for (int n = warp; n < work.pair.n_columns; n += warps)
+            write(n);
     }
 };
 

@@ -3,18 +3,25 @@
  *
  * A word of a plane has the codes of two neighbours: of keys two chunks of a token, of values two tokens of a
  * chunk (format.md, "Chunk codes"). A lane takes a token of keys, or a chunk of values: then neighbouring lanes
- * read neighbouring words. A token's unit follows from its scale, whose numbers are at most 8 units. */
+ * read neighbouring words. A token's unit follows from its scale, whose numbers are at most 8 units. Numbers are looked up
+ * in shared memory (any_chunks.cuh), of large tables in device memory; of triplets with large tables they are computed. */
 #pragma once
 
+#include "../chunks/any_chunks.cuh"
 #include "decode_planes.cuh"
 #include "decoders.h"
 
 namespace kvant
 {
 
-/* The two codes of a word and its fellows in other planes. */
+/* The two codes of a word and its fellows in other planes: their lowest 16 bits, what is above. */
 struct CodePair {
-    uint32_t code[2];
+    uint32_t low, high;
+
+    KVANT_INLINE uint32_t code(int i) const
+    {
+        return prmt(low, high, i ? 0x7632 : 0x5410);
+    }
 };
 
 /* The words of a page's chunk codes, of PLANES planes. A plane's bits of both codes are turned into their places at
@@ -65,8 +72,7 @@ template <bool KEYS, int PLANES> struct ChunkWords {
             first = i == 0 ? x : first;
             rest |= __funnelshift_l(x, x, turn_of(i)) & mask[i];
         }
-        const uint32_t low = wide ? first : rest, high = wide ? rest : 0;
-        return CodePair{ { prmt(low, high, 0x5410), prmt(low, high, 0x7632) } };
+        return CodePair{ wide ? first : rest, wide ? rest : 0 };
     }
 };
 
@@ -120,12 +126,6 @@ struct ChunkDecoder {
         return ChunkNumbers{ pack_half2(x[0], x[1]), pack_half2(x[2], x[3]) };
     }
 
-    KVANT_INLINE static uint32_t multiply(uint32_t a, uint32_t b)
-    {
-        const __half2 y = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
-        return *reinterpret_cast<const uint32_t *>(&y);
-    }
-
     /* scale: over the token's unit, of which inverse is the inverse. */
     KVANT_INLINE ChunkNumbers word(uint32_t code, float scale, float inverse, int token) const
     {
@@ -133,9 +133,13 @@ struct ChunkDecoder {
         const uint2 w = __ldg(codewords + index);
         const float r = scale * (float)above;
         const uint32_t radius = pack_half2(r, r);
-        if (index == g.view.chunks.n_codewords && above < g.view.chunks.slots)
-            return outlier(above, token, inverse);
-        return ChunkNumbers{ multiply(radius, w.x), multiply(radius, w.y) };
+        return is_outlier(code) ? outlier(above, token, inverse)
+                                : ChunkNumbers{ multiply_halves(radius, w.x), multiply_halves(radius, w.y) };
+    }
+
+    KVANT_INLINE bool is_outlier(uint32_t code) const
+    {
+        return (code & ((1u << bits) - 1)) == g.view.chunks.n_codewords && code >> bits < g.view.chunks.slots;
     }
 
     /* The largest of a token's outliers. */
@@ -158,9 +162,50 @@ template <int CHANNELS> KVANT_INLINE void put_chunk(__half *to, const ChunkNumbe
     to[2] = __ushort_as_half((uint16_t)x.high);
 }
 
-/* Triplets write up to 4 halves behind a row, where nothing is. */
-template <int CHANNELS, bool KEYS, int PLANES>
-__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const DecodedTile tile)
+/* Two chunks beside each other. */
+template <int CHANNELS> KVANT_INLINE void put_chunks(__half *to, const ChunkNumbers (&x)[2])
+{
+    if (CHANNELS == 4) {
+        put_chunk<4>(to, x[0]);
+        put_chunk<4>(to + 4, x[1]);
+        return;
+    }
+    uint32_t *words = reinterpret_cast<uint32_t *>(to);
+    words[0] = x[0].low, words[1] = prmt(x[0].high, x[1].low, 0x5410), words[2] = prmt(x[1].low, x[1].high, 0x5432);
+}
+
+/* Numbers of two codes by a table in shared memory. */
+template <int CHANNELS> struct TableDecoder {
+    using Codes = typename std::conditional<CHANNELS == 3, OctopusSplits, HqmqSizes>::type;
+    typename Codes::Table table;
+
+    KVANT_INLINE TableDecoder(const kvant_general &g, const uint8_t *entries, int lane)
+        : table(Codes::table(entries, sizes_of(g), Codes::one_copy(sizes_of(g)), lane))
+    {
+    }
+
+    /* The scales as pairs of halves, of quaternions times UNIT. */
+    KVANT_INLINE void numbers(const CodePair &pair, const uint32_t (&scale)[2], ChunkNumbers (&x)[2]) const
+    {
+        if constexpr (CHANNELS == 3) {
+            const typename Codes::Two two(pair.low, table);
+            unrolled_for (int i = 0; i < 2; i++) {
+                const uint2 n = two.numbers(table, i);
+                x[i] = ChunkNumbers{ multiply_halves(n.x, scale[i]), multiply_halves(n.y, scale[i]) };
+            }
+        } else {
+            const typename Codes::Two two(pair.low, pair.high, table);
+            x[0] = ChunkNumbers{ multiply_halves(two.radii.template times_one<0, 1, false>(two.x), scale[0]),
+                                 multiply_halves(two.radii.template times_one<2, 3, false>(two.x), scale[0]) };
+            x[1] = ChunkNumbers{ multiply_halves(two.radii.template times_one<0, 1, true>(two.y), scale[1]),
+                                 multiply_halves(two.radii.template times_one<2, 3, true>(two.y), scale[1]) };
+        }
+    }
+};
+
+/* Triplets write up to 4 halves behind a row, where nothing is. entries: TABLED, of the codec. */
+template <int CHANNELS, bool KEYS, int PLANES, bool TABLED>
+__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint8_t *entries, const DecodedTile tile)
 {
     const ChunkDecoder decoder(g, tile.page);
     const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits, own = tile.first + tile.lane;
@@ -171,18 +216,35 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const Deco
                 unit = fmaxf(power_above(fmaxf(top, other)), LEAST_UNIT), inverse = valid ? inverse_of(unit) : 0, scale = stored * inverse;
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
-    const auto put = [&](int t, int chunk, uint32_t code, float scale_of, float inverse_of_unit) {
-        put_chunk<CHANNELS>(tile.numbers() + t * tile.stride + CHANNELS * chunk,
-                            CHANNELS == 3 ? decoder.triplet(code, scale_of)
-                                          : decoder.word(code, scale_of, inverse_of_unit, tile.first + t));
+    const TableDecoder<CHANNELS> table(g, entries, tile.lane);
+    const float in_table = CHANNELS == 3 ? scale : scale * HqmqSizes::UNIT;
+    const uint32_t halves = TABLED ? pack_half2(in_table, in_table) : 0;
+    /* of: the lane that has the code's token */
+    const auto read = [&](const CodePair &pair, const int (&of)[2], ChunkNumbers (&x)[2]) {
+        if constexpr (TABLED) {
+            const uint32_t scales[2] = { KEYS ? halves : __shfl_sync(FULL, halves, of[0]), KEYS ? halves : __shfl_sync(FULL, halves, of[1]) };
+            table.numbers(pair, scales, x);
+        }
+        if constexpr (!TABLED || CHANNELS == 4) {
+            if (TABLED && g.view.chunks.slots == 0)
+                return;
+            unrolled_for (int i = 0; i < 2; i++) {
+                const float own = KEYS ? scale : __shfl_sync(FULL, scale, of[i]), own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
+                const uint32_t code = pair.code(i);
+                if (!TABLED)
+                    x[i] = CHANNELS == 3 ? decoder.triplet(code, own) : decoder.word(code, own, own_inverse, tile.first + of[i]);
+                else if (decoder.is_outlier(code))
+                    x[i] = decoder.outlier(code >> decoder.bits, tile.first + of[i], own_inverse);
+            }
+        }
     };
+    ChunkNumbers x[2];
     const ChunkWords<KEYS, PLANES> codes(tile.page, bits, n, own);
     if constexpr (KEYS) {
 #pragma unroll 2
         for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
-            const CodePair pair = codes.chunks(c);
-            unrolled_for (int i = 0; i < 2; i++)
-                put(tile.lane, 2 * c + i, pair.code[i], scale, inverse);
+            read(codes.chunks(c), { tile.lane, tile.lane }, x);
+            put_chunks<CHANNELS>(tile.numbers() + tile.lane * tile.stride + 2 * CHANNELS * c, x);
         }
     } else {
         int t = 0, c = 32 * tile.rank + tile.lane;
@@ -191,18 +253,32 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const Deco
             for (; c >= n; c -= n)
                 t += 2;
             t = min(t, TILE_TOKENS - 2);
-            const CodePair pair = codes.tokens(tile.first + t, c);
+            read(codes.tokens(tile.first + t, c), { t, t + 1 }, x);
             unrolled_for (int i = 0; i < 2; i++)
-                put(t + i, c, pair.code[i], __shfl_sync(FULL, scale, t + i), __shfl_sync(FULL, inverse, t + i));
+                put_chunk<CHANNELS>(tile.numbers() + (t + i) * tile.stride + CHANNELS * c, x[i]);
             c += 32 * tile.team_warps;
         }
     }
 }
 
-template <int CHANNELS, bool KEYS> KVANT_INLINE void decode_chunks(const kvant_general &g, const DecodedTile &tile)
+/* entries: as fill_small_table left them, NULL without a small table. */
+template <int CHANNELS, bool KEYS>
+KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries, const DecodedTile &tile)
 {
-    with_planes((int)(g.view.chunks.index_bits + g.view.chunks.length_bits),
-                [&](auto planes) { decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value>(g, tile); });
+    with_planes((int)(g.view.chunks.index_bits + g.view.chunks.length_bits), [&](auto planes) {
+        entries ? decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, true>(g, entries, tile)
+                : decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, false>(g, entries, tile);
+    });
+}
+
+/* By all threads of a block. */
+KVANT_INLINE void fill_small_table(uint8_t *entries, const kvant_general &g)
+{
+    const ChunkSizes sizes = sizes_of(g);
+    if (g.view.kind == KVANT_GENERAL_TRIPLETS)
+        OctopusSplits::fill(entries, sizes, OctopusSplits::one_copy(sizes));
+    else
+        HqmqSizes::fill(entries, sizes, 1);
 }
 
 } // namespace kvant

@@ -1,9 +1,7 @@
-/* decode_rotated.cuh - tiles of codecs whose pages hold numbers in a rotated space of their own: sketches of what codes
- * leave, and tiers of channels.
+/* decode_rotated.cuh - tiles of codecs with a sketch of what codes leave, whose signs stand in a rotated space of their own.
  *
  * Tokens times the rotation is a product of matrices, by mma.m16n8k16: tokens are its rows. The rotation comes in the
- * order of operands from device memory (halves.h). Signs of a sketch are operands as they are read; levels of
- * tiers go to the tile first, and their products take their place. */
+ * order of operands from device memory (halves.h). Signs are operands as they are read. */
 #pragma once
 
 #include "decode_chunks.cuh"
@@ -32,8 +30,6 @@ KVANT_INLINE void clear_tile(const DecodedTile &tile)
     if (tile.rank == 0)
         tile.units()[tile.lane] = LEAST_UNIT;
 }
-
-/* ---- sketches ---- */
 
 /* Of a token: what is multiplied by the sums of signs, and by the numbers of the codes, in the unit of both. */
 struct SketchScale {
@@ -177,116 +173,6 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
         add_signs<KEYS>(g, tile, scale);
     else
         tile.d == 64 ? add_hadamard<KEYS, 4>(g, tile, scale) : add_hadamard<KEYS, 8>(g, tile, scale);
-}
-
-/* ---- tiers ---- */
-
-/* Levels of a tier's codes to columns `first`.. of the tile. As decode_chunks: a lane takes a token of keys, or a
- * channel of values. */
-template <bool KEYS> KVANT_INLINE void put_levels(const kvant_general &g, int k, int first, const DecodedTile &tile)
-{
-    const kvant_codebook_place &book = g.view.books[k];
-    const uint8_t *words = tile.page + g.view.tiers.codes[k];
-    const float *levels = g.tables + book.values;
-    const int n = (int)book.n;
-    const auto put = [&](auto planes) {
-        const ChunkWords<KEYS, decltype(planes)::value> codes(words, (int)book.bits, n, tile.first + tile.lane);
-        if constexpr (KEYS) {
-#pragma unroll 4
-            for (int c = tile.rank; 2 * c < n; c += tile.team_warps) {
-                const CodePair pair = codes.chunks(c);
-                *reinterpret_cast<uint32_t *>(tile.numbers() + tile.lane * tile.stride + first + 2 * c) =
-                    pack_half2(__ldg(levels + pair.code[0]), __ldg(levels + pair.code[1]));
-            }
-        } else {
-            for (int c = tile.lane; c < n; c += 32)
-#pragma unroll 4
-                for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
-                    const CodePair pair = codes.tokens(tile.first + t, c);
-                    unrolled_for (int i = 0; i < 2; i++)
-                        tile.numbers()[(t + i) * tile.stride + first + c] = __float2half_rn(__ldg(levels + pair.code[i]));
-                }
-        }
-    };
-    __popc(book.bits) == 1 ? put(std::integral_constant<int, 1>{}) : put(std::integral_constant<int, 2>{});
-}
-
-/* Where the channels of a page are in the order of its tiers: order[rank] is a channel. */
-KVANT_INLINE uint16_t *tier_order(const kvant_general &g, const DecodedTile &tile)
-{
-    uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch());
-    const uint32_t *mask = reinterpret_cast<const uint32_t *>(tile.page + g.view.tiers.mask);
-    __syncwarp(); /* the order before this one has been read */
-    for (int channel = tile.lane; channel < tile.d; channel += 32)
-        order[general_rank(mask, tile.d, channel)] = (uint16_t)channel;
-    __syncwarp();
-    return order;
-}
-
-/* Numbers of a tier's columns, from steps BEGIN to END of 16 levels. scale: of the lane's two tokens. */
-template <int BEGIN, int END, int STEPS>
-KVANT_INLINE void turn_tier(const kvant_general &g, int lane, const uint32_t (&a)[STEPS][4], __half *rows, int stride,
-                            const uint16_t *order, const float (&scale)[2])
-{
-#pragma unroll 1
-    for (int pair = BEGIN; pair < END; pair++) {
-        uint4 b[END - BEGIN];
-        float sums[2][4] = {};
-        unrolled_for (int i = BEGIN; i < END; i++)
-            b[i - BEGIN] = fragment(g, pair, i, lane);
-        unrolled_for (int i = BEGIN; i < END; i++)
-            mma_pair(sums, a[i], b[i - BEGIN]);
-        unrolled_for (int j = 0; j < 2; j++) {
-            const uint32_t channels = *reinterpret_cast<const uint32_t *>(order + 16 * pair + 8 * j + 2 * (lane & 3));
-            unrolled_for (int h = 0; h < 2; h++) {
-                __half *row = rows + ((lane >> 2) + 8 * h) * stride;
-                row[channels & 0xffffu] = __float2half_rn(scale[h] * sums[j][2 * h]);
-                row[channels >> 16] = __float2half_rn(scale[h] * sums[j][2 * h + 1]);
-            }
-        }
-    }
-}
-
-/* A team of one warp; head_dim is 16 STEPS, a quarter of it outliers. */
-template <bool KEYS, int STEPS> __device__ __noinline__ void decode_tiers_of(const kvant_general &g, const DecodedTile tile)
-{
-    float own[2];
-    put_levels<KEYS>(g, 0, 0, tile);
-    put_levels<KEYS>(g, 1, (int)g.view.books[0].n, tile);
-    unrolled_for (int k = 0; k < 2; k++)
-        own[k] = tile.lane < tile.valid
-                     ? half_at(reinterpret_cast<const uint16_t *>(tile.page + g.view.tiers.scales[k]), tile.first + tile.lane)
-                     : 0;
-    const float unit = fmaxf(power_above(fmaxf(own[0], own[1])), LEAST_UNIT), inverse = inverse_of(unit);
-    if (tile.rank == 0)
-        tile.units()[tile.lane] = unit;
-    const uint16_t *order = tier_order(g, tile);
-#pragma unroll 1
-    for (int first = 0; first < TILE_TOKENS; first += 16) {
-        __half *rows = tile.numbers() + first * tile.stride;
-        uint32_t a[STEPS][4];
-        float scale[2][2];
-        unrolled_for (int i = 0; i < STEPS; i++)
-            load_matrices<false>(a[i], rows + (tile.lane & 15) * tile.stride + 8 * (tile.lane >> 4) + 16 * i);
-        unrolled_for (int k = 0; k < 2; k++)
-            unrolled_for (int h = 0; h < 2; h++)
-                scale[k][h] = __shfl_sync(FULL, inverse * own[k], first + 8 * h + (tile.lane >> 2));
-        __syncwarp(); /* numbers take the levels' place */
-        turn_tier<0, STEPS / 4>(g, tile.lane, a, rows, tile.stride, order, scale[0]);
-        turn_tier<STEPS / 4, STEPS>(g, tile.lane, a, rows, tile.stride, order, scale[1]);
-    }
-}
-
-/* With head_dims of one warp, and tiers of whole operands. */
-__host__ __device__ inline bool has_tier_tiles(const kvant_general &g)
-{
-    return g.halves && g.view.books[0].n == g.head_dim / 4 && (g.head_dim == 64 || g.head_dim == 128) &&
-           g.view.books[0].bits <= 4 && g.view.books[1].bits <= 4;
-}
-
-template <bool KEYS> KVANT_INLINE void decode_tiers(const kvant_general &g, const DecodedTile &tile)
-{
-    tile.d == 64 ? decode_tiers_of<KEYS, 4>(g, tile) : decode_tiers_of<KEYS, 8>(g, tile);
 }
 
 } // namespace kvant

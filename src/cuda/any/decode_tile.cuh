@@ -15,6 +15,20 @@
 namespace kvant
 {
 
+/* What decoders read of a codec in shared memory: an AnyBook, or tables of chunks. */
+__host__ __device__ inline int book_bytes(const kvant_cuda_codec &codec)
+{
+    return AnyBook::bytes(codec) + small_table_bytes(codec.params, codec.general);
+}
+
+KVANT_INLINE void load_book(uint8_t *book, const kvant_cuda_codec &codec)
+{
+    if (small_table_bytes(codec.params, codec.general) > 0)
+        fill_small_table(book, codec.general);
+    else
+        reinterpret_cast<AnyBook *>(book)->load(codec);
+}
+
 /* Row by row; warps of the team take turns. */
 __device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
@@ -89,9 +103,12 @@ __device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cu
     tile.d <= 128 ? copy_rows<1, 4>(tile, type) : copy_rows<4, 1>(tile, type);
 }
 
-template <bool KEYS> KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
+template <bool KEYS>
+KVANT_INLINE void decode_chunk_codes(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile &tile)
 {
-    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, tile) : decode_chunks<4, KEYS>(g, tile);
+    const kvant_general &g = codec.general;
+    const uint8_t *entries = small_table_bytes(codec.params, g) > 0 ? reinterpret_cast<const uint8_t *>(&book) : nullptr;
+    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, entries, tile) : decode_chunks<4, KEYS>(g, entries, tile);
 }
 
 /* Codecs in the general form. */
@@ -106,12 +123,9 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile); break;
     case KVANT_GENERAL_TRIPLETS:
-    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
+    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(codec, book, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
-    case KVANT_GENERAL_TIERS:
-        if (has_tier_tiles(g))
-            return decode_tiers<KEYS>(g, tile);
-        return decode_rows(codec, book, tile);
+    case KVANT_GENERAL_UNIFORM: decode_uniform_codes<KEYS, true>(g, tile); return add_centroids(g, tile);
     default: return decode_rows(codec, book, tile);
     }
     if (g.view.sketched)
@@ -133,7 +147,7 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
     if constexpr ((WITH & FAMILIES) != 0)
         decode_family<KEYS>(codec, book, tile);
     else if constexpr ((WITH & CHUNKS) != 0)
-        decode_chunk_codes<KEYS>(codec.general, tile);
+        decode_chunk_codes<KEYS>(codec, book, tile);
 }
 
 } // namespace kvant

@@ -181,4 +181,42 @@ template <bool KEYS, bool GROUPED> KVANT_INLINE void decode_uniform_codes(const 
     g.view.uniform.per_channel ? scale_channels(UniformCodes(g), tile) : scale_tokens(UniformCodes(g), tile);
 }
 
+/* Adds to each token its centroid, and takes a unit for both. ROWS tokens at a time, LOADS numbers of a lane for each. */
+template <int LOADS, int ROWS> __device__ __noinline__ void add_centroids_of(const kvant_general &g, const DecodedTile tile)
+{
+    const general_team team{ tile.lane, 32, tile.kv_head };
+#pragma unroll 1
+    for (int first = tile.rank; first < TILE_TOKENS; first += ROWS * tile.team_warps) {
+        float x[ROWS][LOADS], size[ROWS]; /* 0: the token was never written */
+        unrolled_for (int r = 0; r < ROWS; r++) {
+            const int t = first + r * tile.team_warps;
+            const float *centroid = t < tile.valid ? general_centroid(team, &g, tile.page, tile.first + t) : nullptr;
+            size[r] = centroid ? 1 : 0;
+            unrolled_for (int i = 0; i < LOADS; i++)
+                x[r][i] = centroid && tile.lane + 32 * i < tile.d ? __ldg(centroid + tile.lane + 32 * i) : 0;
+        }
+        unrolled_for (int r = 0; r < ROWS; r++) {
+            const int t = first + r * tile.team_warps;
+            float largest = 0;
+            unrolled_for (int i = 0; i < LOADS; i++)
+                largest = fmaxf(largest, fabsf(x[r][i]));
+            const float before = tile.units()[t], unit = fmaxf(before, power_above(largest_of(largest))), inverse = inverse_of(unit);
+            unrolled_for (int i = 0; i < LOADS; i++)
+                if (tile.lane + 32 * i < tile.d) {
+                    __half &number = tile.numbers()[t * tile.stride + tile.lane + 32 * i];
+                    number = __float2half_rn(size[r] * before * inverse * __half2float(number) + inverse * x[r][i]);
+                }
+            __syncwarp();
+            if (tile.lane == 0)
+                tile.units()[t] = unit;
+        }
+    }
+}
+
+KVANT_INLINE void add_centroids(const kvant_general &g, const DecodedTile &tile)
+{
+    tile.wait();
+    tile.d <= 128 ? add_centroids_of<4, 4>(g, tile) : add_centroids_of<16, 1>(g, tile);
+}
+
 } // namespace kvant

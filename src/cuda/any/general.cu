@@ -133,7 +133,7 @@ kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t
     if (status != KVANT_OK)
         return status;
     const kvant_cuda_params &codec = p.codec.params;
-    const bool groups = codec.grouping == KVANT_CUDA_GROUP_TOKENS32, tiers = p.codec.general.view.kind == KVANT_GENERAL_TIERS;
+    const bool groups = codec.grouping == KVANT_CUDA_GROUP_TOKENS, tiers = p.codec.general.view.kind == KVANT_GENERAL_TIERS;
     const dim3 pages(args.n_tokens / PAGE_TOKENS, n_kv_heads), rows((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads);
     with_room(codec.head_dim, [&](auto room) {
         constexpr int P = decltype(room)::value;

@@ -85,7 +85,7 @@ KVANT_INLINE int general_first_level(const kvant_general *g, int n, float x)
 {
     const uint32_t rounding = g->view.chunks.rounding;
     const int i = general_count_below(g->tables + g->view.chunks.direction_thresholds, n, x);
-    return rounding == 0 ? 0 : rounding == 1 ? i : rounding == 3 || !(x > g->tables[g->view.chunks.direction + i]) ? i - 1 : i;
+    return rounding == 0 ? 0 : rounding == 1 || rounding == 4 ? i : rounding == 3 || !(x > g->tables[g->view.chunks.direction + i]) ? i - 1 : i;
 }
 
 KVANT_INLINE int general_within(int i, int n)
@@ -97,7 +97,7 @@ KVANT_INLINE int general_within(int i, int n)
 KVANT_INLINE uint32_t general_triplet_code(const kvant_general *g, const float x[3], float *along)
 {
     const int bits = (int)g->view.chunks.index_bits / 2, n = 1 << bits,
-              width = g->view.chunks.rounding ? (int)g->view.chunks.rounding : n;
+              width = g->view.chunks.rounding == 4 ? 2 : g->view.chunks.rounding ? (int)g->view.chunks.rounding : n;
     const float sum = general_add(general_add(fabsf(x[0]), fabsf(x[1])), fabsf(x[2])), length = sum > 0 ? sum : 1;
     const float p[3] = { general_div(x[0], length), general_div(x[1], length), general_div(x[2], length) };
     const float fold = p[2] < 0 ? -p[2] : 0;
@@ -112,6 +112,11 @@ KVANT_INLINE uint32_t general_triplet_code(const kvant_general *g, const float x
     const int k = general_count_below(g->tables + g->view.chunks.norm_thresholds, 1 << g->view.chunks.length_bits,
                                       g->view.chunks.rounding == 1 ? norm : *along);
     return (uint32_t)best.u | (uint32_t)best.w << bits | (uint32_t)k << 2 * bits;
+}
+
+KVANT_INLINE bool general_pads_zero(const kvant_general *g)
+{
+    return g->view.chunks.zero_padding || g->view.chunks.rounding == 1;
 }
 
 /* What the missing channels of the last triplet are taken for, in multiples of the others' magnitudes (codec/papers/octopus_book.c
@@ -135,7 +140,7 @@ KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_spa
     float x[3] = { general_mul(from[0], inverse), is_whole || left == 2 ? general_mul(from[1], inverse) : 0,
                    is_whole ? general_mul(from[2], inverse) : 0 },
           along;
-    if (!is_whole && g->view.chunks.rounding != 1)
+    if (!is_whole && !general_pads_zero(g))
         general_pad(left, i - whole, general_add(fabsf(x[0]), fabsf(x[1])), x);
     s->codes[i] = general_triplet_code(g, x, &along);
     s->a[i] = general_mul(g->tables[g->view.chunks.norm + (s->codes[i] >> g->view.chunks.index_bits)], along);
@@ -151,7 +156,7 @@ KVANT_INLINE void general_triplet_item(const kvant_general *g, const general_spa
 KVANT_INLINE general_scale general_triplets_codes(general_team team, const kvant_general *g, const general_space *s)
 {
     const int whole = (int)g->head_dim / 3, left = (int)g->head_dim % 3,
-              trials = left == 0 ? 0 : g->view.chunks.rounding == 1 ? 1 : left == 1 ? 10 : 6;
+              trials = left == 0 ? 0 : general_pads_zero(g) ? 1 : left == 1 ? 10 : 6;
     const float squares = general_sum(team, s->sums, s->y, s->y, (int)g->head_dim);
     const general_norm norm = general_norm_of(squares, g->view.inverse_sqrt_dim);
     for (int i = team.lane; i < whole + trials; i += team.lanes)

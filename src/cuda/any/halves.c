@@ -51,8 +51,9 @@ static void put_rotation(const kvant_general *g, const float *tables, uint16_t *
     for (uint32_t at = 0; at < g->head_dim * g->head_dim; at++) {
         const uint32_t k = at % 2 + at / 2 % 2 * 8, right = at / 4 % 2, lane = at / 8 % 32, step = at / 256 % tiles,
                        pair = at / 256 / tiles;
-        to[at] = kvant_half_from_float(
-            number_at(g, tables, 16 * step + 2 * (lane % 4) + k, 16 * pair + 8 * right + lane / 4));
+        const uint32_t row = 16 * step + 2 * (lane % 4) + k, column = 16 * pair + 8 * right + lane / 4;
+        const bool turned = !g->view.sketched && g->keys;
+        to[at] = kvant_half_from_float(number_at(g, tables, turned ? column : row, turned ? row : column));
     }
 }
 

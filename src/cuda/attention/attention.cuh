@@ -14,6 +14,7 @@
  * So a code is unpacked once for 8 or 16 rows. */
 #pragma once
 
+#include "../chunks/outliers.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
 #include "open.cuh"
@@ -26,10 +27,18 @@ namespace kvant
 /* What a slot keeps free for a page's metadata; symmetric codes need half of it. */
 template <class C, int D> constexpr int metadata_bytes()
 {
-    int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
-                 : C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
-                                                           : PAGE_TOKENS / 32 * D;
-    return scales * (HAS_ZEROS<C> ? 4 : 2);
+    if constexpr (HAS_OUTLIERS<C>)
+        return PAGE_TOKENS * (2 + 8 * most_slots(D));
+    else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+        return PAGE_TOKENS * (HAS_ZEROS<C> ? 4 : 2);
+    else
+        return PAGE_TOKENS * D / group_step<C, D>() * 4;
+}
+
+/* Pairs that have general kernels alone. Of groups those in use have more: tokens of one role, channels of the other. */
+template <class KC, class VC> __host__ __device__ constexpr bool is_rare()
+{
+    return HAS_ANY_SIZES<KC> || (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
 }
 
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
@@ -60,7 +69,7 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
-    constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
+    constexpr bool EIGHT = TILES > 1 || (GROUPS && is_rare<KC, VC>()) || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
     for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 4)
         if (warps * slot <= room)
             return warps;
@@ -76,8 +85,9 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
 
 template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
 {
-    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN ? 2 : 1;
+    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_ANY_SIZES<KC> ? 2 : 1;
 }
+
 
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
@@ -218,9 +228,13 @@ using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, Chunk
 template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
-    if constexpr (HAS_CHUNKS<KC>)
+    if constexpr (HAS_ANY_SIZES<KC>)
+        KC::fill(tables, p.k_sizes, KC::template copies_of<LARGE>(p.k_sizes));
+    else if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
-    if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
+    if constexpr (HAS_ANY_SIZES<VC> && !S::ONE_TABLE)
+        VC::fill(tables + S::K_TABLE, p.v_sizes, VC::template copies_of<LARGE>(p.v_sizes));
+    else if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_TRELLIS<KC>)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
@@ -233,12 +247,24 @@ template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
     const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
-    if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_ANY_SIZES<C>) {
+        const ChunkSizes &sizes = KEYS ? p.k_sizes : p.v_sizes;
+        return C::table(own, sizes, C::template copies_of<LARGE>(sizes), lane);
+    } else if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
+}
+
+/* Bytes of codes in front of a page's metadata. */
+template <class C, class KC, class VC, int D, bool KEYS> KVANT_INLINE int codes_of(const ArgsOf<KC, VC> &p)
+{
+    if constexpr (HAS_ANY_SIZES<C>)
+        return (KEYS ? p.k_sizes : p.v_sizes).code_bytes;
+    else
+        return page_code_bytes<C, D>(KEYS);
 }
 
 /* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
@@ -392,8 +418,15 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
-                score_page<KC, D, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
-                                                lane, s);
+                const int k_codes = codes_of<KC, KC, VC, D, true>(p), v_codes = codes_of<VC, KC, VC, D, false>(p);
+                if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
+                    split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
+                    feeder.ring.fence_writes();
+                }
+                score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
+                                            lane, s);
+                if constexpr (HAS_OUTLIERS<KC>)
+                    score_outliers<KC, D>(page, p.k_sizes, shared.queries, valid, lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -403,13 +436,18 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
-                if constexpr (VC::GROUP != KVANT_CUDA_GROUP_TOKEN)
-                    if (valid < PAGE_TOKENS) {
-                        clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
-                        feeder.ring.fence_writes();
-                    }
-                add_page<VC, D>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
-                                              lane, valid, s, sums);
+                if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN && (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
+                    uint8_t *metadata = page + S::K_BYTES + v_codes;
+                    if (p.v_groups.hybrid)
+                        split_hybrid(metadata, p.v_groups, p.v_offset, lane);
+                    if (valid < PAGE_TOKENS)
+                        clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
+                    feeder.ring.fence_writes();
+                }
+                add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset, p.v_groups, lane, valid,
+                                s, sums);
+                if constexpr (HAS_OUTLIERS<VC>)
+                    add_outliers<VC, D>(page + S::K_BYTES, p.v_sizes, valid, lane, s[0], sums[0]);
             }
             __syncwarp();
             mine += S::WARPS;
@@ -467,7 +505,7 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to
@@ -476,17 +514,19 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
  * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
+    constexpr bool RARE = is_rare<KC, VC>();
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
             return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()
                                 : kernel_of<KC, VC, D, false, true, true, 2>();
         return AttentionKernel{};
     }
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
+    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
         if (choice.large && !choice.general && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, 1>();
-    if (choice.large && !choice.general)
-        return kernel_of<KC, VC, D, true, true, false, 1>();
+    if constexpr (!RARE)
+        if (choice.large && !choice.general)
+            return kernel_of<KC, VC, D, true, true, false, 1>();
     return choice.large ? kernel_of<KC, VC, D, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, 1>();
 }
 

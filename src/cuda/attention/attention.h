@@ -28,6 +28,12 @@ struct PageSource {
     uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
 };
 
+/* Where scales of groups stand: a group has 2^log channels or tokens, a page n_scales groups. */
+struct GroupPlaces {
+    int log, n_scales;
+    int hybrid; /* a scale's sign says that it has a zero point */
+};
+
 /* The newest token of sequence b is its token cells[b] - first - b * stride. */
 struct NewTokens {
     const int64_t *cells; /* NULL: not known */
@@ -62,7 +68,8 @@ struct AttentionArgs {
     uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
-    float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
+    float k_offset, v_offset;    /* uniform codes: number = scale * (code + offset) when symmetric */
+    GroupPlaces k_groups, v_groups; /* of uniform codes with groups */
     PageSource k_open, v_open; /* block i of these is -1 - i in the table */
 
     /* Only general kernels read these. */
@@ -83,10 +90,20 @@ struct kvant_cuda_directions {
     float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
 };
 
+/* The same where sizes are not constants (any_chunks.cuh); arrays are the device's. */
+struct ChunkSizes {
+    int bits, index_bits, length_bits; /* of a code */
+    int code_bytes;
+    const float *direction, *norm; /* octopus */
+    const uint2 *codewords;        /* hqmq: four halves each */
+    int n_codewords, slots;        /* slots: for a token's outliers */
+};
+
 /* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or
  * later. */
 struct ChunkAttentionArgs : AttentionArgs {
     kvant_cuda_directions k_directions, v_directions;
+    ChunkSizes k_sizes, v_sizes;
 };
 
 struct AttentionKernel {
@@ -95,6 +112,7 @@ struct AttentionKernel {
     int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */
+    bool any_sizes;  /* reads ChunkSizes */
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99

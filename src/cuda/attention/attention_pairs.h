@@ -6,8 +6,8 @@
  *   a kind with itself
  *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
  *     about four times as much as values
- *   groups of 32 as in use: kivi-2, innerq-base and innerq-small
- *   codes of several channels with their own kind
+ *   groups of tokens or channels as in use: kivi, innerq (hybrid ones are a kind of others); groups of one sort with themselves
+ *   codes of several channels with their own kind; of sizes in use, and of any sizes
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
  *
@@ -39,11 +39,19 @@
     X(Uniform2Tokens32, Uniform2Channels32) \
     X(Uniform3Channels32, Uniform3Tokens32) \
     X(Uniform3Channels32, Uniform2Tokens32) \
+    X(Uniform8Channels, Uniform8Channels) \
+    X(Uniform3Channels32, Uniform3Channels32) \
+    X(Uniform2Channels32, Uniform2Channels32) \
+    X(Uniform4Channels, Uniform4Channels) \
+    X(Uniform4Tokens, Uniform4Channels) \
+    X(Uniform4Tokens, Uniform4Tokens) \
     X(Octopus2, Octopus2) \
     X(Octopus3, Octopus3) \
     X(Octopus4, Octopus4) \
     X(HqmqS96R4, HqmqS96R4) \
     X(HqmqS192R6, HqmqS192R6) \
+    X(OctopusSplits, OctopusSplits) \
+    X(HqmqSizes, HqmqSizes) \
     X(Trellis4, Trellis4) \
     X(Trellis4, Trellis3) \
     X(Trellis4, Trellis2) \

@@ -96,7 +96,7 @@ struct Kind {
     static constexpr Order ORDER = ORDER_;
 };
 
-/* The same codes with scales of groups of 32. */
+/* The same codes with scales of groups, powers of two of at least group_step numbers. */
 template <class C, kvant_cuda_kind KIND_, kvant_cuda_grouping GROUP_> struct Grouped : C {
     static constexpr kvant_cuda_kind KIND = KIND_;
     static constexpr kvant_cuda_grouping GROUP = GROUP_;
@@ -131,13 +131,13 @@ struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
     }
 };
 
-/* Scales of 32 channels of a token: values of KIVI, keys of InnerQ. */
-using Uniform2Channels32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
-using Uniform3Channels32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
+/* Scales of 32 channels, or more, of a token: values of KIVI, keys of InnerQ. */
+using Uniform2Channels32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
+using Uniform3Channels32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS>;
 
-/* Scales of 32 tokens of a channel: keys of KIVI, values of InnerQ. */
-using Uniform2Tokens32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
-using Uniform3Tokens32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
+/* Scales of 32 tokens, or 64, of a channel: keys of KIVI, values of InnerQ. */
+using Uniform2Tokens32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_TOKENS32, KVANT_CUDA_GROUP_TOKENS>;
+using Uniform3Tokens32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_TOKENS32, KVANT_CUDA_GROUP_TOKENS>;
 
 struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
@@ -150,6 +150,17 @@ struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
     }
 };
 
+/* Four bits: groups of 16 and more. */
+using Uniform4Channels = Grouped<Uniform4, KVANT_CUDA_UNIFORM4_CHANNELS, KVANT_CUDA_GROUP_CHANNELS>;
+using Uniform4Tokens = Grouped<Uniform4, KVANT_CUDA_UNIFORM4_TOKENS, KVANT_CUDA_GROUP_TOKENS>;
+
+/* The least group that kernels know: operands of 16 x 16 codes share scales. Where several tiles are unpacked at a
+ * time they do two and two, and of head_dim 256 there would be too many groups for an operand. */
+template <class C, int D> __host__ __device__ constexpr int group_step()
+{
+    return C::TILES == 1 && D <= 128 ? 16 : 32;
+}
+
 struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
@@ -159,6 +170,8 @@ struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
         widen(rows8, table, a[0][1], a[0][3]);
     }
 };
+
+using Uniform8Channels = Grouped<Uniform8, KVANT_CUDA_UNIFORM8_CHANNELS, KVANT_CUDA_GROUP_CHANNELS>;
 
 struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte

@@ -1,8 +1,9 @@
 /* keys.cuh - scores of a sealed page's keys: products of codes, then the scales of each grouping.
  *
- * A scale per token acts on the token's score. A scale for 32 channels of a token acts on the part
- * of the score from these channels. A scale for 32 tokens of a channel acts on the query: the
+ * A scale per token acts on the token's score. A scale for channels of a token acts on the part
+ * of the score from these channels. A scale for tokens of a channel acts on the query: the
  * query's operands are multiplied by the scales of each group of tokens before they meet the codes.
+ * All this is done for groups of group_step numbers. Larger groups have the same scale several times.
  * Zero points of groups are an operand of their own, with one column per group. */
 #pragma once
 
@@ -18,7 +19,7 @@ namespace kvant
  * (codebook). */
 template <class C, int D> struct ScoreFactors {
     float factor[2], factor8[2], base[2];
-    uint32_t group_sums[2]; /* CHANNELS32: operand that zero points are multiplied by */
+    uint32_t group_sums[2]; /* CHANNELS: operand that zero points are multiplied by */
 };
 
 /* What a 1 in a score's accumulator is worth. */
@@ -31,9 +32,9 @@ template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
  * 4 or 8 rows behind them what they lost. */
-template <int D, class Q> KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
+template <int GROUPS, class Q> KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
-    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
+    constexpr int LOST = GROUPS <= 4 ? 4 : 8;
     float x[2];
     unrolled_for (int i = 0; i < 2; i++) {
         const int g = (2 * (lane & 3) + i) % LOST;
@@ -59,8 +60,8 @@ KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, fl
         f.factor8[h] = x * (code_unit<C, Q::BYTES>() / C::ROW8);
         f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
     }
-    if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
-        load_group_sums<D>(tile, symmetric ? offset : 1.0f, lane, f.group_sums);
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
+        load_group_sums<D / group_step<C, D>()>(tile, symmetric ? offset : 1.0f, lane, f.group_sums);
     return f;
 }
 
@@ -86,6 +87,13 @@ struct GroupScales {
     const __half *scale, *zero; /* zero is not read when the codes are symmetric: then it is offset * scale */
     int symmetric;
     float offset;
+    int log, stride; /* of groups; between the numbers of neighbouring ones */
+
+    /* From a page's first scales to those of the group that has this channel, or this token. */
+    KVANT_INLINE int at(int first) const
+    {
+        return (first >> log) * stride;
+    }
 
     /* Zero points, or scales, which offset times are zero points. */
     KVANT_INLINE const __half *zeros() const
@@ -99,11 +107,27 @@ struct GroupScales {
 };
 
 template <class C, int D>
-KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
+KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset, const GroupPlaces &places)
 {
-    constexpr int SCALES = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 2 * D : D / 32 * PAGE_TOKENS;
     const __half *numbers = reinterpret_cast<const __half *>(metadata);
-    return GroupScales{ numbers, numbers + SCALES, symmetric, offset };
+    return GroupScales{ numbers, numbers + places.n_scales, symmetric, offset,
+                        places.log, C::GROUP == KVANT_CUDA_GROUP_TOKENS ? D : PAGE_TOKENS };
+}
+
+/* Takes signs off the scales of hybrid groups: a group without a zero point gets offset times its scale. The caller
+ * orders this before the next copy into the page's slot. */
+static __device__ __noinline__ void split_hybrid(uint8_t *metadata, const GroupPlaces places, float offset, int lane)
+{
+    uint32_t *scales = reinterpret_cast<uint32_t *>(metadata), *zeros = scales + places.n_scales / 2;
+#pragma unroll 4
+    for (int i = lane; i < places.n_scales / 2; i += 32) {
+        const uint32_t stored = scales[i], size = stored & 0x7fff7fffu, zero = zeros[i];
+        const float2 x = __half22float2(*reinterpret_cast<const __half2 *>(&size));
+        const uint32_t own = pack_half2(offset * x.x, offset * x.y);
+        scales[i] = size;
+        zeros[i] = prmt(stored >> 15 & 1 ? zero : own, stored >> 31 ? zero : own, 0x7610);
+    }
+    __syncwarp();
 }
 
 KVANT_INLINE uint32_t pair_at(const __half *numbers, int at)
@@ -124,8 +148,8 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
                                        const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
                                        int lane, float (&s)[4][4])
 {
-    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
-    const __half *zeros = m.zeros() + min(lane % LOST, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3);
+    constexpr int STEP = group_step<C, D>(), GROUPS = D / STEP, LOST = GROUPS <= 4 ? 4 : 8;
+    const __half *zeros = m.zeros() + m.at(min(lane % LOST, GROUPS - 1) * STEP) + 8 * (lane >> 3);
     unrolled_for (int i = 0; i < 2; i++) {
         uint32_t z[4];
         load_matrices<true>(z, zeros + 32 * i);
@@ -137,18 +161,17 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
     }
     /* Rows of even number are one group's scales, odd ones the next one's: transposed, a lane has
      * both of its token. */
-    const __half *scales = m.scale + (lane & 1) * PAGE_TOKENS + 8 * (lane >> 3);
     float part[4][4];
     uint32_t pairs[2][4]; /* of tokens 32 i + 8 j */
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-        if (ct % 2 == 0)
+        const int g = 16 * ct / STEP;
+        if (16 * ct % STEP == 0)
             part[rt][0] = part[rt][1] = part[rt][2] = part[rt][3] = 0;
         mma(part[rt], a, q[ct][0], q[ct][1]);
-        if (ct % 2 == 0)
+        if (16 * (ct + 1) % STEP != 0)
             return;
-        const int g = ct / 2;
-        if (rt == 0 && (g % 2 == 0)) {
-            const __half *at = scales + min(g, GROUPS - 2) * PAGE_TOKENS;
+        if (rt == 0 && g % 2 == 0) {
+            const __half *at = m.scale + m.at((min(g, GROUPS - 2) + (lane & 1)) * STEP) + 8 * (lane >> 3);
             load_matrices<true>(pairs[0], at);
             load_matrices<true>(pairs[1], at + 32);
         }
@@ -164,17 +187,18 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
         s[i / 4][i % 4] *= f.base[i % 2];
 }
 
-/* Scales of 32 channels of each of two groups of tokens are operands for all heads alike: rows at
- * the same place. Zero points are an operand whose rows are groups, so one product a tile of
- * channels gives both groups' parts. */
+/* Scales of 32 channels of each of two groups of tokens, or of 16 of each of four, are operands for all heads alike:
+ * rows at the same place. Zero points are an operand whose rows are groups, so one product a tile of
+ * channels gives all groups' parts. */
 template <class C, int D>
 KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                      const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
                                      int lane, float (&s)[4][4])
 {
-    static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
+    constexpr int STEP = group_step<C, D>(), GROUPS = PAGE_TOKENS / STEP;
+    constexpr bool ONE = C::TILES == 1; /* tile of channels at a time, else two of one group of tokens */
     float zero[4] = {};
-    const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3), *scales = m.scale + 8 * (lane >> 3);
+    const __half *zeros = m.zeros() + m.at((lane & (GROUPS - 1)) * STEP) + 8 * (lane >> 3);
     unrolled_for (int i = 0; i < D / 32; i++) {
         uint32_t z[4];
         load_matrices<false>(z, zeros + 32 * i);
@@ -183,28 +207,33 @@ KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D 
             mma(zero, a, q[2 * i + k][0], q[2 * i + k][1]);
         }
     }
-    uint32_t scaled[C::TILES][2]; /* of column tiles, for the token group at hand */
+    uint32_t scaled[ONE ? GROUPS : C::TILES][2]; /* of token groups; of column tiles, for the token group at hand */
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-        uint32_t(&b)[2] = scaled[ct % C::TILES];
-        if (rt % 2 == 0 && ct % 2 == 0) {
-            uint32_t x[4];
-            load_matrices<false>(x, scales + rt / 2 * D + 16 * ct);
+        uint32_t(&b)[2] = scaled[ONE ? 16 * rt / STEP : ct % C::TILES];
+        uint32_t x[4];
+        if (ONE && rt == 0)
+            unrolled_for (int g = 0; g < GROUPS; g += 2) {
+                load_matrices<false>(x, m.scale + m.at((g + (lane >> 4)) * STEP) + 16 * ct + (lane & 8));
+                unrolled_for (int i = 0; i < 4; i++)
+                    scaled[g + i / 2][i % 2] = multiply_pairs(q[ct][i % 2], x[i]);
+            }
+        if (!ONE && rt % 2 == 0 && ct % 2 == 0) {
+            load_matrices<false>(x, m.scale + m.at(rt / 2 * STEP) + 16 * ct + 8 * (lane >> 3));
             unrolled_for (int i = 0; i < 4; i++)
                 scaled[ct % C::TILES + i / 2][i % 2] = multiply_pairs(q[ct + i / 2][i % 2], x[i]);
         }
         mma(s[rt], a, b[0], b[1]);
     });
-    /* rows of even number have the first group's part, odd ones the second's */
-    float bases[2][2];
+    float bases[GROUPS][2]; /* row g has group g's part */
     unrolled_for (int h = 0; h < 2; h++) {
-        const float own = zero[h] * (m.zero_unit() * f.base[h]), other = __shfl_xor_sync(FULL, own, 4);
-        bases[0][h] = lane & 4 ? other : own;
-        bases[1][h] = lane & 4 ? own : other;
+        const float own = zero[h] * (m.zero_unit() * f.base[h]);
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            bases[g][h] = __shfl_sync(FULL, own, 4 * g + (lane & 3));
     }
     unrolled_for (int i = 0; i < 8; i++)
         unrolled_for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
-            x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + bases[i / 4][h];
+            x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + bases[i / 2 * 16 / STEP][h];
         }
 }
 
@@ -243,11 +272,11 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES]
 }
 
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
- * codes: bytes of codes in front of the metadata. Kinds with groups of 32 have one tile. */
+ * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. */
 template <class C, int D, bool BYTES, int TILES, class T>
 KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                              const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
-                             float offset, int lane, float (&s)[TILES][4][4])
+                             float offset, const GroupPlaces &places, int lane, float (&s)[TILES][4][4])
 {
     unrolled_for (int i = 0; i < 16 * TILES; i++)
         s[i / 16][i / 4 % 4][i % 4] = 0;
@@ -271,8 +300,8 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)
             scale_scores<C, D>(s[t], factors[t], scales);
     } else {
         static_assert(TILES == 1, "scales of groups multiply operands");
-        const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
-        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+        const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset, places);
+        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
             score_channel_groups<C, D>(page, q[0], factors[0], table, m, lane, s[0]);
         else
             score_token_groups<C, D>(page, q[0], factors[0], table, m, lane, s[0]);

@@ -7,7 +7,7 @@
  * shared memory than an old device. */
 #include "../any/any.h"
 #include "../checks.h"
-#include "../chunks/chunks.cuh"
+#include "../chunks/any_chunks.cuh"
 #include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"
@@ -72,11 +72,14 @@ AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params 
 {
     if (is_open(k) && is_open(v))
         return of_head_dim<Codebook4, Uniform4>(k.head_dim, choice);
+    for (const bool other : { false, true }) {
+        const kvant_cuda_kind k_kind = other && k.decoder ? k.decoder : k.kind, v_kind = other && v.decoder ? v.decoder : v.kind;
 #define KVANT_FIND_PAIR(K, V)                                                                                      \
-    if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
+    if (k_kind == K::KIND && v_kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
         return of_head_dim<K, V>(k.head_dim, choice);
-    KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
+        KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
 #undef KVANT_FIND_PAIR
+    }
     return AttentionKernel{};
 }
 
@@ -122,6 +125,13 @@ bool is_general(const kvant_cuda_attention_args &args)
            args.logit_softcap > 0 || args.max_bias > 0;
 }
 
+/* Triplets of keys and values have one table. */
+bool share_table(const kvant_cuda_codec &k, const kvant_cuda_codec &v)
+{
+    return k.params.decoder != KVANT_CUDA_OCTOPUS_SPLITS || (k.general.view.chunks.index_bits == v.general.view.chunks.index_bits &&
+                                                             k.general.view.chunks.length_bits == v.general.view.chunks.length_bits);
+}
+
 /* The large shape before the small one, the wide kernel before the narrow one. */
 kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device, AttentionKernel &kernel)
 {
@@ -132,6 +142,8 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
+        if (kernel.any_sizes && !share_table(*args.k_codec, *args.v_codec))
+            return KVANT_ERR_UNSUPPORTED;
         status = check_kernel(kernel, device);
     }
     return status;
@@ -245,6 +257,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
     p.k_offset = k.offset, p.v_offset = v.offset;
+    p.k_groups = GroupPlaces{ (int)k.group_log, (int)k.n_scales, (int)k.hybrid };
+    p.v_groups = GroupPlaces{ (int)v.group_log, (int)v.n_scales, (int)v.hybrid };
     p.query_tokens = (int)args.query_tokens;
     p.query_starts = args.query_starts;
     p.q_token_stride = args.q_token_stride;
@@ -259,13 +273,18 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     return p;
 }
 
+/* Both codecs with their tables on the device. */
+kvant_status place_codecs(const kvant_cuda_attention_args &args, kvant_cuda_codec &keys, kvant_cuda_codec &values)
+{
+    const kvant_status status = kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
+    return status == KVANT_OK ? kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values) : status;
+}
+
 /* Kernels of any/: their arguments hold all of both codecs. */
 kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
 {
     kvant_cuda_codec keys, values;
-    kvant_status status = kvant_cuda_codec_placed(args.k_codec, args.centroids[KVANT_ROLE_K], &keys);
-    if (status == KVANT_OK)
-        status = kvant_cuda_codec_placed(args.v_codec, args.centroids[KVANT_ROLE_V], &values);
+    const kvant_status status = place_codecs(args, keys, values);
     args.k_codec = &keys, args.v_codec = &values;
     return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
 }
@@ -282,6 +301,14 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
                                     ? KVANT_ERR_UNSUPPORTED
                                     : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
+}
+
+kvant_status place_sizes(const kvant_cuda_attention_args &args, ChunkAttentionArgs &p)
+{
+    kvant_cuda_codec keys, values;
+    const kvant_status status = place_codecs(args, keys, values);
+    p.k_sizes = sizes_of(keys.general), p.v_sizes = sizes_of(values.general);
+    return status;
 }
 
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
@@ -336,7 +363,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
-    status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
+    status = prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
     if (status == KVANT_ERR_UNSUPPORTED)
@@ -345,6 +372,8 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
         return status;
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
+    if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
+        return status;
     if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(&args.v_codec->params))

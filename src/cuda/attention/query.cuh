@@ -29,7 +29,7 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
     float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
     float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
-    float group_sum[COLUMNS][D / 32];            /* of 32 channels each, for kinds with such groups */
+    float group_sum[COLUMNS][D / 16];            /* of group_step channels each, for kinds with such groups */
     /* Of general kernels (scores.cuh). */
     int position[COLUMNS];
     float slope[COLUMNS];      /* of the head, times log2(e) */
@@ -61,10 +61,13 @@ KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &ro
             sum += (float)v;
         } else
             sum += __half2float(h);
-        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32) {
-            float of_group = warp_sum(__half2float(h));
-            if (lane == 0)
-                tile.group_sum[n][j] = of_group;
+        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS) {
+            constexpr int STEP = group_step<C, D>();
+            float of_group = __half2float(h);
+            unrolled_for (int k = 1; k < STEP; k *= 2)
+                of_group += __shfl_xor_sync(FULL, of_group, k);
+            if (lane % STEP == 0)
+                tile.group_sum[n][(32 * j + lane) / STEP] = of_group;
         }
     }
     sum = warp_sum(sum);

@@ -62,10 +62,10 @@ template <class C, int D> struct Accumulator {
     static constexpr int TILES = value_tiles<C, D>();
     float o[TILES][4];    /* sum of weight * code */
     float max[2], sum[2]; /* reference; sum of e^s */
-    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: over
-     * all tokens, for group lane / 4. TOKENS32: not used, o has them. */
+    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS: over
+     * all tokens, for group lane / 4. TOKENS: not used, o has them. */
     float zero[2];
-    static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1 : C::ROW8;
+    static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? 1 : C::ROW8;
     float weights[4]; /* codebook: sum of weights as rounded, so that the bias cancels exactly */
 
     /* What a 1 in o is worth; rows r + 8 are too large by ROW8. */
@@ -73,7 +73,7 @@ template <class C, int D> struct Accumulator {
     {
         if constexpr (HAS_CHUNKS<C>)
             return C::UNIT;
-        return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+        return C::GROUP == KVANT_CUDA_GROUP_TOKENS ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
     }
 
     KVANT_INLINE void clear()
@@ -141,8 +141,8 @@ template <class C, int D> struct Accumulator {
             const float factor = unit(step);
             unrolled_for (int i = 0; i < TILES; i++) {
                 float base = C::BIASED ? -bias * step * weights[h] : zero[h];
-                if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
-                    base = __shfl_sync(FULL, zero[h], 4 * (i / 2) + (lane & 3));
+                if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
+                    base = __shfl_sync(FULL, zero[h], 4 * (16 * i / group_step<C, D>()) + (lane & 3));
                 o[i][h] = o[i][h] * factor + base;
                 o[i][h + 2] = o[i][h + 2] * (factor / ROW8) + base;
             }

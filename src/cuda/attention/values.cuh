@@ -1,9 +1,9 @@
 /* values.cuh - weighted sums of a sealed page's values: scores to weights, products of codes, then
  * the scales of each grouping.
  *
- * A scale per token acts on the token's weight. A scale for 32 channels of a token makes the
+ * A scale per token acts on the token's weight. A scale for channels of a token makes the
  * weights differ per group of channels: fp16 weights are multiplied by fp16 scales. Both are
- * relative to powers of two that keep them in fp16's range. A scale for 32 tokens of a channel acts
+ * relative to powers of two that keep them in fp16's range. A scale for tokens of a channel acts
  * on the sum over these tokens. */
 #pragma once
 
@@ -23,14 +23,16 @@ template <int N> KVANT_INLINE void hide_tokens(float (&s)[N][4], int valid, int 
 /* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be
  * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
  * the page's slot. */
-template <class C, int D> KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
+template <class C, int D>
+KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlaces &places, int valid, int lane)
 {
     uint16_t *numbers = reinterpret_cast<uint16_t *>(metadata);
-    constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS32;
-    constexpr int ROWS = TOKENS ? 2 : D / 32, LENGTH = TOKENS ? D : PAGE_TOKENS;
+    constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS;
+    constexpr int LENGTH = TOKENS ? D : PAGE_TOKENS;
+    const int rows = places.n_scales / LENGTH;
 #pragma unroll 1
-    for (int row = 0; row < (symmetric ? ROWS : 2 * ROWS); row++) {
-        const int first = !TOKENS ? valid : 32 * (row % 2) < valid ? LENGTH : 0;
+    for (int row = 0; row < (symmetric ? rows : 2 * rows); row++) {
+        const int first = !TOKENS ? valid : (row < rows ? row : row - rows) << places.log < valid ? LENGTH : 0;
 #pragma unroll 1
         for (int i = first + lane; i < LENGTH; i += 32)
             numbers[row * LENGTH + i] = 0;
@@ -58,11 +60,11 @@ struct Size {
     uint32_t inverse;
 };
 
-template <int ARRAYS> KVANT_INLINE Size size_of(const __half *numbers, int lane)
+template <int ARRAYS, int STEP> KVANT_INLINE Size size_of(const GroupScales &m, int lane)
 {
     uint32_t largest = 0;
     unrolled_for (int i = 0; i < ARRAYS; i++) {
-        const uint32_t pair = pair_at(numbers, PAGE_TOKENS * i + 2 * lane) & 0x7fff7fffu;
+        const uint32_t pair = pair_at(m.scale, m.at(STEP * i) + 2 * lane) & 0x7fff7fffu;
         largest = max(largest, max(pair & 0xffffu, pair >> 16));
     }
     /* halves without a sign are in the order of whole numbers */
@@ -76,15 +78,14 @@ template <class C, int D>
 KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
                                      float (&s)[4][4], Accumulator<C, D> &sums)
 {
-    static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
-    constexpr int GROUPS = D / 32;
-    const Size size = size_of<GROUPS>(m.scale, lane);
+    constexpr int STEP = group_step<C, D>(), GROUPS = D / STEP;
+    constexpr bool ONE = C::TILES == 1; /* tile of tokens at a time, for two of channels; else two, for two */
+    const Size size = size_of<GROUPS, STEP>(m, lane);
     sums.raise(s, size.log2);
-    uint32_t p[4][2], weights[C::TILES][2];
+    uint32_t p[4][2], weights[ONE ? 2 : C::TILES][2];
     weigh(sums, s, size.value, p);
     float zero[4] = {};
-    const __half *zeros = m.zeros() + min(lane & 7, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3),
-                 *scales = m.scale + 8 * (lane >> 3);
+    const __half *zeros = m.zeros() + m.at(min(lane & 7, GROUPS - 1) * STEP) + 8 * (lane >> 3);
     unrolled_for (int i = 0; i < 2; i++) {
         uint32_t z[4];
         load_matrices<false>(z, zeros + 32 * i);
@@ -94,13 +95,14 @@ KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, co
         }
     }
     for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-        uint32_t(&w)[2] = weights[ct % C::TILES];
-        if (rt % 2 == 0 && ct % 2 == 0) {
+        uint32_t(&w)[2] = weights[ONE ? rt % 2 : ct % C::TILES];
+        if (rt % 2 == 0 && (ONE || ct % 2 == 0)) {
             uint32_t x[4];
-            load_matrices<false>(x, scales + rt / 2 * PAGE_TOKENS + 16 * ct);
+            load_matrices<false>(x, m.scale + (ONE ? m.at(16 * (rt + (lane >> 4))) + 16 * ct + (lane & 8)
+                                                   : m.at(16 * rt) + 16 * ct + 8 * (lane >> 3)));
             unrolled_for (int i = 0; i < 4; i++)
-                weights[ct % C::TILES + i / 2][i % 2] =
-                    multiply_pairs(p[ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
+                weights[ONE ? i / 2 : ct % C::TILES + i / 2][i % 2] =
+                    multiply_pairs(p[ONE ? ct : ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
         }
         mma(sums.o[rt], a, w[0], w[1]);
     });
@@ -109,24 +111,28 @@ KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, co
         sums.zero[h] += zero[h] * one;
 }
 
-/* The sums of the weights over the two groups of tokens, as an operand whose rows are groups:
+/* The sums of the weights over each group of tokens, as an operand whose rows are groups:
  * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
  * numbers; transposed, all columns have them. */
-KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
+template <int GROUPS> KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
-    uint32_t rounded[2], lost[2];
-    unrolled_for (int g = 0; g < 2; g++) {
+    uint32_t rounded[GROUPS], lost[GROUPS];
+    unrolled_for (int g = 0; g < GROUPS; g++) {
         float total[4] = {};
         const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
-        mma(total, ones, p[2 * g][0], p[2 * g][1]);
-        mma(total, ones, p[2 * g + 1][0], p[2 * g + 1][1]);
+        unrolled_for (int i = 4 / GROUPS * g; i < 4 / GROUPS * (g + 1); i++)
+            mma(total, ones, p[i][0], p[i][1]);
         const uint32_t x = pack_half2(total[0] * times, total[1] * times);
         const __half2 h = *reinterpret_cast<const __half2 *>(&x);
         rounded[g] = transpose8x8(x);
         lost[g] = transpose8x8(pack_half2(total[0] * times - __low2float(h), total[1] * times - __high2float(h)));
     }
-    const uint32_t first = prmt(rounded[0], rounded[1], 0x5410), second = prmt(lost[0], lost[1], 0x5410);
-    return (lane & 3) == 0 ? first : (lane & 3) == 1 ? second : 0;
+    uint32_t mine = 0; /* lane mod 4 has rows 2 (lane mod 4) and + 1 */
+    unrolled_for (int i = 0; i < GROUPS / 2; i++) {
+        mine = (lane & 3) == i ? prmt(rounded[2 * i], rounded[2 * i + 1], 0x5410) : mine;
+        mine = (lane & 3) == GROUPS / 2 + i ? prmt(lost[2 * i], lost[2 * i + 1], 0x5410) : mine;
+    }
+    return mine;
 }
 
 /* Zero points are an operand with channels as rows and groups of tokens as columns. */
@@ -134,11 +140,12 @@ template <class C, int D>
 KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
                                    float (&s)[4][4], Accumulator<C, D> &sums)
 {
+    constexpr int STEP = group_step<C, D>(), GROUPS = PAGE_TOKENS / STEP;
     sums.raise(s, 0);
     uint32_t p[4][2];
     weigh(sums, s, 1, p);
-    const uint32_t totals = load_totals(p, m.zero_unit(), lane);
-    const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3);
+    const uint32_t totals = load_totals<GROUPS>(p, m.zero_unit(), lane);
+    const __half *zeros = m.zeros() + m.at((lane & (GROUPS - 1)) * STEP) + 8 * (lane >> 3);
     unrolled_for (int i = 0; i < D / 32; i++) {
         uint32_t z[4];
         load_matrices<true>(z, zeros + 32 * i);
@@ -147,23 +154,23 @@ KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, cons
             mma(sums.o[2 * i + k], a, totals, 0);
         }
     }
-    /* Rows of even number are the first group's scales, odd ones the second's: transposed, a lane
+    /* Rows of even number are a group's scales, odd ones the next one's: transposed, a lane
      * has both of its channel. */
-    const __half *scales = m.scale + (lane & 1) * D + 8 * (lane >> 3);
     float part[4][4];
     uint32_t pairs[2][4]; /* of row tiles 2 i and 2 i + 1 of the four at hand */
     for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         float(&x)[4] = part[rt % 4];
-        if (ct % 2 == 0)
+        const int g = 16 * ct / STEP;
+        if (16 * ct % STEP == 0)
             x[0] = x[1] = x[2] = x[3] = 0;
         mma(x, a, p[ct][0], p[ct][1]);
-        if (ct % 2 == 0)
+        if (16 * (ct + 1) % STEP != 0)
             return;
-        if (ct == 1 && rt % 2 == 0)
-            load_matrices<true>(pairs[rt % 4 / 2], scales + 16 * rt);
+        if (g % 2 == 0 && rt % 2 == 0)
+            load_matrices<true>(pairs[rt % 4 / 2], m.scale + m.at((g + (lane & 1)) * STEP) + 8 * (lane >> 3) + 16 * rt);
         unrolled_for (int e = 0; e < 2; e++) {
             const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
-            const float scale = (ct == 1 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
+            const float scale = (g % 2 == 0 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
             unrolled_for (int h = 0; h < 2; h++)
                 sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
         }
@@ -179,8 +186,8 @@ template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], in
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
  * for all tiles. */
 template <class C, int D, int TILES, class T>
-KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset, int lane,
-                           int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset,
+                           const GroupPlaces &places, int lane, int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
@@ -208,10 +215,10 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
             for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
     } else {
         static_assert(TILES == 1, "scales of groups multiply operands");
-        const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
+        const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset, places);
         if (valid < PAGE_TOKENS)
             hide_tokens(s[0], valid, lane >> 2);
-        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS)
             add_channel_groups<C, D>(page, table, m, lane, s[0], sums[0]);
         else
             add_token_groups<C, D>(page, table, m, lane, s[0], sums[0]);

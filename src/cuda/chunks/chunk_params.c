@@ -1,5 +1,6 @@
 /* chunk_params.c - the part of params.c for chunk codes: triplets (octopus) and quaternions
  * (hqmq). */
+#include <math.h>
 #include <string.h>
 
 #include "../params.h"
@@ -13,13 +14,13 @@ static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const 
     book->n_chunks = chunk->n_chunks;
 }
 
-/* The usual splits. */
+/* The usual splits and ways of encoding. */
 static bool init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3, KVANT_CUDA_OCTOPUS4 };
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t b = chunk->length_bits + 1, coordinate = chunk->index_bits / 2;
-    if (coordinate != b + 1 || b < 2 || b > 4)
+    if (coordinate != b + 1 || b < 2 || b > 4 || chunk->rounding > 3 || chunk->zero_padding)
         return false;
     params->codes = KVANT_CUDA_CODES_TRIPLETS;
     params->kind = kinds[b - 2];
@@ -52,8 +53,42 @@ static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book, c
     return true;
 }
 
+/* Levels of which half are the others' negatives. */
+static bool is_symmetric(const float *levels, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (levels[i] != -levels[n - 1 - i])
+            return false;
+    return true;
+}
+
+/* Bytes of directions are numbers within 1. */
+static bool within_one(const float *numbers, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (fabsf(numbers[i]) > 1)
+            return false;
+    return true;
+}
+
+/* What decode kernels know of any sizes (any_chunks.cuh), with a slot for outliers per 64 channels (most_slots there). */
+static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
+{
+    const kvant_chunk_view *chunk = &view->of.chunk;
+    const uint32_t index = chunk->index_bits, coordinate = index / 2;
+    if (chunk->kind == KVANT_CHUNK_TRIPLETS)
+        return coordinate <= 7 && chunk->length_bits <= 7 && index + chunk->length_bits <= 16 &&
+                       is_symmetric(chunk->direction, 1u << coordinate)
+                   ? KVANT_CUDA_OCTOPUS_SPLITS
+                   : KVANT_CUDA_NO_KIND;
+    return index <= 13 && chunk->length_bits <= 7 && chunk->outliers <= (view->info->head_dim + 63) / 64 && within_one(chunk->codewords, 4u << index)
+               ? KVANT_CUDA_HQMQ_SIZES
+               : KVANT_CUDA_NO_KIND;
+}
+
 bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view)
 {
+    params->decoder = decoder_of(view);
     switch (view->of.chunk.kind) {
     case KVANT_CHUNK_TRIPLETS: return init_triplets(params, book, view);
     case KVANT_CHUNK_QUATERNIONS: return init_quaternions(params, book, view);

@@ -29,6 +29,11 @@ struct ChunkCodes {
     static constexpr Order ORDER = Order::COLUMNS;
 };
 
+/* Codes whose sizes are known in a launch (any_chunks.cuh). */
+struct AnySizes {
+};
+template <class C> constexpr bool HAS_ANY_SIZES = std::is_base_of<AnySizes, C>::value;
+
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
 /* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of the
@@ -535,7 +540,9 @@ template <class C> __host__ __device__ constexpr int most_warps()
 /* Bytes of a kind's table; none for other kinds. */
 template <class C, bool LARGE, int D, int TILES> __host__ __device__ constexpr int table_bytes()
 {
-    if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_ANY_SIZES<C>)
+        return C::template bytes<LARGE>();
+    else if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D, TILES>() + 15) / 16 * 16;
     else
         return 0;

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(SEAL_THREADS) seal_kernel(const __grid_constan
         return;
     OpenPage<D> open{ static_cast<const __half *>(role.rows) + from * role.row_block_stride +
                           kv_head * role.row_head_stride,
-                      n_tokens, role.codec.grouping == KVANT_CUDA_GROUP_TOKENS32 };
+                      n_tokens, role.codec.grouping == KVANT_CUDA_GROUP_TOKENS };
     uint8_t *page = role.base + to * role.block_stride + kv_head * role.head_stride;
     if (threadIdx.x < PAGE_TOKENS)
         space.tokens.at[threadIdx.x] = open.has(threadIdx.x) ? (uint8_t)threadIdx.x : NONE;

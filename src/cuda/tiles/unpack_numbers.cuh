@@ -66,7 +66,7 @@ KVANT_INLINE float power(int n)
 /* Scales of a page, and as many zero points. */
 template <kvant_cuda_grouping GROUP, int D>
 constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
-                         : GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
+                         : GROUP == KVANT_CUDA_GROUP_CHANNELS ? D / 32 * PAGE_TOKENS
                                                                 : PAGE_TOKENS / 32 * D;
 
 /* The largest of the scales, or zero points, whose tokens are there, as bits of fp16 without its
@@ -74,7 +74,7 @@ constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
 template <kvant_cuda_grouping GROUP, int D>
 KVANT_INLINE uint32_t largest_number(const Unpacking &u, const __half *numbers)
 {
-    constexpr bool BY_CHANNEL = GROUP == KVANT_CUDA_GROUP_TOKENS32;
+    constexpr bool BY_CHANNEL = GROUP == KVANT_CUDA_GROUP_TOKENS;
     uint32_t top = 0;
     unrolled_for (int i = 0; i < N_SCALES<GROUP, D> / 64; i++) {
         const int at = 64 * i + 2 * u.lane, token = BY_CHANNEL ? at / D * 32 : at % PAGE_TOKENS;
@@ -103,10 +103,10 @@ template <kvant_cuda_grouping GROUP, int D, bool KEYS>
 KVANT_INLINE float2 stored_pair(const __half *numbers, int row, int column, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(numbers);
-    constexpr bool SAME = GROUP == KVANT_CUDA_GROUP_TOKENS32 ? !KEYS : KEYS; /* one scale for the pair */
+    constexpr bool SAME = GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS; /* one scale for the pair */
     const int token = KEYS ? row : column, channel = KEYS ? column : row;
     const int at = GROUP == KVANT_CUDA_GROUP_TOKEN        ? token
-                   : GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
+                   : GROUP == KVANT_CUDA_GROUP_CHANNELS ? channel / 32 * PAGE_TOKENS + token
                                                           : token / 32 * D + channel;
     float2 pair;
     if constexpr (SAME)
@@ -114,9 +114,9 @@ KVANT_INLINE float2 stored_pair(const __half *numbers, int row, int column, int 
     else
         pair = __half22float2(*reinterpret_cast<const __half2 *>(from + at));
     if (valid < PAGE_TOKENS) {
-        const int first = GROUP == KVANT_CUDA_GROUP_TOKENS32 ? token / 32 * 32 : token;
+        const int first = GROUP == KVANT_CUDA_GROUP_TOKENS ? token / 32 * 32 : token;
         pair.x = first < valid ? pair.x : 0;
-        pair.y = first + (SAME || GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 0 : 1) < valid ? pair.y : 0;
+        pair.y = first + (SAME || GROUP == KVANT_CUDA_GROUP_TOKENS ? 0 : 1) < valid ? pair.y : 0;
     }
     return pair;
 }
@@ -235,7 +235,7 @@ template <bool BY_ROW> KVANT_INLINE uint32_t of_tokens(uint32_t own, int row, in
 /* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most by 32
  * columns; or by column, and then at most by 32 rows. */
 template <class C, int D, bool KEYS, int R> struct StepScales {
-    static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? !KEYS : KEYS;
+    static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? !KEYS : KEYS;
     static constexpr int SPAN = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
     static constexpr int ALONG = BY_ROW ? R : C::TILES, ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
     ScaleAndZero at[ALONG][2][ACROSS];
@@ -359,8 +359,8 @@ template <int D, bool KEYS, class F> KVANT_INLINE void unpack_each(const Unpacki
 template <int D> KVANT_INLINE int exponent_of_any(const Unpacking &u, bool zeros)
 {
     switch (u.codec.params.grouping) {
-    case KVANT_CUDA_GROUP_CHANNELS32: return exponent_of<KVANT_CUDA_GROUP_CHANNELS32, D>(u, zeros);
-    case KVANT_CUDA_GROUP_TOKENS32: return exponent_of<KVANT_CUDA_GROUP_TOKENS32, D>(u, zeros);
+    case KVANT_CUDA_GROUP_CHANNELS: return exponent_of<KVANT_CUDA_GROUP_CHANNELS, D>(u, zeros);
+    case KVANT_CUDA_GROUP_TOKENS: return exponent_of<KVANT_CUDA_GROUP_TOKENS, D>(u, zeros);
     default: return exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
     }
 }
@@ -376,8 +376,8 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_numbers(const Unpacking &u
     const float *levels = reinterpret_cast<const float *>(u.table);
     unpack_each<D, KEYS>(u, [&](int token, int channel) {
         const uint32_t code = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, channel);
-        const int at = c.grouping == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
-                       : c.grouping == KVANT_CUDA_GROUP_TOKENS32 ? token / 32 * D + channel
+        const int at = c.grouping == KVANT_CUDA_GROUP_CHANNELS ? channel / 32 * PAGE_TOKENS + token
+                       : c.grouping == KVANT_CUDA_GROUP_TOKENS ? token / 32 * D + channel
                                                                  : token;
         const float scale = __half2float(numbers[at]) * inverse;
         if (codebook)

@@ -7,6 +7,7 @@
 #include "../../../src/base/half.h"
 #include "../../../src/codec/encode.h"
 #include "../../../src/cuda/any/halves.h"
+#include "../../unit/calibrated.h"
 #include "../../unit/testing.h"
 
 static void *aligned_bytes(size_t bytes)
@@ -38,15 +39,34 @@ static void place_trellis(test_page *to, const kvant_codec_view *view)
         to->levels[i] = kvant_half_from_float(view->of.trellis.levels[i]);
 }
 
+/* NULL: no such codec. */
+static kvant_codec *create(const char *spec, uint32_t head_dim, kvant_role role)
+{
+    kvant_codec *codec = NULL;
+    kvant_calibration *calibration = strncmp(spec, "kmeans", 6) == 0 ? calibrate_fixed(head_dim) : NULL;
+    if (calibration)
+        kvant_codec_create_calibrated(spec, head_dim, role, 0, calibration, 0, 0, &codec, NULL, 0);
+    else
+        kvant_codec_create(spec, head_dim, role, 3, &codec, NULL, 0);
+    kvant_calibration_free(&calibration);
+    return codec;
+}
+
 bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_page *to)
 {
     static uint64_t rng = 5;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     memset(to, 0, sizeof *to);
-    if (kvant_codec_create(spec, head_dim, role, 3, &to->codec, NULL, 0) != KVANT_OK)
+    to->codec = create(spec, head_dim, role);
+    if (!to->codec)
         return false;
     const kvant_codec_view *view = kvant_codec_get_view(to->codec);
     const kvant_codec_info *info = &to->codec->info;
+    to->view = view;
+    const kvant_cuda_error error = { NULL, 0 };
+    if (kvant_cuda_params_init(&to->gpu, view, &error) != KVANT_OK)
+        abort();
+    free(to->gpu.tables);
     to->general = (kvant_general){ .view = view->general, .head_dim = head_dim, .keys = role == KVANT_ROLE_K, .metadata = (uint32_t)info->metadata_offset };
     to->params = (kvant_cuda_params){ .head_dim = head_dim, .bits = info->bits, .metadata_offset = (uint32_t)info->metadata_offset };
     if (view->kind == KVANT_CODES_TRELLIS)
@@ -55,6 +75,7 @@ bool test_page_make(const char *spec, uint32_t head_dim, kvant_role role, test_p
         to->params.codes = KVANT_CUDA_CODES_CODEBOOK, to->values = view->of.codebook.values;
     place_tables(to, view);
     to->page = aligned_bytes(info->page_bytes);
+    to->bytes = (uint32_t)(info->metadata_offset + info->metadata_bytes);
     to->rows = malloc((size_t)64 * head_dim * sizeof *to->rows);
     fill_normal(to->rows, 64 * head_dim, &rng);
     for (uint32_t i = 0; i < 64 * head_dim; i++) /* tokens of very different sizes */
@@ -71,4 +92,10 @@ void test_page_free(test_page *page)
     free(page->tables);
     free(page->page);
     free(page->rows);
+}
+
+/* Of params.c: nothing here is on a GPU. */
+void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
+{
+    (void)tables;
 }

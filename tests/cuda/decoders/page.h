@@ -7,11 +7,14 @@
 KVANT_BEGIN_C
 
 typedef struct test_page {
+    const kvant_codec_view *view;
+    struct kvant_cuda_codec gpu; /* as libkvant_cuda has it, without tables */
     kvant_general general;
     kvant_cuda_params params; /* what decoders of codebooks and trellises read */
     const float *values;      /* of a codebook */
     uint16_t levels[64];      /* of a trellis: whole numbers as halves */
     uint8_t *page;
+    uint32_t bytes; /* of it, codes and metadata */
     float *rows; /* 64 transformed ones */
     void *tables;
     kvant_codec *codec;

@@ -1,21 +1,22 @@
 /* test_decoders.cpp - decoders of tiles (src/cuda/any/decode_*.cuh) without a GPU: their source, run by the warp of warp.h,
  * against the CPU's rows. Copies of the headers stand beside this program, with warp.h in the place of what they include.
  *
- * A number is rounded to fp16 up to three times, 2^-11 of it each. Products with a rotation of halves: the rotation's errors
+ * A number is rounded to fp16 up to three times, 2^-11 of it each, a triplet of a table five times. Bytes of a direction are
+ * wrong by 2^-8 of its length, 2 x 2^-8 all four; they are bytes of halves. Products with a rotation of halves: the rotation's errors
  * are 2^-11 of its numbers, whose magnitudes as a matrix are at most sqrt(head_dim) long. */
 #include "warp.h"
 
-#include "decoders/any/decode_polar.cuh"
-#include "decoders/any/decode_rotated.cuh"
-#include "decoders/any/decode_trellis.cuh"
-#include "decoders/any/decode_uniform.cuh"
+#include "device/any/decode_polar.cuh"
+#include "device/any/decode_rotated.cuh"
+#include "device/any/decode_trellis.cuh"
+#include "device/any/decode_uniform.cuh"
 #include "page.h"
 
 Warp warp;
 
 using namespace kvant;
 
-static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192;
+static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192, TABLE_AT = LEVELS_AT + 4096;
 
 static const char *const specs[] = {
     "int-2", "int-4", "int-5", "int-8:sym", "int-4:group=16", "int-3:group=24", "int-4:group=64,axis=channel", "int-2:group=16,axis=channel", "kivi-2",
@@ -23,11 +24,21 @@ static const char *const specs[] = {
     "trellis-2:rotate=none", "trellis-3:rotate=none,states=1024", "trellis-4:rotate=none", "octopus-4:rotate=none", "hqmq-s96r4",
     "hqmq-s192r6",
 #if KVANT_PAPERS
-    "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "hqmq-s341r6:med3", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
-    "polar-3:rotate=none", "polar-4:rotate=none", "turboquant-2.5", "turboquant-3.5", "turboquant-4:qjl,rotate=none",
+    "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=4.3,rotate=none", "octopus-5:split=8.2,rotate=none",
+    "hqmq-s341r6:med3", "hqmq-s341r6:med=1", "hqmq-s42r8", "hqmq-s12r2", "hqmq-s342r4", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
+    "polar-3:rotate=none", "polar-4:rotate=none", "kmeans-4:c=4", "kmeans-3:c=257,group=8", "turboquant-4:qjl,rotate=none",
     "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none",
 #endif
 };
+
+static const uint8_t *table_of(const test_page &page)
+{
+    if (small_table_bytes(page.gpu.params, page.general) == 0)
+        return NULL;
+    fill_small_table(warp.shared + TABLE_AT, page.general);
+    meet();
+    return warp.shared + TABLE_AT;
+}
 
 template <bool KEYS> static void decode(const test_page &page, const DecodedTile &tile)
 {
@@ -38,12 +49,13 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
     if (page.params.codes == KVANT_CUDA_CODES_TRELLIS)
         return decode_trellis<KEYS>(page.params, reinterpret_cast<uint16_t *>(warp.shared + LEVELS_AT), tile);
     switch (g.view.kind) {
-    case KVANT_GENERAL_UNIFORM: return decode_uniform_codes<KEYS, true>(g, tile);
+    case KVANT_GENERAL_UNIFORM:
+        decode_uniform_codes<KEYS, true>(g, tile);
+        return g.view.uniform.clusters ? add_centroids(g, tile) : (void)0;
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile); break;
-    case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, tile); break;
-    case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, tile); break;
+    case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, table_of(page), tile); break;
+    case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, table_of(page), tile); break;
     default: clear_tile(tile); break;
     }
     if (g.view.sketched)
@@ -60,46 +72,42 @@ static void run_lane()
     const int d = (int)task.page->general.head_dim;
     const DecodedTile tile{ task.page->page, 0, UNITS_AT, SCRATCH_AT, d + 8, d, task.first, task.valid, 0, d, 0, 1, warp.lane, 0, 0 };
     task.page->general.keys ? decode<true>(*task.page, tile) : decode<false>(*task.page, tile);
-    warp.lane++; /* the next lane ends next */
 }
 
 static void run_warp()
 {
-    static uint8_t stacks[LANES][1 << 16];
     memset(warp.shared, 0x3c, sizeof warp.shared);
     memcpy(warp.shared + LEVELS_AT, task.page->levels, sizeof task.page->levels);
-    for (int i = LANES - 1; i >= 0; i--) {
-        getcontext(&warp.lanes[i]);
-        warp.lanes[i].uc_stack.ss_sp = stacks[i];
-        warp.lanes[i].uc_stack.ss_size = sizeof stacks[i];
-        warp.lanes[i].uc_link = i + 1 < LANES ? &warp.lanes[i + 1] : &warp.caller;
-        makecontext(&warp.lanes[i], run_lane, 0);
-    }
-    warp.lane = 0;
-    swapcontext(&warp.caller, &warp.lanes[0]);
+    run_lanes(run_lane);
 }
 
-/* The largest error of a token, relative to its row. Tokens that are not there have to be finite. */
+/* What a token's numbers are as codes: all of a row, or what its centroid leaves. */
+static double rest_of(int token, int channel)
+{
+    const kvant_general &g = task.page->general;
+    const float *centroid = g.view.uniform.clusters ? general_centroid(general_team{ 0, 1, 0 }, &g, task.page->page, token) : nullptr;
+    return task.page->rows[token * (int)g.head_dim + channel] - (centroid ? centroid[channel] : 0);
+}
+
+/* The largest error of a token, relative to its row, or to what its centroid leaves if that is longer. Tokens that are not there
+ * have to be finite. */
 static double error_of_tile()
 {
     const int d = (int)task.page->general.head_dim;
     const float *units = reinterpret_cast<const float *>(warp.shared + UNITS_AT);
     double worst = 0;
     for (int t = 0; t < TILE_TOKENS; t++) {
-        double error = 0, size = 0;
+        double error = 0, size = 0, rest = 0;
         for (int j = 0; j < d; j++) {
             const double x = (double)__half2float(reinterpret_cast<const __half *>(warp.shared)[t * (d + 8) + j]) * units[t],
                          y = t < task.valid ? task.page->rows[(task.first + t) * d + j] : x;
             error += (x - y) * (x - y), size += y * y;
+            rest += t < task.valid ? rest_of(task.first + t, j) * rest_of(task.first + t, j) : 0;
         }
+        size = fmax(size, rest);
         worst = std::isfinite(size) && units[t] >= LEAST_UNIT ? fmax(worst, sqrt(error / (size > 0 ? size : 1))) : INFINITY;
     }
     return worst;
-}
-
-static bool has_decoder(const test_page &page)
-{
-    return page.general.view.kind != KVANT_GENERAL_TIERS || has_tier_tiles(page.general);
 }
 
 static int check(const char *spec, uint32_t head_dim, kvant_role role)
@@ -108,9 +116,10 @@ static int check(const char *spec, uint32_t head_dim, kvant_role role)
     int failed = 0;
     if (!test_page_make(spec, head_dim, role, &page))
         return 0;
-    const bool rotated = page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
-    const double bound = 0x1p-11 * (3.01 + (rotated ? sqrt(head_dim) : 0));
-    for (int i = 0; i < 3 && has_decoder(page); i++) {
+    const bool rotated = page.general.view.sketched;
+    const bool table = small_table_bytes(page.gpu.params, page.general) > 0, bytes = table && page.general.view.kind == KVANT_GENERAL_DIRECTIONS;
+    const double bound = 0x1p-11 * ((table ? 5.02 : 3.01) + (rotated ? sqrt(head_dim) : 0)) + (bytes ? 2 * (0x1p-8 + 0x1p-12) : 0);
+    for (int i = 0; i < 3; i++) {
         task = Task{ &page, i == 1 ? 32 : 0, i == 2 ? 13 : 32 };
         run_warp();
         const double error = error_of_tile();

@@ -1,4 +1,5 @@
-/* warp.h - what decoders of tiles (src/cuda/any/decode_*.cuh) take of CUDA, for a warp of 32 contexts in a C++ program.
+/* warp.h - what decoders of tiles (src/cuda/any/decode_*.cuh) and pages in decode kernels (src/cuda/attention) take of CUDA,
+ * for a warp of 32 contexts in a C++ program.
  *
  * A lane runs until the warp meets, then the next lane does. So lanes exchange numbers as on a GPU, and an exchange without
  * a meeting reads what the lane before it left. Halves are those of base/half.h. */
@@ -17,6 +18,7 @@
 #define __device__
 #define __host__
 #define __noinline__ __attribute__((noinline))
+#define __forceinline__ inline
 #define __CUDA_ARCH__ 900
 
 #include "base/attributes.h"
@@ -34,13 +36,11 @@ using std::max;
 using std::min;
 
 constexpr int LANES = 32;
-constexpr unsigned FULL = 0xffffffffu;
-
 struct Warp {
     ucontext_t lanes[LANES], caller;
     uint64_t exchange[LANES][8];
     int lane;
-    alignas(256) uint8_t shared[1 << 17];
+    alignas(256) uint8_t shared[1 << 18];
 };
 
 extern Warp warp;
@@ -51,6 +51,27 @@ inline void meet()
     warp.lane = (own + 1) % LANES;
     swapcontext(&warp.lanes[own], &warp.lanes[warp.lane]);
     warp.lane = own;
+}
+
+/* `lane` by all lanes; it reads warp.lane. */
+inline void run_lanes(void (*lane)())
+{
+    static uint8_t stacks[LANES][1 << 18];
+    static void (*work)();
+    work = lane;
+    const auto run = [] {
+        work();
+        warp.lane++; /* the next lane ends next */
+    };
+    for (int i = LANES - 1; i >= 0; i--) {
+        getcontext(&warp.lanes[i]);
+        warp.lanes[i].uc_stack.ss_sp = stacks[i];
+        warp.lanes[i].uc_stack.ss_size = sizeof stacks[i];
+        warp.lanes[i].uc_link = i + 1 < LANES ? &warp.lanes[i + 1] : &warp.caller;
+        makecontext(&warp.lanes[i], (void (*)())run, 0);
+    }
+    warp.lane = 0;
+    swapcontext(&warp.caller, &warp.lanes[0]);
 }
 
 /* of(values of all lanes), while they stand there. */
@@ -86,6 +107,9 @@ struct __half {
 struct __half2 {
     __half x, y;
 };
+struct __half_raw {
+    uint16_t x;
+};
 
 inline uint2 make_uint2(uint32_t x, uint32_t y)
 {
@@ -106,6 +130,10 @@ inline float __half2float(__half x)
 inline __half __float2half_rn(float x)
 {
     return { kvant_half_from_float(x) };
+}
+inline float __half2float(__half_raw x)
+{
+    return kvant_half_to_float(x.x);
 }
 inline __half __ushort_as_half(uint16_t bits)
 {
@@ -128,6 +156,105 @@ inline __half2 __hmul2(__half2 a, __half2 b)
 {
     return __hfma2(a, b, {});
 }
+inline uint16_t __half_as_ushort(__half x)
+{
+    return x.bits;
+}
+inline float __low2float(__half2 x)
+{
+    return __half2float(x.x);
+}
+inline float __high2float(__half2 x)
+{
+    return __half2float(x.y);
+}
+inline __half2 __low2half2(__half2 x)
+{
+    return { x.x, x.x };
+}
+inline __half2 __high2half2(__half2 x)
+{
+    return { x.y, x.y };
+}
+inline __half2 __float2half2_rn(float x)
+{
+    return __floats2half2_rn(x, x);
+}
+inline __half2 __hmax2_nan(__half2 a, __half2 b)
+{
+    return { __half2float(a.x) > __half2float(b.x) ? a.x : b.x, __half2float(a.y) > __half2float(b.y) ? a.y : b.y };
+}
+inline bool __hble2(__half2 a, __half2 b)
+{
+    return __half2float(a.x) <= __half2float(b.x) && __half2float(a.y) <= __half2float(b.y);
+}
+inline uint16_t __bfloat16_as_ushort(uint16_t x)
+{
+    return x;
+}
+inline uint16_t __float2bfloat16_rn(float x)
+{
+    return (uint16_t)(kvant_float_bits(x) >> 16); /* not used */
+}
+inline float __uint_as_float(uint32_t x)
+{
+    return kvant_float_from_bits(x);
+}
+inline uint32_t __float_as_uint(float x)
+{
+    return kvant_float_bits(x);
+}
+inline int __float2int_rn(float x)
+{
+    return (int)rintf(x);
+}
+inline int __float2int_rz(float x)
+{
+    return (int)x;
+}
+inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
+inline float __frcp_rn(float x)
+{
+    return 1 / x;
+}
+inline float __fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+inline float __fsub_rn(float a, float b)
+{
+    return a - b;
+}
+inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b)
+{
+    return (uint32_t)((uint64_t)a * b >> 32);
+}
+/* Halves of a times the lower bytes of b; bytes times bytes. */
+inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c)
+{
+    return c + (a & 0xffffu) * (b & 255) + (a >> 16) * (b >> 8 & 255);
+}
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c)
+{
+    for (int i = 0; i < 32; i += 8)
+        c += (a >> i & 255) * (b >> i & 255);
+    return c;
+}
+inline uint32_t __vminu2(uint32_t a, uint32_t b)
+{
+    return min(a & 0xffffu, b & 0xffffu) | min(a >> 16, b >> 16) << 16;
+}
 inline float __int_as_float(int x)
 {
     return kvant_float_from_bits((uint32_t)x);
@@ -139,6 +266,10 @@ inline int __float_as_int(float x)
 inline int __popc(uint32_t x)
 {
     return __builtin_popcount(x);
+}
+inline int __ffs(uint32_t x)
+{
+    return __builtin_ffs((int)x);
 }
 inline int __clz(uint32_t x)
 {
@@ -171,6 +302,67 @@ template <class T> T __shfl_sync(unsigned, T x, int from)
     return exchanged(x, [&](auto &&lane) { return lane(from & 31); });
 }
 
+template <class T> T __shfl_xor_sync(unsigned mask, T x, int with)
+{
+    return __shfl_sync(mask, x, warp.lane ^ with);
+}
+
+inline bool __any_sync(unsigned, bool x)
+{
+    return exchanged(x, [](auto &&lane) {
+        bool any = false;
+        for (int i = 0; i < LANES; i++)
+            any |= lane(i);
+        return any;
+    });
+}
+
+inline uint32_t __ballot_sync(unsigned, bool x)
+{
+    return exchanged(x, [](auto &&lane) {
+        uint32_t all = 0;
+        for (int i = 0; i < LANES; i++)
+            all |= (uint32_t)lane(i) << i;
+        return all;
+    });
+}
+
+inline bool __all_sync(unsigned mask, bool x)
+{
+    return !__any_sync(mask, !x);
+}
+
+template <class T> T __reduce_max_sync(unsigned, T x)
+{
+    return exchanged(x, [](auto &&lane) {
+        T most = lane(0);
+        for (int i = 1; i < LANES; i++)
+            most = max(most, lane(i));
+        return most;
+    });
+}
+
+template <class T> T __shfl_up_sync(unsigned mask, T x, int by)
+{
+    return __shfl_sync(mask, x, max(warp.lane - by, 0));
+}
+
+inline uint32_t __reduce_add_sync(unsigned, uint32_t x)
+{
+    return exchanged(x, [](auto &&lane) {
+        uint32_t sum = 0;
+        for (int i = 0; i < LANES; i++)
+            sum += lane(i);
+        return sum;
+    });
+}
+
+struct Place3 {
+    unsigned x;
+};
+#define threadIdx (Place3{ (unsigned)warp.lane })
+#define blockDim (Place3{ LANES })
+
 inline void *__cvta_shared_to_generic(size_t at)
 {
     return warp.shared + at;
@@ -178,9 +370,6 @@ inline void *__cvta_shared_to_generic(size_t at)
 
 namespace kvant
 {
-
-using Place = kvant_code_place;
-constexpr int PAGE_TOKENS = 64;
 
 inline uint32_t shared_address(const void *p)
 {
@@ -202,19 +391,28 @@ inline void meet_at(int, int)
     exit(1);
 }
 
-inline float largest_of(float x)
+inline float exp2_fast(float x)
 {
-    return exchanged(x, [](auto &&lane) {
-        float largest = lane(0);
-        for (int i = 1; i < LANES; i++)
-            largest = fmaxf(largest, lane(i));
-        return largest;
-    });
+    return exp2f(x);
 }
 
-inline float power_above(float x)
+inline float log2_fast(float x)
 {
-    return kvant_float_from_bits((min(kvant_float_bits(x) >> 23 & 0xffu, 252u) + 1) << 23);
+    return log2f(x);
+}
+
+inline uint32_t look_up_word(uint32_t address)
+{
+    uint32_t x;
+    memcpy(&x, warp.shared + address, sizeof x);
+    return x;
+}
+
+inline uint2 look_up_two_words(uint32_t address)
+{
+    uint2 x;
+    memcpy(&x, warp.shared + address, sizeof x);
+    return x;
 }
 
 inline uint32_t pack_half2(float low, float high)
@@ -226,14 +424,28 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     const uint64_t both = (uint64_t)b << 32 | a;
     uint32_t x = 0;
-    for (int i = 0; i < 4; i++)
-        x |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t byte = (uint32_t)(both >> 8 * (selector >> 4 * i & 7)) & 255, sign = byte >> 7 ? 255 : 0;
+        x |= (selector >> 4 * i & 8 ? sign : byte) << 8 * i;
+    }
     return x;
 }
 
 template <uint32_t MASK> uint32_t bit_select(uint32_t a, uint32_t b)
 {
     return (a & MASK) | (b & ~MASK);
+}
+
+inline uint32_t look_up_half(uint32_t at)
+{
+    uint16_t x;
+    memcpy(&x, warp.shared + at, sizeof x);
+    return x;
+}
+
+inline void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
+{
+    there ? (void)memcpy(warp.shared + to, from, 16) : (void)memset(warp.shared + to, 0, 16);
 }
 
 inline uint32_t half_of(uint32_t pair, int i)
@@ -247,7 +459,7 @@ struct Operands {
     uint32_t a[4], b[2];
 };
 
-inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <class N> void multiply_matrices(N &&number, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     struct Sums {
         float of[4];
@@ -258,9 +470,40 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
             const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
             double sum = d[i];
             for (int k = 0; k < 16; k++)
-                sum += (double)kvant_half_to_float((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
-                       kvant_half_to_float((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
+                sum += (double)number((uint16_t)half_of(lane(4 * (row % 8) + k % 8 / 2).a[row / 8 + 2 * (k / 8)], k % 2)) *
+                       number((uint16_t)half_of(lane(4 * column + k % 8 / 2).b[k / 8], k % 2));
             s.of[i] = (float)sum;
+        }
+        return s;
+    });
+    std::copy(sums.of, sums.of + 4, d);
+}
+
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    multiply_matrices([](uint16_t x) { return kvant_half_to_float(x); }, d, a, b0, b1);
+}
+
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    multiply_matrices([](uint16_t x) { return kvant_bf16_to_float(x); }, d, a, b0, b1);
+}
+
+/* A is 16 x 32, a lane has 4 columns of it beside each other. */
+template <bool A_SIGNED, bool B_SIGNED> void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    struct Sums {
+        int32_t of[4];
+    };
+    const Sums sums = exchanged(Operands{ { a[0], a[1], a[2], a[3] }, { b0, b1 } }, [&](auto &&lane) {
+        const auto number = [](uint32_t x, int i, bool is_signed) { return is_signed ? (int)(int8_t)(x >> 8 * i) : (int)(x >> 8 * i & 255); };
+        Sums s;
+        for (int i = 0; i < 4; i++) {
+            const int row = warp.lane / 4 + 8 * (i / 2), column = 2 * (warp.lane % 4) + i % 2;
+            s.of[i] = d[i];
+            for (int k = 0; k < 32; k++)
+                s.of[i] += number(lane(4 * (row % 8) + k % 16 / 4).a[row / 8 + 2 * (k / 16)], k % 4, A_SIGNED) *
+                           number(lane(4 * column + k % 16 / 4).b[k / 16], k % 4, B_SIGNED);
         }
         return s;
     });

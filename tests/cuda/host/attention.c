@@ -185,13 +185,20 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
-        const uint32_t queries = one.query_tokens = args->query_tokens ? args->query_tokens : 1;
+        const uint32_t most = args->query_tokens ? args->query_tokens : 1;
+        const int32_t *starts = args->query_starts;
+        const size_t first = starts ? (size_t)starts[b] : (size_t)b * most;
+        const size_t q = starts ? first * args->q_token_stride : b * args->q_batch_stride,
+                     out = starts ? first * args->out_token_stride : b * args->out_batch_stride;
+        one.query_tokens = starts ? (uint32_t)(starts[b + 1] - starts[b]) : most;
+        if (one.query_tokens > most)
+            return KVANT_ERR_ARGUMENT;
         one.block_table += b * args->table_stride;
         one.lengths += b;
-        one.q = (const char *)args->q + b * args->q_batch_stride * width;
-        one.out = (char *)args->out + b * args->out_batch_stride * width;
-        one.lse = args->lse ? args->lse + (size_t)b * queries * args->n_heads : NULL;
-        one.mask = args->mask ? args->mask + b * queries * args->mask_token_stride : NULL;
+        one.q = (const char *)args->q + q * width;
+        one.out = (char *)args->out + out * width;
+        one.lse = args->lse ? args->lse + first * args->n_heads : NULL;
+        one.mask = args->mask ? args->mask + first * args->mask_token_stride : NULL;
         attend_sequence(&one);
     }
     return KVANT_OK;
@@ -279,12 +286,12 @@ kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cud
     const size_t d = args->k_codec->params.head_dim;
     for (size_t i = 0; i < (size_t)args->batch * args->n_heads; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
-        const float *q = (const float *)args->q + i / args->n_heads * args->q_batch_stride + head * args->q_head_stride,
-                    *m = args->inverse_weights + kv * d * d;
+        const size_t at = i / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
+        const float *m = args->inverse_weights + kv * d * d;
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)
-                sum += (double)q[k] * m[k * d + j];
+                sum += (double)number(args->q, at + k, args->type) * m[k * d + j];
             args->out[i * d + j] = (float)sum;
         }
     }

@@ -47,14 +47,16 @@ static kvant_codec of_head(const kvant_codec *codec, const float *centroids, con
     return copy;
 }
 
-/* A row of fp16 becomes floats. */
+/* A row of fp16 or bf16 becomes floats. */
 static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, uint32_t i, uint32_t head, float *halves)
 {
     const size_t at = i * rows->token_stride + head * rows->head_stride;
     if (args->type == KVANT_CUDA_F32)
         return (const float *)rows->rows + at;
-    for (uint32_t j = 0; j < host_source(rows->codec)->info.head_dim; j++)
-        halves[j] = kvant_half_to_float(((const uint16_t *)rows->rows)[at + j]);
+    for (uint32_t j = 0; j < host_source(rows->codec)->info.head_dim; j++) {
+        const uint16_t bits = ((const uint16_t *)rows->rows)[at + j];
+        halves[j] = args->type == KVANT_CUDA_F16 ? kvant_half_to_float(bits) : kvant_bf16_to_float(bits);
+    }
     return halves;
 }
 

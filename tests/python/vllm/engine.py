@@ -1,5 +1,6 @@
 """What a vLLM engine on the CPU generates, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
-requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's."""
+requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's; with
+TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names."""
 
 import json
 import os
@@ -20,6 +21,11 @@ kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
 
 from vllm import LLM, SamplingParams  # noqa: E402
 
+if os.environ.get("TEST_GPU_PAGES"):
+    from kvant.vllm import cpu, gpu
+
+    cpu.Backend.get_impl_cls = staticmethod(lambda: gpu.Impl)
+
 
 def main():
     folder, options, rounds = sys.argv[1], *map(json.loads, sys.argv[2:])
@@ -32,8 +38,9 @@ def main():
             use_tqdm=False,
         )
         found.append([{"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens} for x in made])
+    counts = {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")} if "disable_log_stats" in options else {}
     blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
-    print("RESULT", json.dumps({"blocks": blocks, "rounds": found}))
+    print("RESULT", json.dumps({"blocks": blocks, "rounds": found, "counts": counts}))
 
 
 if __name__ == "__main__":

@@ -45,25 +45,46 @@ class Engine(TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def run_engine(self, stored, rounds, folder=None, **options):
+    def run_engine(self, stored, rounds, folder=None, gpu=False, **options):
+        """gpu: the GPU's backend, on the stand-in for a GPU."""
         words = [sys.executable, str(HERE / "engine.py"), folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
-        made = subprocess.run(words, env=os.environ | {"KVANT_VLLM": stored}, capture_output=True, text=True)
+        environment = {"KVANT_VLLM": stored, "TEST_GPU_PAGES": "1" if gpu else ""}
+        made = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
         lines = [line for line in made.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
             raise RuntimeError(made.stderr[-2000:])
         return json.loads(lines[-1].removeprefix("RESULT "))
 
     def test_an_exact_codec_gives_the_stock_cache_s_ids(self):
-        stock, ours = (self.run_engine(stored, ROUNDS, max_num_seqs=4) for stored in ("", "f32/f32"))
-        self.assertEqual(ours["rounds"], stock["rounds"])
-        self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
+        stock = self.run_engine("", ROUNDS, max_num_seqs=4)
+        for gpu in (False, True):
+            ours = self.run_engine("f32/f32", ROUNDS, gpu=gpu, max_num_seqs=4)
+            self.assertEqual(ours["rounds"], stock["rounds"])
+            self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
 
     def test_chunks_and_preemption(self):
         """Few blocks, so that requests are thrown out and begin again, and prompts in parts of 48 tokens."""
         few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
-        stock, ours = self.run_engine("", rounds), self.run_engine("f32/f32", rounds, **few)
-        self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
+        stock = self.run_engine("", rounds)
+        for gpu in (False, True):
+            ours = self.run_engine("f32/f32", rounds, gpu=gpu, **few)
+            self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
+
+    def test_speculative_decoding(self):
+        """Drafts of the model itself, which are all right, and of another one, which are not."""
+        rounds = [([ids(n, n) for n in (100, 129, 7)], {"temperature": 0, "max_tokens": 40})]
+        stock = [x["ids"] for x in self.run_engine("", rounds, max_num_seqs=4)["rounds"][0]]
+        with tempfile.TemporaryDirectory() as other:
+            models.make("llama", head_dim=64, seed=1).save_pretrained(other)
+            for gpu, draft in ((False, self.folder.name), (True, self.folder.name), (False, other)):
+                drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
+                options = dict(max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
+                ours = self.run_engine("f32/f32", rounds, gpu=gpu, **options)
+                self.assertEqual([x["ids"] for x in ours["rounds"][0]], stock)
+                made, right = (ours["counts"][f"vllm:spec_decode_num_{name}_tokens"] for name in ("draft", "accepted"))
+                self.assertGreater(made, 80)
+                self.assertTrue(right == made if draft == self.folder.name else right < made / 2, (right, made))
 
     def test_windows_and_softcap(self):
         for kind in ("mistral", "gemma2"):

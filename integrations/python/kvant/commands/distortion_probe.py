@@ -26,6 +26,7 @@ FULL = {
     "needle": (2048, 1, 128),  # OCTOPUS section 4.1
     "codebook": (1024, 0, 8),  # levels of a scalar codebook, read off decoded rows of known scale
     "covering": (65536, 0, 16),  # directions of quaternions
+    "info64": (0, 0, 1),  # sizes at head_dim 64
 }
 QUICK = {
     "info": (0, 0, 1),
@@ -35,6 +36,7 @@ QUICK = {
     "needle": (2048, 1, 16),
     "codebook": (256, 0, 8),
     "covering": (8192, 0, 8),
+    "info64": (0, 0, 1),
 }
 
 
@@ -51,13 +53,12 @@ class Normal:
 
 class Probe:
     """What is measured of a spec: series[name] has a number per seed. problem says why there is
-    nothing: the codec is missing, or refused its rows."""
-
-    head_dim = HEAD_DIM
+    nothing: the codec is missing, or refused its rows. Sizes may be of a pair, "keys / values"."""
 
     def __init__(self, spec, setup, quick):
         self.spec, self.setup = spec, setup
         self.keys, self.queries, self.seeds = (QUICK if quick else FULL)[setup]
+        self.head_dim = 64 if setup == "info64" else HEAD_DIM
         self.series, self.problem, self.done = {}, None, False
 
     @property
@@ -72,7 +73,7 @@ class Probe:
             for seed in range(self.seeds):
                 if not keep_going():
                     return
-                codec = Codec(self.spec, HEAD_DIM, "k", seed=seed)
+                codec = Codec(self.spec.partition(" / ")[0], self.head_dim, "k", seed=seed)
                 of_seeds.append(MEASURES[self.setup](codec, Normal(self.setup, seed), self))
                 measured(self.keys)
         except Error as error:
@@ -143,7 +144,7 @@ def covering(codec, normal, probe):
 
 def sizes(codec, _normal, probe):
     """Keys and values may cost differently: a paper's figure is their mean."""
-    values = Codec(probe.spec, HEAD_DIM, "v")
+    values = Codec(probe.spec.rpartition(" / ")[2], probe.head_dim, "v")
     return {
         name: (getattr(codec, name) + getattr(values, name)) / 2
         for name in ("nominal_bits", "true_bits")
@@ -152,6 +153,7 @@ def sizes(codec, _normal, probe):
 
 MEASURES = {
     "info": sizes,
+    "info64": sizes,
     "fidelity": fidelity,
     "split": fidelity,
     "rounding": fidelity,

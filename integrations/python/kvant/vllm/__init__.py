@@ -1,15 +1,18 @@
 """vLLM with compressed blocks, without a fork: an entry point of the group vllm.general_plugins.
 
-    KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64
+    vllm serve MODEL --attention-backend KVANT --kv-cache-dtype kvant_turboquant4 --block-size 64    # a GPU, vLLM 0.33
+    KVANT_VLLM=turboquant4 vllm serve MODEL --attention-backend KVANT --block-size 64                # a GPU, before
+    KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64                                          # a CPU
 
-KVANT_VLLM names what blocks are stored with: a name of STORED, a preset, or specs as K/V (int-8/turboquant-4). Presets
-need KVANT_VLLM_CALIBRATION, the path of a .kvcal. Without KVANT_VLLM nothing is registered. vLLM's CPU build alone so
-far."""
+KVANT_VLLM names what blocks are stored with: a name of STORED, a preset, or specs as K/V (int-8/turboquant-4), which
+the dtype `kvant` takes, too. Presets need KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model.
+Without one of these vLLM is as it was."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+import pathlib
+from typing import Any, NamedTuple
 
 
 class Stored(NamedTuple):
@@ -29,6 +32,8 @@ STORED = {
 
 
 PRESETS = ("quality", "balanced", "small")
+DTYPE = "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
+BESIDE_MODEL = "kvant.kvcal"
 
 
 def _preset(name: str) -> Stored:
@@ -39,23 +44,65 @@ def _preset(name: str) -> Stored:
     return Stored(*(f"{spec},sink=0" if ":" in spec else spec for spec in (found.k, found.v)))
 
 
-def chosen() -> Stored | None:
-    """What KVANT_VLLM says. ValueError for a name that is none."""
-    name, calibration = os.environ.get("KVANT_VLLM", ""), os.environ.get("KVANT_VLLM_CALIBRATION") or None
-    if not name:
+def _calibration(model: str | None) -> str | None:
+    beside = pathlib.Path(model or "", BESIDE_MODEL)
+    return os.environ.get("KVANT_VLLM_CALIBRATION") or (str(beside) if model and beside.exists() else None)
+
+
+def is_ours(dtype: str | None) -> bool:
+    """Whether blocks of a cache dtype of vLLM are kvant's: kvant and kvant_NAME, or any with KVANT_VLLM."""
+    named = dtype is not None and (dtype == DTYPE or dtype.startswith(f"{DTYPE}_"))
+    return named or dtype in (None, "auto", "float16", "bfloat16") and bool(os.environ.get("KVANT_VLLM"))
+
+
+def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
+    """What the dtype of vLLM's cache says, or KVANT_VLLM. ValueError for a name that is none."""
+    if not is_ours(dtype):
         return None
+    in_dtype = dtype is not None and dtype.startswith(f"{DTYPE}_")
+    name = dtype.removeprefix(f"{DTYPE}_") if in_dtype else os.environ.get("KVANT_VLLM", "")
+    calibration = _calibration(model)
     if name in PRESETS and not calibration:
-        raise ValueError(f"KVANT_VLLM: {name} needs KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made")
+        needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
+        raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name not in (*STORED, *PRESETS) and "/" not in name:
         raise ValueError(f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V")
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
     return found._replace(calibration=calibration)
 
 
+def _register_dtypes() -> None:
+    """vLLM 0.33 and later take names of dtypes."""
+    try:
+        from vllm.config.cache import is_known_kv_cache_dtype, register_kv_cache_dtype
+    except ImportError:
+        return
+    import torch
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    class Handler:
+        def torch_dtype(self) -> torch.dtype:
+            return torch.uint8
+
+        def quant_mode(self) -> Any:
+            return KVQuantMode.CUSTOM
+
+    for name in (DTYPE, *(f"{DTYPE}_{name}" for name in (*STORED, *PRESETS))):
+        if not is_known_kv_cache_dtype(name):
+            register_kv_cache_dtype(name)(type("Handler", (Handler,), {"name": name}))
+
+
 def register() -> None:
     """Called by vLLM in each of its processes, some of them more than once."""
-    if chosen() is None:
-        return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CPU_ATTN, "kvant.vllm.cpu.Backend")
+    _register_dtypes()
+    gpu = "kvant.vllm.gpu.Backend"
+    if not hasattr(AttentionBackendEnum, "register"):  # before 0.32 backends have no names of their own
+        register_backend(AttentionBackendEnum.CUSTOM, gpu)
+    elif not hasattr(AttentionBackendEnum, "KVANT"):
+        AttentionBackendEnum.register("KVANT", gpu)
+    if os.environ.get("KVANT_VLLM"):
+        if os.environ["KVANT_VLLM"] not in PRESETS:  # layers look for the calibration of presets
+            chosen()
+        register_backend(AttentionBackendEnum.CPU_ATTN, "kvant.vllm.cpu.Backend")

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Repeats the papers' ablations on small models: KL divergence to the f16 cache, one group of configurations per question.
+
+    bench/papers.py -m model.gguf -f text.txt -o bench/results/quality_papers.csv [GROUP]...
+
+Every group is one `kvant eval`, whose rows bench/record.py appends. Complete groups are skipped and a broken group goes on
+where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
+runs all groups on three models, `make papers-long` the group `long` and needles at the models' own limits, which takes days on
+two cores.
+"""
+
+import argparse
+import csv
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+FNV_START, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
+SHAPES = {"SmolLM2": (30, "3x64"), "Qwen2.5": (24, "2x64"), "Gemma-3": (18, "1x256")}
+
+
+def both(*specs):
+    return [(spec, spec) for spec in specs]
+
+
+def bdr():
+    """SAW-INT4 Tables 2, 3, 8: keys alone are rotated and values stay INT4; block orders; its text's random signs."""
+    orders = ("bdr-4:block=16", "bdr-4:block=64", "bdr-4:block=128", "bdr-4:block=16,signs=seed", "bdr-4:signs=seed")
+    return both("int-4", "bdr-4", *orders) + [("bdr-4", "int-4"), ("bdr-4:block=16", "int-4"), ("int-4", "bdr-4")]
+
+
+def kmeans():
+    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Wants a calibration with these sets."""
+    return both(*(f"kmeans-4:c={c}{block}" for block in ("", ",block=64") for c in (1, 16, 256, 2048)), "hessian-4")
+
+
+PAPERS_HQMQ = "book=random,scale=norm"
+
+
+def hqmq():
+    """HQMQ Tables 8 to 10: its codec in its own form beside its authors' symmetric naive INT."""
+    names = ("s24r2", "s24r3", "s24r4", "s48r4", "s96r4", "s192r4", "s24r6", "s96r6", "s192r6")
+    return both("int-4:sym", "int-3:sym", "int-4", *(f"hqmq-{name}:{PAPERS_HQMQ}" for name in names), "hqmq-s96r4")
+
+
+def hqmq_med3():
+    """HQMQ Tables 2 and 18: Med3x as published (the median of a page, room for 1 chunk in 16), with INT and with HQMQ; the
+    scale of all chunks, as its program has it; other multiples."""
+    page = "median=page"
+    return both("int-4:sym", "naive-4", "naive-4:range=all",
+                *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
+                f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all", f"hqmq-s96r6:{PAPERS_HQMQ},med3", f"hqmq-s96r6:{PAPERS_HQMQ}",
+                *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20)))
+
+
+def hqmq_seeds():
+    """HQMQ Table 14."""
+    return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},seed={seed}" for seed in (0, 1, 7, 42, 1337)))
+
+
+def settings_file(path, layers, lines):
+    """A settings file: its check sum is FNV-1a (settings.md)."""
+    text, check = f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines), FNV_START
+    for byte in text.encode():
+        check = (check ^ byte) * FNV_PRIME % 2**64
+    path.write_text(f"{text}check {check:016x}\n")
+    return path
+
+
+def hqmq_books(model, folder):
+    """HQMQ Table 14 with a book for every layer, head and role, as in the paper."""
+    layers, shape = SHAPES[model]
+    heads, files = int(shape.partition("x")[0]), []
+    for first in (0, 1, 7, 42, 1337):
+        places = [(role, f"{layer}/{head}" if heads > 1 else str(layer)) for role in "kv" for layer in range(layers)
+                  for head in range(heads)]
+        lines = [f"{role} {place} {shape} hqmq-s96r4:{PAPERS_HQMQ},seed={10000 * first + i}" for i, (role, place) in enumerate(places)]
+        files.append(settings_file(folder / f"hqmq-s96r4_books_{first}.kvant", layers, lines))
+    return files
+
+
+def octopus_recipe(model, folder):
+    """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of 32; 32 newest tokens."""
+    keys = ("octopus-{b}:scale=norm,{o}", "turboquant-{b}:scale=norm,{o}", "polar-{b}:scale=norm,{o}", "turboquant-{b}:qjl,{o}")
+    layers, shape = SHAPES[model]
+    files = []
+    for b in (4, 3, 2):
+        for spec in (text.format(b=b, o="recent=32") for text in keys):
+            lines = [f"k 0,{layers - 1} {shape} f16", f"k 1-{layers - 2} {shape} {spec}",
+                     f"v 0-{layers - 1} {shape} int-{b}:group=32,recent=32"]
+            name = spec.split(":recent")[0].replace(":", "_").replace(",", "_").replace("=", "-")
+            files.append(settings_file(folder / f"{name}.kvant", layers, lines))
+    return files
+
+
+def innerq_modes():
+    """InnerQ Table 7: symmetric, asymmetric and hybrid groups of keys and values along the inner dimension."""
+    window = "sink=32,recent=96"
+    keys = {"sym": f"int-3:group=32,sym,norm=first,{window}", "asym": f"int-3:group=32,norm=first,{window}"}
+    value = {"sym": ",sym", "asym": "", "hybrid": ",hybrid", "hybrid=code": ",hybrid=code"}
+    pairs = [(k, v) for k in keys for v in ("sym", "asym")] + [("sym", "hybrid"), ("sym", "hybrid=code")]
+    return [(keys[k], f"int-{b}:axis=channel,group=32{value[v]},{window}") for b in (3, 2) for k, v in pairs]
+
+
+def innerq_windows():
+    """InnerQ Figure 5: 128 tokens in fp16, cut between the first and the newest; whole pages of 64 here."""
+    names = ("innerq-base", "innerq-hybrid", "innerq-small", "kivi-2")
+    return both(*(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128)))
+
+
+def turboquant():
+    """TurboQuant section 4.3: "quality neutral" at 3.5 bits, marginal at 2.5; InnerQ's K4/V3 of it."""
+    return both("turboquant-2.5:scale=norm", "turboquant-3.5:scale=norm", "turboquant-3.5", "turboquant-3:scale=norm",
+                "turboquant-4:scale=norm", "turboquant-4:qjl,sketch=gaussian") + [
+                    ("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
+
+
+LONG = ["--by-position", "8", "--stock", "q8_0", "--stock", "q4_0", "--preset", "quality", "--preset", "balanced", "--preset", "small"]
+
+
+def long():
+    """Contexts to the models' limits (-c), by position: presets, llama.cpp's types and a codec of each paper."""
+    return both("int-4", "bdr-4", f"hqmq-s96r6:{PAPERS_HQMQ},med3,median=page", "octopus-4:scale=norm", "innerq-base", "kivi-2",
+                "turboquant-4:scale=norm")
+
+
+GROUPS = {
+    "bdr": bdr,
+    "hqmq": hqmq,
+    "octopus": octopus_recipe,
+    "turboquant": turboquant,
+    "innerq-modes": innerq_modes,
+    "innerq-windows": innerq_windows,
+    "hqmq-med3": hqmq_med3,
+    "hqmq-seeds": hqmq_seeds,
+    "hqmq-books": hqmq_books,
+    "kmeans": kmeans,
+    "long": long,
+}
+
+
+def options_of(group, model, folder):
+    if group in ("octopus", "hqmq-books"):
+        return [word for file in GROUPS[group](model, folder) for word in ("--config", str(file))]
+    pairs = GROUPS[group]()
+    if model != "Gemma-3" and group == "bdr":  # heads of 64 have blocks of at most 64, the default
+        pairs = [pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}]
+    return (LONG if group == "long" else []) + [word for k, v in pairs for word in ("-k", k, "-v", v)]
+
+
+def have(path, model, group):
+    if not path.exists():
+        return False
+    with open(path, newline="") as file:
+        return any(row["model"] == model and row["group"] == group for row in csv.DictReader(file))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True, type=pathlib.Path)
+    parser.add_argument("-f", "--text", required=True)
+    parser.add_argument("-o", "--output", required=True, type=pathlib.Path, help="CSV that rows are appended to")
+    parser.add_argument("-w", "--work", type=pathlib.Path, default=pathlib.Path("papers_work"), help="folder of unfinished runs")
+    parser.add_argument("-c", "--ctx", default="2048")
+    parser.add_argument("--chunks", default="1")
+    parser.add_argument("--calibration", help="for the group kmeans")
+    parser.add_argument("--kvant", default="kvant", help="the program")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=" ".join(GROUPS))
+    given = parser.parse_args()
+    model = next((name for name in SHAPES if given.model.name.startswith(name)), None)
+    if model is None:
+        parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
+    given.work.mkdir(parents=True, exist_ok=True)
+    for group in given.groups or [name for name in GROUPS if name != "long" and (name != "kmeans" or given.calibration)]:
+        if group not in GROUPS:
+            parser.error(f"no group {group!r}: {', '.join(GROUPS)}")
+        if have(given.output, model, group):
+            continue
+        command = [given.kvant, "eval", "-m", str(given.model), "-f", given.text, "-c", given.ctx, "--chunks", given.chunks,
+                   "--resume", str(given.work / f"{model}_{group}"), "--json"]
+        if group != "long":  # it would be gigabytes
+            command += ["--base-cache", str(given.work)]
+        command += options_of(group, model, given.work)
+        if given.calibration:
+            command += ["--calibration", given.calibration]
+        record = [sys.executable, str(HERE / "record.py"), "--append", "--set", f"model={model}", "--set", f"group={group}"]
+        if subprocess.run([*record, str(given.output), "--", *command]).returncode:
+            sys.exit(f"papers: the group {group} did not end; the same command goes on")
+
+
+if __name__ == "__main__":
+    main()

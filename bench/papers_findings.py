@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Findings of docs/research/papers.md that need no model: rows of random numbers through the package alone.
+
+    bench/papers_findings.py -o bench/results/papers_findings.csv
+
+Rows are 128 channels of normal numbers, 4096 of them. D is the squared error over the squares of what is counted.
+"""
+
+import argparse
+import csv
+import datetime
+
+import numpy as np
+from record import commit, first_line, machine
+
+from kvant.codec import Codec
+
+DIM, ROWS, SEEDS = 128, 4096, 4
+
+
+def normal(seed):
+    return np.random.RandomState(seed).standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+def error(spec, rows, counted, seed):
+    """D of the counted channels, and the codec's true bits."""
+    codec = Codec(spec, DIM, "k", seed=seed)
+    lost = codec.decode(codec.encode(rows), len(rows)).astype(float) - rows
+    wanted = rows[:, counted].astype(float)
+    return (lost[:, counted] ** 2).sum() / (wanted**2).sum(), codec.true_bits
+
+
+def true_bits():
+    """OCTOPUS beside a mixture of two widths of TurboQuant with the same true bits: heads or layers of either width."""
+    whole = slice(None)
+    for b in (2, 3, 4):
+        low, high, triplets = (f"turboquant-{b}:scale=norm", f"turboquant-{b + 1}:scale=norm", f"octopus-{b}:scale=norm")
+        found = {spec: [error(spec, normal(s), whole, s) for s in range(SEEDS)] for spec in (low, high, triplets)}
+        d = {spec: np.mean([x for x, _ in of]) for spec, of in found.items()}
+        bits = {spec: of[0][1] for spec, of in found.items()}
+        share = (bits[triplets] - bits[low]) / (bits[high] - bits[low])
+        yield triplets, "all", bits[triplets], d[triplets]
+        yield f"{low} and {high}", "all", bits[triplets], (1 - share) * d[low] + share * d[high]
+
+
+def two_large_channels():
+    """HQMQ's ablation: what is lost of the other channels, with outliers kept apart or not."""
+    large = (30, 94)
+    counted = [j for j in range(DIM) if j // 4 not in [channel // 4 for channel in large]]
+    paper = "book=random,scale=norm"
+    specs = ["int-4:sym", "naive-4:range=all", "naive-4"]
+    for name in ("s24r6", "s96r6"):
+        specs += [f"hqmq-{name}:{paper}"] + [f"hqmq-{name}:{paper},med3,median=page{rest}" for rest in (",range=all", "")]
+    for spec in specs:
+        found = []
+        for seed in range(SEEDS):
+            rows = normal(seed)
+            rows[:, large] *= 200
+            found.append(error(spec, rows, counted, seed))
+        yield spec, "two channels 200 times as large; the others", found[0][1], np.mean([x for x, _ in found])
+
+
+def constant_part():
+    """Keys with a constant part, which softmax ignores: the error, over the squares of what varies."""
+    constant = 4 * np.random.RandomState(99).standard_normal(DIM).astype(np.float32)
+    for spec in ("int-4", "bdr-4", "turboquant-4", "octopus-4", "hqmq-s192r6", "trellis-4", "int-4:axis=channel,group=64"):
+        for name, shift in (("none", 0), ("4 standard deviations", 1), ("the same, its mean subtracted", 2)):
+            found = []
+            for seed in range(SEEDS):
+                varying = normal(seed)
+                rows = varying + constant * np.float32(shift > 0)
+                rows -= rows.mean(0) * np.float32(shift == 2)
+                codec = Codec(spec, DIM, "k", seed=seed)
+                lost = codec.decode(codec.encode(rows), len(rows)).astype(float) - rows
+                found.append(((lost**2).sum() / (varying.astype(float) ** 2).sum(), codec.true_bits))
+            yield spec, f"constant part: {name}", found[0][1], np.mean([x for x, _ in found])
+
+
+def bandwidth():
+    """HQMQ Table 5: bytes of an fp16 cache of 8 kv heads x 128 over the printed time, in TB/s."""
+    for tokens, milliseconds in ((4096, 0.013), (16384, 0.014), (32768, 0.014)):
+        yield f"f16, {tokens} tokens", "TB/s that HQMQ Table 5 implies; an RTX 4090 has 1.0", 16, tokens * 8 * 128 * 2 * 2 / milliseconds / 1e9
+
+
+FINDINGS = {"true bits": true_bits, "two large channels": two_large_channels, "constant part": constant_part, "bandwidth": bandwidth}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", help="CSV to write, too")
+    given = parser.parse_args()
+    about = {"date": datetime.date.today().isoformat(), "machine": machine(), "compiler": first_line("cc", "--version"),
+             "commit": commit(), "command": "bench/papers_findings.py"}
+    rows = []
+    for name, measure in FINDINGS.items():
+        for what, where, bits, figure in measure():
+            print(f"{name:18}  {what:58}  {where:44}  {bits:6.3f}  {figure:.4f}", flush=True)
+            rows.append({"finding": name, "what": what, "where": where, "bits": bits, "figure": figure, **about})
+    if given.output:
+        with open(given.output, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Rows to pages and back on a GPU: the same bytes as pages.py writes, but for centers and scales of chunks, whose last bits differ.
+
+All layers are one call where nothing depends on the layer: tokens of layer 1 follow those of layer 0 in rows and in pages."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import structs as s
+from ..arrays import np
+from ..library import PAGE_TOKENS, Error, check, library
+from ..paged import _GpuCodec, _pointer, _type
+from . import container, state
+from .layout import RAW, Layout, align
+from .stored import Stored, tables
+
+_UNIT = 4096  # bytes of a checksum's sum
+_REFUSED = {1: (50, "a NaN or an infinity"), 2: (51, "a row beyond fp16's range")}
+
+
+class _Role(NamedTuple):
+    """What a call needs of one role, on the GPU; the tensors have a first dimension of layers, or are None."""
+
+    codec: _GpuCodec
+    center: Tensor | None
+    scale: Tensor | None
+    weights: Tensor | None
+    inverse_weights: Tensor | None
+    feedback: Tensor | None
+    centroids: Tensor | None
+
+
+class _Plan(NamedTuple):
+    roles: tuple[_Role, _Role]
+    slots: Tensor  #: int64, of all tokens of all layers
+    blocks: Tensor  #: int32, 0, 1, ...
+    sample: Tensor
+    per_layer: bool
+
+
+class GpuPages:
+    """Any number of threads may use one at once."""
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = torch.device(device)
+        self._plans: dict[tuple[Layout, int], _Plan] = {}
+        self._weights = torch.from_numpy(container.WEIGHTS.view(np.int64)).to(self.device)
+
+    def takes(self, stored: Stored) -> bool:
+        """Whether the GPU can keep this layout: one codec of keys and one of values that it knows."""
+        if stored.layout.kind == RAW:
+            return False
+        try:
+            self._plan(stored)
+        except Error:
+            return False
+        return True
+
+    # ---- with the bytes on the host ----
+
+    def encode(self, source: Tensor, stored: Stored, body: np.ndarray) -> np.ndarray:
+        """Writes all of body, and returns its sums."""
+        with self._stream():
+            made, sums, refused = self.to_pages(source.to(self.device, non_blocking=True), stored)
+            torch.from_numpy(body).copy_(made[: body.size], non_blocking=True)
+            found = sums.cpu().numpy()
+            bits = int(refused)
+            self._wait()
+        for bit, (status, reason) in _REFUSED.items():
+            if bits & bit:
+                raise Error("rows", status, reason)
+        return found
+
+    def load(self, body: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """body on the GPU, and its sums."""
+        with self._stream():
+            held = torch.empty(align(body.size, _UNIT), dtype=torch.uint8, device=self.device)
+            held[body.size :] = 0
+            held[: body.size].copy_(torch.from_numpy(body), non_blocking=True)
+            found = self.sums(held).cpu().numpy()
+            self._wait()
+        return held, found
+
+    def decode(self, held: Tensor, stored: Stored, target: Tensor) -> None:
+        with self._stream():
+            rows = target if target.device == self.device else torch.empty_like(target, device=self.device)
+            self.from_pages(held, stored, rows)
+            if rows is not target:
+                target.copy_(rows, non_blocking=True)
+            self._wait()
+
+    def _stream(self) -> Any:
+        """Threads do not wait for each other's copies."""
+        if self.device.type != "cuda":  # a test's
+            return torch.no_grad()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    # ---- with all on the GPU, on the current stream ----
+
+    def to_pages(self, rows: Tensor, stored: Stored) -> tuple[Tensor, Tensor, Tensor]:
+        """A body and zeros up to a multiple of 4096 bytes, its sums, and whether rows were refused (bits, int32)."""
+        plan, layout = self._plan(stored), stored.layout
+        body = torch.zeros(align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device)
+        refused = torch.zeros((), dtype=torch.int32, device=self.device)
+        own = self._own_state(rows, stored, plan, body)
+        args = s.CudaAppendArgs.new(
+            type=_type(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, slots=plan.slots.data_ptr(), refused=refused.data_ptr()
+        )
+        if plan.per_layer:
+            args.n_tokens = layout.n_tokens
+        for layer in range(layout.n_layers if plan.per_layer else 1):
+            args.slots = plan.slots.data_ptr() + 8 * layer * layout.n_tokens
+            for role, name in enumerate("kv"):
+                half, center, scale = plan.roles[role], *own[role]
+                part = s.CudaRows(
+                    codec=half.codec.handle,
+                    pages=_pages(body, stored, role),
+                    rows=_row(rows, layout, role, layer),
+                    token_stride=layout.row,
+                    head_stride=layout.head_stride,
+                    center=_of(half.center if center is None else center, layer),
+                    scale=_of(half.scale if scale is None else scale, layer),
+                    weights=_of(half.weights, layer),
+                )
+                setattr(args, name, part)
+                args.centroids[role] = _of(half.centroids, layer)
+            args.k_feedback = _of(plan.roles[0].feedback, layer)
+            self._call("append", args)
+        return body, self.sums(body), refused
+
+    def from_pages(self, body: Tensor, stored: Stored, rows: Tensor) -> None:
+        """Fills rows from a body."""
+        plan, layout = self._plan(stored), stored.layout
+        whole = layout._replace(shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row))
+        out = rows if whole == layout and rows.is_contiguous() else rows.new_empty(whole.shape)
+        own = self._read_state(body, stored)
+        for layer in range(layout.n_layers if plan.per_layer else 1):
+            for role, half in enumerate(plan.roles):
+                center, scale = own[role]
+                args = s.CudaDecodeArgs.new(
+                    codec=half.codec.handle,
+                    pages=_pages(body, stored, role, layer if plan.per_layer else 0),
+                    blocks=plan.blocks.data_ptr(),
+                    n_blocks=layout.n_blocks * (1 if plan.per_layer else layout.n_layers),
+                    n_kv_heads=layout.n_kv_heads,
+                    type=_type(out),
+                    out=_row(out, whole, role, layer),
+                    token_stride=layout.row,
+                    head_stride=layout.head_stride,
+                    center=_of(half.center if center is None else center, layer),
+                    scale=_of(half.scale if scale is None else scale, layer),
+                    inverse_weights=_of(half.inverse_weights, layer),
+                    centroids=_of(half.centroids, layer),
+                )
+                self._call("decode", args)
+        if out is not rows:
+            rows.copy_(out[:, :, : layout.n_tokens])
+
+    def sums(self, body: Tensor) -> Tensor:
+        """container.sums of a body with zeros up to a multiple of 4096 bytes."""
+        words = body.view(torch.int64)
+        mixed = (words >> 32) & 0xFFFFFFFF
+        mixed ^= words
+        return (mixed.view(-1, _UNIT // 8) * self._weights).sum(1)
+
+    def _call(self, name: str, args: Any) -> None:
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(args), torch.cuda.current_stream().cuda_stream))
+        else:
+            check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(args), None))
+
+    def _own_state(self, rows: Tensor, stored: Stored, plan: _Plan, body: Tensor) -> list[list[Tensor | None]]:
+        """Centers and scales of the chunk, per role, written to body."""
+        layout, made, own = stored.layout, [], []
+        some = rows.index_select(2, plan.sample) if any(map(any, stored.own)) else None
+        for role, wanted in enumerate(stored.own):
+            found: list[Tensor] = []
+            if some is not None and any(wanted):
+                heads = some.view(*some.shape[:3], layout.n_kv_heads, layout.head_stride)
+                plane = heads[-1, ..., -layout.head_dim :] if role else heads[0, ..., : layout.head_dim]
+                found = state.of(torch, plane.float(), *wanted)
+            made += found
+            rest = iter(found)
+            own.append([next(rest).contiguous() if want else None for want in wanted])
+        if made:
+            both = torch.stack(made, 1).half().reshape(-1).view(torch.uint8)
+            body[: both.numel()] = both
+        return own
+
+    @staticmethod
+    def _read_state(body: Tensor, stored: Stored) -> list[list[Tensor | None]]:
+        shape = stored.state_shape
+        if not shape[1]:
+            return [[None, None], [None, None]]
+        found = body[: 2 * int(np.prod(shape))].view(torch.float16).view(shape).transpose(0, 1).float().contiguous()
+        rest = iter(found)
+        return [[next(rest) if want else None for want in wanted] for wanted in stored.own]
+
+    def _plan(self, stored: Stored) -> _Plan:
+        key = stored.layout, stored.fingerprint
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._make_plan(stored)
+        return found
+
+    def _make_plan(self, stored: Stored) -> _Plan:
+        layout = stored.layout
+        roles = self._role(stored, 0), self._role(stored, 1)
+        tokens = torch.arange(layout.n_tokens, dtype=torch.int64)
+        first = torch.arange(layout.n_layers, dtype=torch.int64) * (layout.n_blocks * PAGE_TOKENS)
+        per_layer = any(map(any, stored.own)) or any(x is not None for role in roles for x in role[1:])
+        return _Plan(
+            roles,
+            (first[:, None] + tokens).reshape(-1).to(self.device),
+            torch.arange(layout.n_layers * layout.n_blocks, dtype=torch.int32).to(self.device),
+            torch.tensor(state.sample(layout.n_tokens)).to(self.device),
+            per_layer,
+        )
+
+    def _role(self, stored: Stored, role: int) -> _Role:
+        codecs = [layer[role] for layer in stored.codecs]
+        if any(codec.spec != codecs[0][0].spec for layer in codecs for codec in layer):
+            raise Error("codecs", 30, "a GPU keeps all layers with equal specs")
+        found = [[tables(codec) for codec in layer] for layer in codecs]
+        of = found[0][0]
+        dim = stored.layout.head_dim
+
+        def gather(name: str, n: int) -> Tensor | None:
+            if not n or not getattr(of, name):
+                return None
+            made = np.empty((len(found), len(found[0]), n), np.float32)
+            for layer, row in enumerate(found):
+                for head, table in enumerate(row):
+                    c.memmove(made[layer, head].ctypes.data, getattr(table, name), 4 * n)
+            return torch.from_numpy(made)
+
+        pivots, columns = gather("pivots", dim), gather("columns", dim * dim)
+        made = [
+            gather("center", dim),
+            gather("scale", dim),
+            gather("weights", of.n_weights),
+            gather("inverse_weights", of.n_weights),
+            None if pivots is None or columns is None else torch.cat([pivots, columns], 2),
+            gather("centroids", of.n_centroids),
+        ]
+        return _Role(_GpuCodec.of(codecs[0][0]), *(x if x is None else x.contiguous().to(self.device) for x in made))
+
+
+def _of(table: Tensor | None, layer: int) -> int | None:
+    return None if table is None else _pointer(table[layer])
+
+
+def _pages(body: Tensor, stored: Stored, role: int, layer: int = 0) -> s.CudaPages:
+    k, v = stored.page_sizes
+    first = stored.state_size + layer * stored.layout.n_blocks * stored.block_size + (role and stored.layout.n_kv_heads * k)
+    return s.CudaPages(body.data_ptr() + first, stored.block_size, v if role else k)
+
+
+def _row(rows: Tensor, layout: Layout, role: int, layer: int) -> int:
+    """The first row of a role and layer in rows of this layout."""
+    plane = rows.stride(0) if role and rows.shape[0] == 2 else 0
+    within = layout.head_dim if role and rows.shape[0] == 1 else 0
+    return rows.data_ptr() + (plane + within + layer * layout.n_tokens * layout.row) * rows.element_size()

@@ -1,0 +1,110 @@
+"""Objects of LMCache to bytes and back: LMCache's Serializer and Deserializer are thin classes around this."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import arrays
+from ..arrays import np
+from ..library import check, library, text_buffer
+from . import container
+from .container import HEADER, Damaged
+from .layout import RAW, layout
+from .options import Options
+from .pages import CpuPages
+from .stored import Codecs, Stored
+
+
+class Serde:
+    """Any number of threads may use one at once."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self._codecs = options, Codecs(options)
+        self._cpu, self._gpu = CpuPages(options.workers), None
+        if options.device != "cpu":
+            from .gpu import GpuPages
+
+            text = text_buffer()
+            check(f"device {options.device!r}", library().kvant_cuda_available(text, len(text)), text)
+            self._gpu = GpuPages(options.device)
+
+    def close(self) -> None:
+        self._cpu.close()
+
+    def _pages(self, stored: Stored) -> Any:
+        """What the codecs of stored run on."""
+        return self._gpu if self._gpu is not None and self._gpu.takes(stored) else self._cpu
+
+    def _stored(self, shapes: Sequence[Any], dtypes: Sequence[Any], kv_rank: int = 0) -> list[Stored]:
+        return [self._codecs.of(layout(shape, dtype, self.options.head_dim), kv_rank) for shape, dtype in zip(shapes, dtypes)]
+
+    def size(self, shapes: Sequence[Any], dtypes: Sequence[Any]) -> int:
+        """Bytes of an object, exactly."""
+        return sum(stored.size for stored in self._stored(shapes, dtypes))
+
+    def _parts(self, tensors: Sequence[Tensor], key: Any) -> Any:
+        """Per tensor what keeps it, its header and where it begins."""
+        first = 0
+        for i, stored in enumerate(self._stored([x.shape for x in tensors], [x.dtype for x in tensors], key.kv_rank)):
+            yield stored, stored.header(self._name(key, i)), first
+            first += stored.size
+
+    def _name(self, key: Any, part: int) -> bytes:
+        of_key = key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, key.chunk_hash
+        return container.digest(self.options.model, of_key, part, size=16)
+
+    def encode(self, tensors: Sequence[Tensor], data: np.ndarray, key: Any) -> int:
+        """Writes the object of these tensors to data, uint8, and returns how many bytes it has. ValueError when data is too small;
+        kvant.Error for a NaN, an infinity or a row that no scale fits: such an object is not stored."""
+        end = 0
+        for (stored, expected, first), tensor in zip(self._parts(tensors, key), tensors):
+            end = first + stored.size
+            if end > data.size:
+                raise ValueError(f"{data.size} bytes for an object of {end} or more")
+            self._encode(tensor, stored, expected, data[first:end])
+        return end
+
+    def _encode(self, tensor: Tensor, stored: Stored, expected: bytes, data: np.ndarray) -> None:
+        body = _aligned(data[HEADER:])
+        if stored.layout.kind == RAW:
+            body[stored.layout.bytes :] = 0
+            body[: stored.layout.bytes] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            sums = container.sums(body)
+        else:
+            sums = self._pages(stored).encode(tensor, stored, body)
+        if body.ctypes.data != data.ctypes.data + HEADER:
+            data[HEADER:] = body
+        data[:HEADER] = np.frombuffer(container.sign(expected, sums), np.uint8)
+
+    def decode(self, data: np.ndarray, tensors: Sequence[Tensor], key: Any) -> None:
+        """Fills the tensors from an object. Damaged, with nothing written, for any other bytes than those that encode made with these
+        options for this key."""
+        parts = list(zip(self._parts(tensors, key), tensors))
+        checked = [self._checked(data[first : first + stored.size], stored, expected) for (stored, expected, first), _ in parts]
+        for ((stored, *_), tensor), held in zip(parts, checked):
+            if stored.layout.kind == RAW:
+                tensor.copy_(torch.from_numpy(held[: stored.layout.bytes]).view(tensor.dtype).view(tensor.shape))
+            else:
+                self._pages(stored).decode(held, stored, tensor)
+
+    def _checked(self, data: np.ndarray, stored: Stored, expected: bytes) -> Any:
+        """The body of a part that is what it should be, where it is decoded."""
+        if data.size < stored.size:
+            raise Damaged(f"it has {data.size} bytes of {stored.size}")
+        found = data[:HEADER].tobytes()
+        container.check(found, expected)
+        body = _aligned(data[HEADER:])
+        if body.ctypes.data != data.ctypes.data + HEADER:
+            body[:] = data[HEADER:]
+        held, sums = self._pages(stored).load(body)
+        container.check_sums(found, expected, sums)
+        return held
+
+
+def _aligned(body: np.ndarray) -> np.ndarray:
+    """body, or memory of its size where pages may lie."""
+    return body if body.ctypes.data % 64 == 0 else arrays.zeroed(body.size)
+

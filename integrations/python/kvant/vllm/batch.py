@@ -1,0 +1,93 @@
+"""What a step of vLLM asks of attention: parts of its batch, by the lengths that the host knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator, NamedTuple
+
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+
+
+class Part(NamedTuple):
+    """Sequences first to last - 1 of a batch, whose queries are rows first_row to last_row - 1."""
+
+    first: int
+    last: int
+    first_row: int
+    last_row: int
+    most_queries: int  #: of one sequence
+    most_tokens: int  #: of one sequence; 0: the host does not know
+    fresh: bool  #: prompts from their first token on
+
+
+@dataclass
+class Batch(AttentionMetadata):
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    causal: bool
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Options:
+    scale: float
+    window: int = 0  #: 0: none
+    softcap: float = 0.0  #: 0: none
+    sinks: Tensor | None = None
+    causal: bool = True
+
+
+def _prefills(starts: list[int], lengths: list[int], first: int) -> Iterator[Part]:
+    """Runs of sequences that are all fresh, or all not."""
+    at, last = first, len(starts) - 1
+    is_fresh = [starts[i + 1] - starts[i] == lengths[i] for i in range(last)]
+    while at < last:
+        end = next((i for i in range(at, last) if is_fresh[i] != is_fresh[at]), last)
+        most = max(starts[i + 1] - starts[i] for i in range(at, end))
+        yield Part(at, end, starts[at], starts[end], most, max(lengths[at:end]), is_fresh[at])
+        at = end
+
+
+def _parts(common: Any, threshold: int) -> Iterator[Part]:
+    n_decodes, n_prefills, n_rows, _ = split_decodes_and_prefills(common, decode_threshold=threshold)
+    if n_decodes:
+        yield Part(0, n_decodes, 0, n_rows, min(threshold, common.max_query_len), 0, False)
+    if n_prefills:
+        known = getattr(common, "seq_lens_cpu_upper_bound", None)
+        lengths = (common.seq_lens.cpu() if known is None else known).tolist()
+        yield from _prefills(common.query_start_loc_cpu[: common.num_reqs + 1].tolist(), lengths, n_decodes)
+
+
+class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
+    """Decode steps, of drafts too, read nothing but the device's lengths: they may be CUDA graphs."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+    supports_update_block_table = True
+    supports_draft_decode_metadata_update = True
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
+        return 1 << 16  # any
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Batch:
+        common = common_attn_metadata
+        if not isinstance(common.causal, bool):
+            raise NotImplementedError("kvant: causal attention for some of the sequences is not supported")
+        parts = list(_parts(common, self.reorder_batch_threshold or 1))
+        n = common.num_reqs
+        rest = (common.block_table_tensor, common.slot_mapping, common.causal, parts)
+        return Batch(common.query_start_loc[: n + 1], common.seq_lens[:n], *rest)
+
+    def update_block_table(self, metadata: Batch, blk_table: Tensor, slot_mapping: Tensor) -> Batch:
+        return Batch(metadata.query_start_loc, metadata.seq_lens, blk_table, slot_mapping, metadata.causal, metadata.parts)
+
+    def update_draft_decode_metadata(self, metadata: Batch) -> None:
+        """All there is to update lies on the device."""

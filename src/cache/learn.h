@@ -1,0 +1,31 @@
+/* learn.h - transform=first: matrices (weights.h) from the keys and the queries of the first rows
+ * (calibration.md has the arithmetic). Belongs to the choice of versions (versions.h): a version
+ * with matrices is judged, replaced and remembered by blocks as every version is. */
+#pragma once
+
+#include "versions.h"
+#include "weights.h"
+
+/* KVANT_OK, without memory, for a tensor that learns no matrices. */
+kvant_status kvant_learning_create(kvant_tensor *tensor);
+void kvant_learning_destroy(kvant_tensor *tensor);
+
+/* Forgets everything but the versions. */
+void kvant_learning_reset(kvant_tensor *tensor);
+
+/* Rows of a batch that is judged by itself, or of one that is judged together with others: the
+ * first of a batch replace what was sampled before. */
+void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first);
+void kvant_learning_unsample(kvant_tensor *tensor);
+
+/* As find_excess of versions.c, by sampled rows and queries. False when there are too few of
+ * them. */
+bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_VERSIONS]);
+
+/* The rows become part of what is learnt from. Where that is due, the candidate gets matrices, and
+ * the choice if they are better. all: the batch's rows; NULL: those sampled. KVANT_ERR_MEMORY. */
+kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,
+                                uint32_t n_unused, uint32_t n_threads);
+
+/* What is learnt belongs to the version from now on. */
+void kvant_learning_publish(kvant_tensor *tensor, uint32_t version);

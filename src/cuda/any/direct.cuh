@@ -1,0 +1,351 @@
+/* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of papers and raw rows; of
+ * head_dims 64 and 128, keys and values of one family.
+ *
+ * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of several equal parts, as in
+ * attention.cuh. Each warp has pages of its own, in shared memory: keys come while values before them are multiplied, and the
+ * other way round. A family F (direct_*.cuh) says what codes mean:
+ *
+ *     keys            scores of a step's tokens, with the keys' scales
+ *     value_scales    of a token; weights are multiplied by them over the token's unit
+ *     values          adds weights times codes to sums
+ *
+ * Rotations of its own a family moves to the queries (prepare) and to the sums (end). */
+#pragma once
+
+#include "block.cuh"
+#include "direct.h"
+#include "direct_codes.cuh"
+
+#include "../attention/softmax.cuh"
+
+namespace kvant
+{
+
+/* A step: some tokens of a page that a warp takes at once. */
+struct DirectStep {
+    int page, part; /* of the page */
+    int32_t entry, next;
+};
+
+/* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys and values. Sums take their
+ * place in the end. */
+template <class F> __host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
+{
+    AnyPlaces at{};
+    const int sums = F::SUMS * 16 * DIRECT_ROWS * (int)sizeof(float), stages = F::EXTRA_BYTES + F::stage_bytes(k_bytes) + F::stage_bytes(v_bytes);
+    at.books[0] = AnyPlaces::round_up((int)sizeof(AnyRows));
+    at.queries = at.books[0] + F::BOOK_BYTES;
+    at.tiles = AnyPlaces::round_up(at.queries + F::QUERIES * DIRECT_ROWS * AnyPlaces::stride(F::D) * 2);
+    at.tile_bytes = F::D * (int)sizeof(float);
+    at.scratch = at.tiles + sums;
+    at.scratch_bytes = stages > sums ? stages : sums;
+    at.end = at.scratch + warps * at.scratch_bytes;
+    return at;
+}
+
+template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
+    using B = AnyBlock<DIRECT_ROWS>;
+    static constexpr int D = F::D, N = F::TILES, TOKENS = 16 * N, STEPS = PAGE_TOKENS / TOKENS;
+    F family;
+    DirectLane at;
+    float max[2], sum[2], factor[2];
+
+    KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
+        : B(p_, work_, places_, memory_), family(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane), at(B::lane)
+    {
+    }
+
+    KVANT_INLINE uint8_t *own() const
+    {
+        return B::memory + B::places.scratch + B::warp * B::places.scratch_bytes;
+    }
+
+    /* Where a role's step waits. */
+    KVANT_INLINE uint8_t *stage(bool values) const
+    {
+        return own() + F::EXTRA_BYTES + (values ? F::stage_bytes(B::p.k.bytes) : 0);
+    }
+
+    KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
+    {
+        const PageSource &from = entry < 0 ? (values ? B::p.v_open : B::p.k_open) : values ? B::p.v : B::p.k;
+        return from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
+               B::work.pair.kv_head * from.head_stride;
+    }
+
+    KVANT_INLINE int32_t entry_of(int page) const
+    {
+        return page < B::work.end_page ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page) : KVANT_CUDA_NO_BLOCK;
+    }
+
+    KVANT_INLINE DirectStep following(const DirectStep &step) const
+    {
+        if (step.part + 1 < STEPS)
+            return DirectStep{ step.page, step.part + 1, step.entry, step.next };
+        return DirectStep{ step.page + B::warps, 0, step.next, entry_of(step.page + 2 * B::warps) };
+    }
+
+    /* Tokens of a step that are there. */
+    KVANT_INLINE int tokens_of(const DirectStep &step) const
+    {
+        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - step.page * PAGE_TOKENS - step.part * TOKENS, TOKENS);
+    }
+
+    KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
+    {
+        const int tokens = tokens_of(step);
+        __syncwarp();
+        if (tokens > 0 && step.entry >= 0)
+            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.part, tokens, lane);
+        end_copies();
+    }
+
+    /* The older of two. */
+    KVANT_INLINE void wait() const
+    {
+        wait_for_copies<1>();
+        __syncwarp();
+    }
+
+    /* As AnyAttention::raise. */
+    KVANT_INLINE void raise(const float (&s)[N][4])
+    {
+        float top[2];
+        bool fits = true;
+        unrolled_for (int h = 0; h < 2; h++) {
+            top[h] = NEVER;
+            unrolled_for (int k = 0; k < N; k++)
+                top[h] = fmaxf(top[h], fmaxf(s[k][h], s[k][h + 2]));
+            fits &= top[h] <= max[h] + SLACK;
+        }
+        if (__all_sync(FULL, fits))
+            return;
+        float shrink[2];
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2)
+                top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], k));
+            const float raised = fmaxf(max[h], top[h]);
+            shrink[h] = exp2_fast(max[h] - raised);
+            max[h] = raised, sum[h] *= shrink[h];
+        }
+        family.shrink(shrink);
+    }
+
+    /* A power of two above a row of an open page; its weights over the unit have to stay fp16. By four lanes. */
+    KVANT_INLINE float open_unit(const uint8_t *page, int token) const
+    {
+        const uint32_t *row = reinterpret_cast<const uint32_t *>(page) + token * (D / 2);
+        float largest = 0;
+#pragma unroll 4
+        for (int i = at.pair; i < D / 2; i += 4) {
+            const uint32_t x = __ldg(row + i);
+            const float2 numbers = __half22float2(*reinterpret_cast<const __half2 *>(&x));
+            largest = fmaxf(largest, fmaxf(fabsf(numbers.x), fabsf(numbers.y)));
+        }
+        unrolled_for (int k = 1; k < 4; k *= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, k));
+        return fmaxf(power_above(largest), 0x1p-7f);
+    }
+
+    /* Of the values of token 16 k + 8 r + row of a step. */
+    KVANT_INLINE float unit_of(const DirectStep &step, int token, int valid) const
+    {
+        if (F::SCALES == 0)
+            return 1;
+        if (step.entry < 0)
+            return open_unit(page_of(true, step.entry), step.part * TOKENS + token);
+        float largest = 0;
+        unrolled_for (int i = 0; i < F::SCALES; i++)
+            largest = fmaxf(largest, family.value_scale(stage(true), i, token));
+        return token < valid ? fmaxf(power_above(largest), LEAST_UNIT) : LEAST_UNIT;
+    }
+
+    /* Scores to weights over the units of their values, as operands. first: the step's first token in the sequence. */
+    KVANT_INLINE void weigh(float (&s)[N][4], const DirectStep &step, int first, int valid, bool special, uint32_t (&w)[F::WEIGHTS][N][2])
+    {
+        float inverse[N][2];
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int r = 0; r < 2; r++) {
+                const int token = 16 * k + 8 * r + at.row;
+                const float unit = unit_of(step, token, valid);
+                inverse[k][r] = inverse_of(unit);
+                unrolled_for (int h = 0; h < 2; h++) {
+                    float &x = s[k][2 * r + h];
+                    x *= factor[h];
+                    if (special)
+                        x = changed_score(B::p, B::rows, B::work.length, x, 2 * at.pair + h, first + token);
+                    x += F::SCALES ? (float)((__float_as_int(unit) >> 23) - 127) : 0;
+                }
+            }
+        raise(s);
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int r = 0; r < 2; r++) {
+                const int token = 16 * k + 8 * r + at.row;
+                float e[2];
+                unrolled_for (int h = 0; h < 2; h++) {
+                    e[h] = exp2_fast(s[k][2 * r + h] - max[h]);
+                    sum[h] += e[h] *= inverse[k][r];
+                }
+                unrolled_for (int i = 0; i < F::WEIGHTS; i++)
+                    w[i][k][r] = transpose8x8(step.entry < 0   ? pack_half2(e[0], e[1])
+                                              : F::SCALES == 0 ? F::pack_weights(i, e, 1)
+                                                               : F::pack_weights(i, e, token < valid ? family.value_scale(stage(true), i, token) : 0));
+            }
+    }
+
+    /* Scores of fp16 rows. */
+    KVANT_INLINE void open_keys(const uint8_t *page, int first, float (&s)[N][4]) const
+    {
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int i = 0; i < 4; i++)
+                s[k][i] = 0;
+#pragma unroll 1
+        for (int c = 0; c < D; c += 16) {
+            uint32_t b[2];
+            unrolled_for (int i = 0; i < 2; i++)
+                b[i] = *reinterpret_cast<const uint32_t *>(B::queries + at.row * B::stride + F::place(c + F::column(2 * at.pair + 8 * i)));
+            unrolled_for (int k = 0; k < N; k++) {
+                uint32_t a[4];
+                unrolled_for (int q = 0; q < 4; q++)
+                    a[q] = __ldg(reinterpret_cast<const uint32_t *>(reinterpret_cast<const __half *>(page) + (first + 16 * k + at.row + 8 * (q & 1)) * D + c +
+                                                                     F::column(2 * at.pair + 8 * (q >> 1))));
+                mma(s[k], a, b[0], b[1]);
+            }
+        }
+    }
+
+    /* Sums of fp16 rows. Those that are not there count as 0. */
+    KVANT_INLINE void open_values(const uint8_t *page, int first, int valid, const uint32_t (&w)[F::WEIGHTS][N][2])
+    {
+        const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page) + first * D;
+        const auto number = [&](int token, int channel) -> uint32_t { return token < valid ? __ldg(rows_here + token * D + channel) : 0; };
+        unrolled_for (int i = 0; i < D / 16; i++) {
+            float x[4] = {};
+#pragma unroll 1
+            for (int k = 0; k < N; k++) {
+                uint32_t a[4];
+                unrolled_for (int q = 0; q < 4; q++) {
+                    const int token = 16 * k + 2 * at.pair + 8 * (q >> 1), channel = 16 * i + F::column(at.row + 8 * (q & 1));
+                    a[q] = number(token, channel) | number(token + 1, channel) << 16;
+                }
+                uint32_t b[2];
+                unrolled_for (int j = 0; j < N; j++)
+                    if (j == k)
+                        b[0] = w[0][j][0], b[1] = w[0][j][1];
+                mma(x, a, b[0], b[1]);
+            }
+            family.add(i, x);
+        }
+    }
+
+    KVANT_INLINE void take(const DirectStep &step, const DirectStep &next, const Seen &seen, bool changes)
+    {
+        const int first = step.page * PAGE_TOKENS + step.part * TOKENS, valid = tokens_of(step);
+        float s[N][4];
+        uint32_t w[F::WEIGHTS][N][2];
+        wait();
+        if (valid > 0)
+            step.entry < 0 ? open_keys(page_of(false, step.entry), step.part * TOKENS, s) : family.keys(stage(false), B::queries, B::stride, s);
+        ask_for(false, next);
+        wait();
+        if (valid > 0) {
+            weigh(s, step, first, valid, changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to, w);
+            if (step.entry < 0)
+                open_values(page_of(true, step.entry), step.part * TOKENS, valid, w);
+            else
+                family.values(stage(true), w);
+        }
+        ask_for(true, next);
+    }
+
+    KVANT_INLINE void run()
+    {
+        const Seen seen = seen_by_all(B::p, B::work.pair, B::work.first_position);
+        const bool changes = B::p.softcap_log2 > 0 || B::p.mask || B::p.max_bias > 0;
+        const int page = B::work.first_page + B::warp;
+        DirectStep step{ page, 0, entry_of(page), entry_of(page + B::warps) };
+        unrolled_for (int h = 0; h < 2; h++)
+            max[h] = NEVER, sum[h] = 0, factor[h] = B::rows.factor[2 * at.pair + h];
+        ask_for(false, step);
+        ask_for(true, step);
+#pragma unroll 1
+        while (step.page < B::work.end_page) {
+            const DirectStep next = following(step);
+            take(step, next, seen, changes);
+            step = next;
+        }
+        wait_for_copies<0>();
+    }
+
+    /* Adds the warps' sums, [channel][row] each, to results. */
+    KVANT_INLINE void add_warps()
+    {
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2)
+                sum[h] += __shfl_xor_sync(FULL, sum[h], k);
+            if (lane < 4)
+                B::rows.team_max[B::warp][2 * at.pair + h] = max[h], B::rows.team_sum[B::warp][2 * at.pair + h] = sum[h];
+        }
+        __syncwarp();
+        family.leave(reinterpret_cast<float *>(own()));
+        __syncthreads();
+        if (threadIdx.x < DIRECT_ROWS) {
+            const int row = (int)threadIdx.x;
+            float top = NEVER, total = 0;
+            for (int i = 0; i < B::warps; i++)
+                top = fmaxf(top, B::rows.team_max[i][row]);
+            for (int i = 0; i < B::warps; i++) {
+                const float shrink = exp2_fast(B::rows.team_max[i][row] - top);
+                total += B::rows.team_sum[i][row] * shrink;
+                B::rows.team_max[i][row] = shrink;
+            }
+            B::rows.max[row] = top, B::rows.sum[row] = total;
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < F::SUMS * 16 * DIRECT_ROWS; i += blockDim.x) {
+            const int row = i % DIRECT_ROWS, channel = i / DIRECT_ROWS;
+            const float *from = reinterpret_cast<const float *>(B::memory + B::places.scratch) + i;
+            float x = 0;
+#pragma unroll 4
+            for (int n = 0; n < B::warps; n++)
+                x += from[n * (B::places.scratch_bytes / 4)] * B::rows.team_max[n][row];
+            B::results()[(channel / D * DIRECT_ROWS + row) * D + channel % D] = x;
+        }
+        __syncthreads();
+    }
+
+    KVANT_INLINE void finish()
+    {
+        add_warps();
+#pragma unroll 1
+        for (int n = B::warp; n < B::work.pair.n_columns; n += B::warps)
+            F::turn_back(*this, n);
+        __syncthreads();
+        B::end();
+    }
+};
+
+template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direct_kernel(const __grid_constant__ AnyAttentionArgs p)
+{
+    extern __shared__ __align__(16) uint8_t memory[];
+    const AnyWork work = find_any_work<DIRECT_ROWS>(p);
+    if (work.pair.n_columns == 0)
+        return;
+    const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
+    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
+    Direct<F> attention(p, work, places, memory);
+    attention.load_queries([](int channel) { return F::place(channel); });
+    __syncthreads();
+    F::prepare(attention);
+    __syncthreads();
+    attention.run();
+    attention.finish();
+}
+
+template <class F> DirectKernel direct_kernel_of()
+{
+    return DirectKernel{ (const void *)direct_kernel<F>, [](uint32_t k, uint32_t v, int warps) { return direct_places<F>(k, v, warps).end; } };
+}
+
+} // namespace kvant

@@ -1,0 +1,163 @@
+/* direct_codes.cuh - codes in pages to numbers in registers: what families of direct.cuh share. */
+#pragma once
+
+#include "decode_planes.cuh"
+
+namespace kvant
+{
+
+/* A lane's place in an operand: rows row and row + 8 of A, columns 2 pair and + 1. */
+struct DirectLane {
+    int lane, row, pair;
+
+    KVANT_INLINE DirectLane(int lane_) : lane(lane_), row(lane_ >> 2), pair(lane_ & 3)
+    {
+    }
+};
+
+/* Fields of 2^log bits, four in each half of a word, to nibbles. */
+KVANT_INLINE uint32_t spread(int log, uint32_t x)
+{
+    if (log == 2)
+        return x;
+    if (log == 1) {
+        x &= 0x00ff00ffu, x = (x | x << 4) & 0x0f0f0f0fu;
+        return (x | x << 2) & 0x33333333u;
+    }
+    x &= 0x000f000fu, x = (x | x << 6) & 0x03030303u;
+    return (x | x << 3) & 0x11111111u;
+}
+
+/* Codes of the four registers of operand (rt, ct), as `lane` would have them: nibble q of each half. Head_dim is 16 TILES. */
+template <int BITS, bool KEYS, int TILES> KVANT_INLINE uint32_t nibbles(const uint32_t *words, int rt, int ct, int lane)
+{
+    uint32_t codes = 0;
+    unrolled_for (int p = 0; p < planes_of(BITS); p++) {
+        const int log = plane_log(BITS, p), shift = 2 - log, tile = ct & ((1 << shift) - 1);
+        const uint32_t word = words[((KEYS ? 0 : 128 * (rt >> 2)) << log) + (32 * (ct >> shift) + lane) * 4 + (rt & 3)];
+        codes |= spread(log, word >> (4 * tile << log)) << plane_shift(BITS, p);
+        words += code_plane_words(log, KEYS, TILES);
+    }
+    return codes;
+}
+
+/* Every second nibble as a byte. */
+KVANT_INLINE uint32_t even_nibbles(uint32_t x)
+{
+    return x & 0x0f0f0f0fu;
+}
+
+KVANT_INLINE uint32_t odd_nibbles(uint32_t x)
+{
+    return x >> 4 & 0x0f0f0f0fu;
+}
+
+/* Levels of pairs of codes as halves, in shared memory. Entries stand in COPIES, so that lanes use different banks; a pair's
+ * place is a product of bytes. */
+template <int BITS> struct PairBook {
+    static constexpr int STRIDE = 128 >> BITS, COPIES = STRIDE / 4, BYTES = 128 << BITS;
+    uint32_t at; /* of the lane's copy */
+
+    KVANT_INLINE PairBook(const void *memory, int lane) : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
+    {
+    }
+
+    /* Of codes in bytes j and j + 2. */
+    KVANT_INLINE uint32_t look_up(uint32_t bytes, int j) const
+    {
+        return look_up_word(__dp4a(bytes, (STRIDE | 128u << 16) << 8 * j, at));
+    }
+
+    /* Registers of an operand. */
+    KVANT_INLINE void operand(uint32_t codes, uint32_t (&a)[4]) const
+    {
+        const uint32_t even = even_nibbles(codes), odd = odd_nibbles(codes);
+        a[0] = look_up(even, 0), a[1] = look_up(odd, 0), a[2] = look_up(even, 1), a[3] = look_up(odd, 1);
+    }
+
+    KVANT_INLINE static void load(void *memory, const float *levels, int thread, int threads)
+    {
+        for (int i = thread; i < BYTES / 4; i += threads)
+            static_cast<uint32_t *>(memory)[i] = pack_half2(levels[i % 32 / COPIES], levels[i / 32]);
+    }
+};
+
+template <> struct PairBook<0> {
+    static constexpr int BYTES = 0;
+
+    KVANT_INLINE PairBook(const void *, int)
+    {
+    }
+
+    KVANT_INLINE void operand(uint32_t, uint32_t (&a)[4]) const
+    {
+        a[0] = a[1] = a[2] = a[3] = 0;
+    }
+
+    KVANT_INLINE static void load(void *, const float *, int, int)
+    {
+    }
+};
+
+KVANT_INLINE float stored_half(const uint8_t *page, int byte, int at)
+{
+    return __half2float(__ushort_as_half(reinterpret_cast<const uint16_t *>(page + byte)[at]));
+}
+
+/* What most families do: pages are copied as they are, and there is nothing to turn. */
+struct DirectFamily {
+    __host__ __device__ static int stage_bytes(uint32_t page_bytes)
+    {
+        return (int)(page_bytes + 15) / 16 * 16;
+    }
+
+    /* Part `part` of a page, of which `tokens` are there. */
+    KVANT_INLINE static void copy(uint32_t to, const uint8_t *page, uint32_t bytes, int part, int tokens, int lane)
+    {
+        (void)part, (void)tokens;
+#pragma unroll 4
+        for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32)
+            copy_or_clear(to + at, page + at, true);
+    }
+
+    /* Of a block: more forms of the queries; row n of the results. */
+    template <class A> KVANT_INLINE static void prepare(A &)
+    {
+    }
+
+    template <class A> KVANT_INLINE static void turn_back(A &, int)
+    {
+    }
+};
+
+/* Sums of a family whose channels stay where they are. TILES: of 16 channels. */
+template <int TILES> struct DirectSums : DirectFamily {
+    float o[TILES][4];
+
+    KVANT_INLINE DirectSums() : o{}
+    {
+    }
+
+    KVANT_INLINE void shrink(const float (&by)[2])
+    {
+        unrolled_for (int i = 0; i < TILES; i++)
+            unrolled_for (int k = 0; k < 4; k++)
+                o[i][k] *= by[k & 1];
+    }
+
+    KVANT_INLINE void add(int i, const float (&x)[4])
+    {
+        unrolled_for (int k = 0; k < 4; k++)
+            o[i][k] += x[k];
+    }
+
+    /* To [channel][8 rows]; column: as F::column. */
+    template <class C> KVANT_INLINE void leave(const DirectLane &at, float *to, C &&column) const
+    {
+        unrolled_for (int i = 0; i < TILES; i++)
+            unrolled_for (int h = 0; h < 2; h++)
+                *reinterpret_cast<float2 *>(to + (16 * i + column(at.row + 8 * h)) * 8 + 2 * at.pair) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
+    }
+};
+
+} // namespace kvant

@@ -1,0 +1,247 @@
+/* direct_tiers.cuh - tiers of channels for direct.cuh: a page's queries go through its order of channels and its rotations
+ * before they meet levels, and a page's sums of levels come back through both.
+ *
+ * Sums of all pages are in shared memory, where every page adds to channels in an order of its own. */
+#pragma once
+
+#include "direct_codes.cuh"
+
+namespace kvant
+{
+
+/* Codes of a tier of CHANNELS channels (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word. */
+template <int BITS, int CHANNELS> struct TierCodes {
+    static constexpr int FIRST = BITS >= 4 ? 4 : 2, REST = BITS - FIRST, SECOND_AT = 2 * FIRST * CHANNELS; /* words; planes of FIRST and REST bits */
+
+    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. */
+    template <int P> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
+    {
+        return plane[4 * (P * c + (row & (P - 1))) + k] >> (row / P * P) & 0x01010101u * ((1 << P) - 1);
+    }
+
+    KVANT_INLINE static uint32_t keys(const uint32_t *words, int c, int k, int row)
+    {
+        const uint32_t x = keys<FIRST>(words, c, k, row);
+        if constexpr (REST > 0)
+            return x | keys<REST>(words + SECOND_AT, c, k, row) << FIRST;
+        return x;
+    }
+
+    /* Tokens 16 k + 2 pair and + 1 (j 0), and + 8 (j 1), of a channel. */
+    KVANT_INLINE static uint32_t values(const uint32_t *words, int channel, int k, int pair)
+    {
+        if constexpr (FIRST == 4) {
+            const uint32_t *at = words + 2 * pair * CHANNELS + channel;
+            return (at[0] >> 4 * k & 0x000f000fu) | (at[CHANNELS] >> 4 * k & 0x000f000fu) << 8;
+        }
+        const uint32_t x = words[pair * CHANNELS + channel] >> 2 * k & 0x03030303u;
+        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 2 and 10 */
+            const uint32_t high = words[SECOND_AT + (pair >> 1) * CHANNELS + channel] >> (8 * (pair & 1) + k);
+            return x | ((high & 0x00110011u) * 68 & 0x04040404u);
+        }
+        return x;
+    }
+};
+
+/* LOW: bits of a code of the second tier; the first has one more. */
+template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
+    static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 2, WEIGHTS = 2,
+                         SUM_BYTES = D * 8 * (int)sizeof(float), EXTRA_BYTES = SUM_BYTES + 2 * D,
+                         BOOK_BYTES = 2 * (PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES);
+    using High = TierCodes<LOW + 1, D / 4>;
+    using Low = TierCodes<LOW, D - D / 4>;
+    const kvant_general &k, &v;
+    const DirectLane at;
+    const uint8_t *books;
+    float *sums;     /* [channel][row] */
+    uint16_t *order; /* of a page's channels: outliers first */
+
+    KVANT_INLINE TieredCodes(const kvant_general &k_, const kvant_general &v_, const uint8_t *books_, uint8_t *own, int lane)
+        : k(k_), v(v_), at(lane), books(books_), sums(reinterpret_cast<float *>(own)), order(reinterpret_cast<uint16_t *>(own + SUM_BYTES))
+    {
+        for (int i = lane; i < D * 8 / 4; i += 32)
+            reinterpret_cast<uint4 *>(sums)[i] = uint4{};
+        __syncwarp();
+    }
+
+    KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &v, uint8_t *books, int thread, int threads)
+    {
+        unrolled_for (int i = 0; i < 2; i++) {
+            const kvant_general &g = i ? v : k;
+            PairBook<LOW + 1>::load(books, g.tables + g.view.books[0].values, thread, threads);
+            books += PairBook<LOW + 1>::BYTES;
+            PairBook<LOW>::load(books, g.tables + g.view.books[1].values, thread, threads);
+            books += PairBook<LOW>::BYTES;
+        }
+    }
+
+    KVANT_INLINE static int place(int channel)
+    {
+        return channel;
+    }
+
+    KVANT_INLINE static int column(int c)
+    {
+        return c;
+    }
+
+    KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page) const
+    {
+        const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
+        __syncwarp();
+        unrolled_for (int i = 0; i < D / 32; i++)
+            order[general_rank(mask, D, 32 * i + at.lane)] = (uint16_t)(32 * i + at.lane);
+        __syncwarp();
+    }
+
+    /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the rotation (halves.h). */
+    KVANT_INLINE void fragment(const kvant_general &g, int i, int j, uint32_t (&a)[4]) const
+    {
+        const uint4 x = __ldg(reinterpret_cast<const uint4 *>(g.tables + g.halves) + (i * T + j) * 32 + at.lane);
+        a[0] = x.x, a[1] = x.z, a[2] = x.y, a[3] = x.w;
+    }
+
+    /* y = rotation x of both tiers; x: 16 channels of 8 rows an operand B. use(tile, y) */
+    template <class F> KVANT_INLINE void turn(const kvant_general &g, const uint32_t (&x)[T][2], F &&use) const
+    {
+        unrolled_for (int i = 0; i < T; i++) {
+            const int first = i < T0 ? 0 : T0, end = i < T0 ? T0 : T;
+            float y[4] = {};
+            unrolled_for (int j = first; j < end; j++) {
+                uint32_t a[4];
+                fragment(g, i, j, a);
+                mma(y, a, x[j][0], x[j][1]);
+            }
+            use(i, y);
+        }
+    }
+
+    /* The queries in the order and the rotations of a page, as operands. */
+    KVANT_INLINE void turned_queries(const __half *queries, int stride, uint32_t (&q)[T][2]) const
+    {
+        const uint16_t *mine = reinterpret_cast<const uint16_t *>(queries) + at.row * stride;
+        uint32_t x[T][2];
+        unrolled_for (int i = 0; i < T; i++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const uint32_t channels = *reinterpret_cast<const uint32_t *>(order + 16 * i + 8 * h + 2 * at.pair);
+                x[i][h] = mine[channels & 0xffffu] | (uint32_t)mine[channels >> 16] << 16;
+            }
+        turn(k, x, [&](int i, const float (&y)[4]) {
+            q[i][0] = transpose8x8(pack_half2(y[0], y[1])), q[i][1] = transpose8x8(pack_half2(y[2], y[3]));
+        });
+    }
+
+    template <class C, class Book>
+    KVANT_INLINE void score(const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
+    {
+        uint32_t a[4];
+        unrolled_for (int h = 0; h < 2; h++) {
+            const uint32_t pairs = C::keys(words, 8 * tile + 4 * h + at.pair, token, at.row);
+            a[2 * h] = book.look_up(pairs, 0), a[2 * h + 1] = book.look_up(pairs, 1);
+        }
+        mma(sum, a, b[0], b[1]);
+    }
+
+    KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
+    {
+        const PairBook<LOW + 1> high(books, at.lane);
+        const PairBook<LOW> low(books + PairBook<LOW + 1>::BYTES, at.lane);
+        const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
+                       *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
+        uint32_t q[T][2];
+        find_order(k, page);
+        turned_queries(queries, stride, q);
+        unrolled_for (int t = 0; t < TILES; t++) {
+            float sum[2][4] = {};
+            unrolled_for (int i = 0; i < T0; i++)
+                score<High>(of_high, high, i, t, q[i], sum[0]);
+            unrolled_for (int i = T0; i < T; i++)
+                score<Low>(of_low, low, i - T0, t, q[i], sum[1]);
+            unrolled_for (int r = 0; r < 2; r++) {
+                const int token = 16 * t + 8 * r + at.row;
+                const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
+                unrolled_for (int h = 0; h < 2; h++)
+                    s[t][2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
+            }
+        }
+    }
+
+    KVANT_INLINE float value_scale(const uint8_t *page, int i, int token) const
+    {
+        return stored_half(page, (int)v.view.tiers.scales[i], token);
+    }
+
+    KVANT_INLINE static uint32_t pack_weights(int, const float (&e)[2], float scale)
+    {
+        return pack_half2(e[0] * scale, e[1] * scale);
+    }
+
+    template <class C, class Book>
+    KVANT_INLINE void sum_up(const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
+    {
+        unrolled_for (int t = 0; t < TILES; t++) {
+            uint32_t a[4];
+            unrolled_for (int h = 0; h < 2; h++) {
+                const uint32_t pairs = C::values(words, 16 * tile + 8 * h + at.row, t, at.pair);
+                a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
+            }
+            mma(sum, a, w[t][0], w[t][1]);
+        }
+    }
+
+    KVANT_INLINE float2 &sum_of(int channel) const
+    {
+        return *reinterpret_cast<float2 *>(sums + 8 * channel + 2 * at.pair);
+    }
+
+    KVANT_INLINE void add_to(int channel, float x, float y) const
+    {
+        float2 &to = sum_of(channel);
+        to = make_float2(to.x + x, to.y + y);
+    }
+
+    /* Sums of a page are at most 2^8 64 times the largest level, below 3: over 4 they fit fp16. */
+    KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
+    {
+        const uint8_t *book = books + PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES;
+        const PairBook<LOW + 1> high(book, at.lane);
+        const PairBook<LOW> low(book + PairBook<LOW + 1>::BYTES, at.lane);
+        const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[0]),
+                       *of_low = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[1]);
+        uint32_t x[T][2];
+        unrolled_for (int i = 0; i < T; i++) {
+            float sum[4] = {};
+            if (i < T0)
+                sum_up<High>(of_high, high, i, w[0], sum);
+            else
+                sum_up<Low>(of_low, low, i - T0, w[1], sum);
+            unrolled_for (int h = 0; h < 2; h++)
+                x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
+        }
+        find_order(v, page);
+        turn(v, x, [&](int i, const float (&y)[4]) {
+            unrolled_for (int h = 0; h < 2; h++)
+                add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);
+        });
+    }
+
+    KVANT_INLINE void add(int i, const float (&x)[4]) const
+    {
+        unrolled_for (int h = 0; h < 2; h++)
+            add_to(16 * i + 8 * h + at.row, x[2 * h], x[2 * h + 1]);
+    }
+
+    KVANT_INLINE void shrink(const float (&by)[2]) const
+    {
+        unrolled_for (int i = 0; i < D / 8; i++) {
+            float2 &x = sum_of(8 * i + at.row);
+            x = make_float2(x.x * by[0], x.y * by[1]);
+        }
+    }
+
+    KVANT_INLINE void leave(float *) const
+    {
+    }
+};
+
+} // namespace kvant

@@ -1,0 +1,228 @@
+/* test_direct.cpp - families of src/cuda/any/direct.cuh without a GPU: scores and sums of a page, made by the warp of warp.h,
+ * against the CPU's rows in double precision.
+ *
+ * Bounds, with u = 2^-11: a level, its scaled weight and a query's number are rounded to fp16, u / 2 of each; polar numbers
+ * are products of up to 7 factors, 7 roundings each of them and of products; S q, queries and sums of tiers that
+ * are turned are rounded again, u / 2 of their length, in all at most 12 u of lengths. */
+#include "warp.h"
+
+#include "device/any/direct_polar.cuh"
+#include "device/any/direct_rows.cuh"
+#include "device/any/direct_sketch.cuh"
+#include "device/any/direct_tiers.cuh"
+#include "page.h"
+
+Warp warp;
+
+using namespace kvant;
+
+static constexpr int ROWS = 8, MOST = 128, PAGE_AT = 0, BOOKS_AT = 1 << 15, OWN_AT = 1 << 16, QUERIES_AT = OWN_AT + (1 << 14), RESULTS_AT = QUERIES_AT + (1 << 14);
+
+/* What families take of a thread block: AnyBlock with one warp. */
+struct Block {
+    struct {
+        struct {
+            kvant_general general;
+        } keys, values;
+    } p;
+    __half *queries;
+    int d, stride, lane, warp, warps;
+
+    float *results()
+    {
+        return reinterpret_cast<float *>(::warp.shared + RESULTS_AT);
+    }
+
+    template <class F> void each_channel(F &&use)
+    {
+        for (int channel = lane; channel < d; channel += LANES)
+            use(channel);
+    }
+
+    void turn(float *row, int block, float scale)
+    {
+        __syncwarp();
+        if (lane == 0)
+            for (int distance = 1; distance < block; distance *= 2)
+                for (int i = 0; i < block; i++)
+                    if (!(i & distance)) {
+                        const float a = row[i], b = row[i + distance];
+                        row[i] = a + b, row[i + distance] = a - b;
+                    }
+        __syncwarp();
+        each_channel([&](int channel) { row[channel] *= scale; });
+        __syncwarp();
+    }
+};
+
+static struct Task {
+    const test_page *page;
+    double queries[ROWS][MOST], weights[64][ROWS]; /* fp16 queries */
+    double scores[64][ROWS], sums[ROWS][MOST];     /* of the warp */
+} task;
+
+template <class F> static void prepare(Block &block)
+{
+    if (block.lane == 0)
+        for (int n = 0; n < ROWS; n++)
+            for (int j = 0; j < F::D; j++)
+                block.queries[n * block.stride + F::place(j)] = __float2half_rn((float)task.queries[n][j]);
+    __syncwarp();
+    F::prepare(block);
+    __syncwarp();
+}
+
+template <class F> static void score(F &family, const Block &block, int part)
+{
+    const uint8_t *stage = warp.shared + PAGE_AT;
+    float s[F::TILES][4];
+    family.keys(stage, block.queries, block.stride, s);
+    for (int k = 0; k < F::TILES; k++)
+        for (int i = 0; i < 4; i++)
+            task.scores[16 * (F::TILES * part + k) + 8 * (i / 2) + block.lane / 4][2 * (block.lane % 4) + i % 2] = s[k][i];
+}
+
+template <class F> static void sum_up(F &family, const Block &block, int part)
+{
+    const uint8_t *stage = warp.shared + PAGE_AT;
+    uint32_t w[F::WEIGHTS][F::TILES][2];
+    for (int k = 0; k < F::TILES; k++)
+        for (int r = 0; r < 2; r++) {
+            const int token = 16 * k + 8 * r + block.lane / 4;
+            const double *weights = task.weights[16 * F::TILES * part + token] + 2 * (block.lane % 4);
+            const float e[2] = { (float)weights[0], (float)weights[1] };
+            for (int i = 0; i < F::WEIGHTS; i++)
+                w[i][k][r] = transpose8x8(F::pack_weights(i, e, F::SCALES ? family.value_scale(stage, i, token) : 1));
+        }
+    family.values(stage, w);
+}
+
+template <class F> static void run_lane()
+{
+    const kvant_general &g = task.page->general;
+    Block block{ { { g }, { g } }, reinterpret_cast<__half *>(warp.shared + QUERIES_AT), F::D, F::D + 8, warp.lane, 0, 1 };
+    F::load_books(g, g, warp.shared + BOOKS_AT, warp.lane, LANES);
+    __syncwarp();
+    prepare<F>(block);
+    F family(g, g, warp.shared + BOOKS_AT, warp.shared + OWN_AT, warp.lane);
+    for (int part = 0; part < 4 / F::TILES; part++) {
+        __syncwarp();
+        F::copy(PAGE_AT, task.page->page, task.page->bytes, part, 64, warp.lane);
+        __syncwarp();
+        g.keys ? score(family, block, part) : sum_up(family, block, part);
+    }
+    __syncwarp();
+    if (!g.keys) {
+        const float *sums = reinterpret_cast<const float *>(warp.shared + OWN_AT);
+        family.leave(reinterpret_cast<float *>(warp.shared + OWN_AT));
+        __syncwarp();
+        for (int i = block.lane; i < F::SUMS * 16 * ROWS; i += LANES)
+            block.results()[(i / ROWS / F::D * ROWS + i % ROWS) * F::D + i / ROWS % F::D] = sums[i];
+        for (int n = 0; n < ROWS; n++) {
+            __syncwarp();
+            F::turn_back(block, n);
+        }
+        __syncwarp();
+        for (int i = block.lane; i < ROWS * F::D; i += LANES)
+            task.sums[i / F::D][i % F::D] = block.results()[i];
+    }
+    warp.lane++; /* the next lane ends next */
+}
+
+static void run_warp(void (*lane)())
+{
+    static uint8_t stacks[LANES][1 << 16];
+    memset(warp.shared, 0x3c, sizeof warp.shared);
+    for (int i = LANES - 1; i >= 0; i--) {
+        getcontext(&warp.lanes[i]);
+        warp.lanes[i].uc_stack.ss_sp = stacks[i];
+        warp.lanes[i].uc_stack.ss_size = sizeof stacks[i];
+        warp.lanes[i].uc_link = i + 1 < LANES ? &warp.lanes[i + 1] : &warp.caller;
+        makecontext(&warp.lanes[i], lane, 0);
+    }
+    warp.lane = 0;
+    swapcontext(&warp.caller, &warp.lanes[0]);
+}
+
+static double random_number()
+{
+    return __half2float(__float2half_rn((float)rand() / (float)RAND_MAX - 0.5f));
+}
+
+/* Errors over lengths. */
+static double error_of(int d)
+{
+    const float *rows = task.page->rows;
+    double worst = 0;
+    if (task.page->general.keys) {
+        for (int t = 0; t < 64; t++)
+            for (int n = 0; n < ROWS; n++) {
+                double sum = 0, q = 0, y = 0;
+                for (int j = 0; j < d; j++)
+                    sum += task.queries[n][j] * rows[t * d + j], q += task.queries[n][j] * task.queries[n][j], y += (double)rows[t * d + j] * rows[t * d + j];
+                worst = fmax(worst, fabs(sum - task.scores[t][n]) / sqrt(q * y));
+            }
+        return worst;
+    }
+    for (int n = 0; n < ROWS; n++) {
+        double error = 0, size = 0;
+        for (int t = 0; t < 64; t++) {
+            double length = 0;
+            for (int j = 0; j < d; j++)
+                length += (double)rows[t * d + j] * rows[t * d + j];
+            size += task.weights[t][n] * sqrt(length);
+        }
+        for (int j = 0; j < d; j++) {
+            double sum = 0;
+            for (int t = 0; t < 64; t++)
+                sum += task.weights[t][n] * rows[t * d + j];
+            error += (sum - task.sums[n][j]) * (sum - task.sums[n][j]);
+        }
+        worst = fmax(worst, sqrt(error) / size);
+    }
+    return worst;
+}
+
+template <class F> static int check(const char *spec)
+{
+    int failed = 0;
+    for (const kvant_role role : { KVANT_ROLE_K, KVANT_ROLE_V }) {
+        test_page page;
+        if (!test_page_make(spec, F::D, role, &page))
+            return 0;
+        task.page = &page;
+        for (auto &row : task.queries)
+            for (double &x : row)
+                x = random_number();
+        for (auto &row : task.weights)
+            for (double &x : row)
+                x = fabs(random_number());
+        run_warp(run_lane<F>);
+        const double error = error_of(F::D);
+        if (!(error <= 12 * 0x1p-11)) {
+            printf("FAILED %s, head_dim %d, %s: error %g\n", spec, F::D, role == KVANT_ROLE_K ? "keys" : "values", error);
+            failed++;
+        }
+        test_page_free(&page);
+    }
+    return failed;
+}
+
+template <int D> static int check_all()
+{
+    int failed = check<RawRows<D, false>>("f16") + check<RawRows<D, true>>("bf16");
+#if KVANT_PAPERS
+    failed += check<SketchedCodes<D, 0>>("turboquant-1:qjl,rotate=none") + check<SketchedCodes<D, 1>>("turboquant-2:qjl,rotate=none") +
+              check<SketchedCodes<D, 2>>("turboquant-3:qjl,sketch=gaussian,rotate=none") + check<SketchedCodes<D, 3>>("turboquant-4:qjl,rotate=none") +
+              check<TieredCodes<D, 2>>("turboquant-2.5") + check<TieredCodes<D, 3>>("turboquant-3.5") +
+              check<PolarCodes<D, 2>>("polar-2:rotate=none") + check<PolarCodes<D, 3>>("polar-3:rotate=none") + check<PolarCodes<D, 4>>("polar-4:rotate=none");
+#endif
+    return failed;
+}
+
+int main()
+{
+    const int failed = check_all<64>() + check_all<128>();
+    printf("%d failed\n", failed);
+    return failed != 0;
+}

@@ -1,0 +1,272 @@
+/* test_pages.cpp - pages in decode kernels (src/cuda/attention) without a GPU: scores of a page's keys, and sums of its values,
+ * by the warp of warp.h, against the CPU's rows.
+ *
+ * A query is rounded to 2^-12 of a power of two above its numbers. Codes times scales plus zero points have errors of 2^-11
+ * of either, three times at most (attention_bound.c). Bytes of a direction are within 2^-8 of the chunk's length. */
+#include "warp.h"
+
+#include "device/chunks/outliers.cuh"
+#include "page.h"
+
+Warp warp;
+
+using namespace kvant;
+
+static constexpr int COLUMNS = 8, TABLE_AT = 1 << 16;
+
+static struct Task {
+    const test_page *page;
+    int valid;
+    AttentionArgs args;
+    GroupPlaces places;
+    ChunkAttentionArgs chunks;
+    float queries[COLUMNS][256], scores[64][COLUMNS];
+    /* results: scores, or sums of values with their weights */
+    float of_tokens[64][COLUMNS], sums[COLUMNS][256], total[COLUMNS], top[COLUMNS];
+} task;
+
+template <class C> static auto table_of()
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        if (warp.lane == 0)
+            memset(warp.shared + TABLE_AT, 0xff, sizeof warp.shared - TABLE_AT);
+        meet();
+        if constexpr (HAS_ANY_SIZES<C>)
+            C::fill(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes));
+        else
+            C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
+        meet();
+        if constexpr (HAS_ANY_SIZES<C>)
+            return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
+        else
+            return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
+    } else
+        return bytes_of(task.args.k_bytes, 1);
+}
+
+template <class C, int D> static int code_bytes_of(bool keys)
+{
+    if constexpr (HAS_ANY_SIZES<C>)
+        return task.chunks.k_sizes.code_bytes;
+    else if constexpr (HAS_CHUNKS<C>)
+        return chunk_code_bytes(C::BITS, ChunkPlaces<C, D>::CHUNKS, keys);
+    else
+        return keys ? code_bytes(C::BITS, 4, D / 16) : code_bytes(C::BITS, D / 16, 4);
+}
+
+template <class C, int D> static void score()
+{
+    static QueryTile<D, COLUMNS, false> tile;
+    const auto table = table_of<C>();
+    for (int n = 0; n < COLUMNS; n++) {
+        Row<D> row;
+        row.each(warp.lane, [&](float &x, int channel) { x = task.queries[n][channel]; });
+        prepare_row<C, D>(tile, task.args, n, row, 0, warp.lane);
+    }
+    meet();
+    uint32_t q[1][key_tiles<C, D>()][2];
+    load_operands<C, D>(tile, 0, q[0], warp.lane);
+    const ScoreFactors<C, D> factors[1] = { score_factors<C, D>(tile, 0, warp.lane, 1, 0, task.args.k_symmetric, task.args.k_offset) };
+    float s[1][4][4];
+    const int codes = code_bytes_of<C, D>(true);
+    if (C::GROUP != KVANT_CUDA_GROUP_TOKEN && task.places.hybrid)
+        split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
+    score_page<C, D, false>(task.page->page, codes, q, factors, table, task.args.k_symmetric, task.args.k_offset, task.places,
+                            warp.lane, s);
+    if constexpr (HAS_OUTLIERS<C>)
+        score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane, s[0]);
+    for (int i = 0; i < 16; i++)
+        task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4][2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
+}
+
+template <class C, int D> static void add()
+{
+    const auto table = table_of<C>();
+    const int codes = code_bytes_of<C, D>(false), lane = warp.lane;
+    float s[1][4][4];
+    for (int i = 0; i < 16; i++)
+        s[0][i / 4][i % 4] = task.scores[16 * (i / 4) + 8 * (i / 2 % 2) + lane / 4][2 * (lane % 4) + i % 2];
+    Accumulator<C, D> sums[1];
+    sums[0].clear();
+    if (C::GROUP != KVANT_CUDA_GROUP_TOKEN && task.places.hybrid)
+        split_hybrid(task.page->page + codes, task.places, task.args.k_offset, lane);
+    if constexpr (C::GROUP != KVANT_CUDA_GROUP_TOKEN)
+        if (task.valid < PAGE_TOKENS)
+            clear_scales<C, D>(task.page->page + codes, task.args.k_symmetric, task.places, task.valid, lane);
+    add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset, task.places, lane, task.valid, s, sums);
+    if constexpr (HAS_OUTLIERS<C>)
+        add_outliers<C, D>(task.page->page, task.chunks.k_sizes, task.valid, lane, s[0], sums[0]);
+    sums[0].finish(1, 0, lane);
+    for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++)
+        for (int h = 0; h < 2; h++) {
+            const int channel = value_channel<C, D>(i / 2, lane / 4, i % 2), column = 2 * (lane % 4) + h;
+            if (channel < D)
+                task.sums[column][channel] = sums[0].o[i / 2][h + 2 * (i % 2)];
+            task.total[column] = sums[0].sum[h], task.top[column] = sums[0].max[h];
+        }
+}
+
+/* ---- what is right ---- */
+
+static double half_number(const test_page &page, uint32_t at)
+{
+    return kvant_half_to_float(reinterpret_cast<const uint16_t *>(page.page + page.general.metadata)[at]);
+}
+
+/* What errors of a number are relative to. */
+static double size_of_number(const test_page &page, int token, int channel)
+{
+    const kvant_general_view &view = page.general.view;
+    const int d = (int)page.general.head_dim;
+    if (view.kind == KVANT_GENERAL_UNIFORM) {
+        const auto &u = view.uniform;
+        const uint32_t at = u.per_channel ? token / u.group * d + channel : channel / u.group * 64 + token;
+        const double scale = fabs(half_number(page, at)), zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
+        return scale * (1 << u.bits) + fmax(zero, scale * u.bias);
+    }
+    double squares = 0;
+    const int n = view.kind == KVANT_GENERAL_TRIPLETS ? 3 : 4, first = channel / n * n;
+    for (int i = first; i < min(first + n, d); i++)
+        squares += (double)page.rows[token * d + i] * page.rows[token * d + i];
+    return sqrt(squares) * (n == 4 ? 2.9 : 1.1); /* 2^-8 in units of 3 x 2^-11, and a third more */
+}
+
+static bool wrong(const char *spec, const char *what, int token, int column, double x, double y, double bound)
+{
+    if (fabs(x - y) <= bound)
+        return false;
+    printf("FAILED %s, head_dim %u: %s %d of column %d: %g instead of %g, bound %g\n", spec, task.page->general.head_dim, what, token,
+           column, x, y, bound);
+    return true;
+}
+
+static bool wrong_scores(const char *spec)
+{
+    const int d = (int)task.page->general.head_dim;
+    for (int n = 0; n < COLUMNS; n++) {
+        double largest = 0;
+        for (int j = 0; j < d; j++)
+            largest = fmax(largest, fabs(task.queries[n][j]));
+        for (int t = 0; t < task.valid; t++) {
+            double sum = 0, bound = 0;
+            for (int j = 0; j < d; j++) {
+                const double y = task.page->rows[t * d + j], size = size_of_number(*task.page, t, j);
+                sum += task.queries[n][j] * y;
+                bound += 2 * largest * 0x1p-12 * fabs(y) + 3.1 * 0x1p-11 * fabs(task.queries[n][j]) * size + 0x1p-20 * largest * size;
+            }
+            if (wrong(spec, "score", t, n, task.of_tokens[t][n], sum, bound))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool wrong_sums(const char *spec)
+{
+    const int d = (int)task.page->general.head_dim;
+    for (int n = 0; n < COLUMNS; n++) {
+        double total = 0;
+        for (int t = 0; t < task.valid; t++)
+            total += exp2(task.scores[t][n]);
+        const double reference = exp2(task.top[n]);
+        if (wrong(spec, "total", 0, n, task.total[n] * reference, total, total * 0x1p-18))
+            return true;
+        for (int j = 0; j < d; j++) {
+            double sum = 0, bound = 0, most = 0;
+            for (int t = 0; t < task.valid; t++) {
+                const double w = exp2(task.scores[t][n]) / total, size = size_of_number(*task.page, t, j);
+                sum += w * task.page->rows[t * d + j];
+                bound += 3.1 * 0x1p-11 * w * size;
+                most = fmax(most, size);
+            }
+            if (wrong(spec, "channel", j, n, task.sums[n][j] / task.total[n], sum, bound + 0x1p-18 * most))
+                return true;
+        }
+    }
+    return false;
+}
+
+template <class C, int D> static int check(const char *spec)
+{
+    int failed = 0;
+    for (const kvant_role role : { KVANT_ROLE_K, KVANT_ROLE_V })
+        for (int valid = 64; valid > 0; valid -= 41) {
+            test_page page;
+            if (!test_page_make(spec, D, role, &page))
+                continue;
+            const kvant_codec_view *view = page.view;
+            const kvant_cuda_params &p = page.gpu.params;
+            if (p.kind != C::KIND && p.decoder != C::KIND) {
+                printf("FAILED %s, head_dim %d: kind %d, decoder %d instead of %d\n", spec, D, p.kind, p.decoder, C::KIND);
+                failed++;
+            }
+            task.page = &page;
+            task.valid = valid;
+            task.args.scale_log2 = 1;
+            if (view->kind == KVANT_CODES_UNIFORM) {
+                task.args.k_symmetric = (int)p.symmetric;
+                task.args.k_offset = p.offset;
+                task.places = { (int)p.group_log, (int)p.n_scales, (int)p.hybrid };
+            } else if (HAS_ANY_SIZES<C>) {
+                task.chunks.k_sizes = sizes_of(page.general);
+            } else {
+                if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
+                    memcpy(task.chunks.k_directions.direction, view->of.chunk.direction, sizeof task.chunks.k_directions.direction);
+                    memcpy(task.chunks.k_directions.norm, view->of.chunk.length, sizeof task.chunks.k_directions.norm);
+                }
+                for (uint32_t i = 0; i < 4 * view->of.chunk.n_secondaries; i++)
+                    task.chunks.k_directions.secondaries[i / 4][i % 4] = (float)view->of.chunk.secondaries[i];
+            }
+            static uint32_t rng = 1;
+            const auto next = [] { return (int)((rng = rng * 1664525u + 1013904223u) >> 8 & 0xffff) * 0x1p-15f - 1; };
+            for (int n = 0; n < COLUMNS; n++) {
+                for (int j = 0; j < D; j++)
+                    task.queries[n][j] = next() * (n == 3 ? 1000 : 1);
+                for (int t = 0; t < 64; t++)
+                    task.scores[t][n] = next() * (n == 2 ? 30 : 3);
+            }
+            if (role == KVANT_ROLE_K) {
+                run_lanes(score<C, D>);
+                failed += wrong_scores(spec);
+            } else {
+                run_lanes(add<C, D>);
+                failed += wrong_sums(spec);
+            }
+            test_page_free(&page);
+        }
+    return failed;
+}
+
+template <class C> static int check_all(const char *spec)
+{
+    return check<C, 64>(spec) + check<C, 96>(spec) + check<C, 128>(spec) + check<C, 256>(spec);
+}
+
+int main()
+{
+    int failed = 0;
+    failed += check_all<Uniform4>("int-4") + check_all<Uniform2>("int-2:sym") + check_all<Uniform3>("int-3");
+    failed += check_all<Uniform2Channels32>("int-2:group=32") + check<Uniform2Channels32, 128>("int-2:group=64") +
+              check<Uniform2Channels32, 256>("int-2:group=128,sym") + check_all<Uniform3Channels32>("int-3:group=32,hybrid");
+    failed += check_all<Uniform2Tokens32>("int-2:group=32,axis=channel") + check_all<Uniform2Tokens32>("int-2:group=64,axis=channel") +
+              check_all<Uniform3Tokens32>("int-3:group=64,axis=channel,hybrid");
+    failed += check_all<Uniform4Channels>("int-4:group=32") + check<Uniform4Channels, 128>("int-4:group=16") +
+              check<Uniform4Channels, 64>("int-4:group=16,sym") + check<Uniform4Channels, 96>("int-4:group=64") +
+              check<Uniform4Channels, 256>("int-4:group=128,hybrid=code") + check<Uniform4Channels, 96>("int-4:group=16,hybrid");
+    failed += check_all<Uniform8Channels>("int-8:group=32") + check<Uniform8Channels, 128>("int-8:group=16,sym");
+    failed += check_all<Uniform4Tokens>("int-4:group=32,axis=channel") + check_all<Uniform4Tokens>("int-4:group=64,axis=channel,sym") +
+              check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") + check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
+              check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
+    failed += check_all<Octopus3>("octopus-3:rotate=none") + check_all<Octopus4>("octopus-4:rotate=none") +
+              check_all<HqmqS96R4>("hqmq-s96r4") + check_all<HqmqS192R6>("hqmq-s192r6");
+#if KVANT_PAPERS
+    for (const char *spec : { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=5.2,rotate=none",
+                              "octopus-2:split=2.3,rotate=none", "octopus-1:split=1.1,rotate=none" })
+        failed += check_all<OctopusSplits>(spec);
+    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4", "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3", "hqmq-s341r6:med=1",
+                              "hqmq-s42r4:med3", "hqmq-s85r5:med=2,slots=1" })
+        failed += check_all<HqmqSizes>(spec);
+#endif
+    printf("%d failed\n", failed);
+    return failed != 0;
+}

@@ -1,0 +1,369 @@
+"""vLLM's backends without an engine: batches as vLLM describes them, beside attention in float64 over rows as their codecs
+keep them. The GPU's runs on a GPU, or on the stand-in (tests/cuda/host) that KVANT_CUDA_LIBRARY names."""
+
+import contextlib
+import pathlib
+import sys
+import tempfile
+import types
+import unittest
+from unittest import mock
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
+
+import models  # noqa: E402
+import torch  # noqa: E402
+from common import TestCase, np  # noqa: E402
+from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+
+import kvant  # noqa: E402
+from kvant.vllm import batch, chosen, codecs, gpu, impl, pages  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
+HEADS = KV_HEADS * GROUP
+# Of one batch: how many tokens a sequence has, and how many of them are its queries.
+DECODES = [(1, 1), (70, 1), (200, 1)]
+DRAFTS = [(67, 4), (130, 2), (5, 5)]
+CHUNKS = [(104, 40), (300, 110)]
+PROMPTS = [(30, 30), (129, 129)]
+
+
+class CpuImpl(impl.Impl):
+    Pages = pages.LayerPages
+
+
+def made_impl(stored, calibration=None, window=None, softcap=None, sinks=None, rank=0, n_ranks=1, total=KV_HEADS, kind=gpu.Impl):
+    model = types.SimpleNamespace(model=None, get_total_num_kv_heads=lambda: total)
+    config = types.SimpleNamespace(model_config=model)
+    environment = {"KVANT_VLLM": stored} | ({"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict("os.environ", environment))
+        stack.enter_context(mock.patch.object(impl, "get_current_vllm_config", lambda: config))
+        stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_rank", lambda: rank))
+        stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_world_size", lambda: n_ranks))
+        made = object.__new__(kind)
+        made.__init__(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window, "auto", softcap, sinks=sinks)
+    made.flash = None
+    return made
+
+
+def made_builder(drafts=0):
+    speculative = types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False) if drafts else None
+    parallel = types.SimpleNamespace(decode_context_parallel_size=1)
+    config = types.SimpleNamespace(speculative_config=speculative, parallel_config=parallel, use_v2_model_runner=True)
+    return batch.Builder(None, ["layer"], config, torch.device(DEVICE))
+
+
+class Step:
+    """A batch of sequences in blocks of any order; what is not a query was written before."""
+
+    def __init__(self, sequences, dtype, layer=0):
+        self.sequences, random = sequences, torch.Generator().manual_seed(sum(n for n, _ in sequences))
+        self.layer = types.SimpleNamespace(layer_name=f"model.layers.{layer}.attn")
+        order = torch.randperm(BLOCKS - 1, generator=random) + 1
+        most = max(-(-n // 64) for n, _ in sequences) + 1
+        self.table, at = torch.zeros(len(sequences), most, dtype=torch.int32), 0
+        self.rows = []
+        for i, (n, _) in enumerate(sequences):
+            blocks = -(-n // 64)
+            self.table[i, :blocks] = order[at : at + blocks]
+            at += blocks
+            shape = n, KV_HEADS, DIM
+            self.rows.append([(torch.randn(shape, generator=random) + 0.3).to(dtype) for _ in "kv"])
+        counts = torch.tensor([0, *(m for _, m in sequences)])
+        self.starts = counts.cumsum(0).to(torch.int32)
+        self.queries = torch.randn(int(self.starts[-1]), HEADS, DIM, generator=random).to(dtype)
+
+    def slots(self, i, first, last):
+        tokens = torch.arange(first, last)
+        return self.table[i].to(torch.int64)[tokens // 64] * 64 + tokens % 64
+
+    def newest(self):
+        """Keys, values and slots of the queries' tokens."""
+        parts = [(n - m, n) for n, m in self.sequences]
+        rows = [torch.cat([kv[role][a:b] for kv, (a, b) in zip(self.rows, parts)]) for role in (0, 1)]
+        return *rows, torch.cat([self.slots(i, *part) for i, part in enumerate(parts)])
+
+    def common(self, **named):
+        lengths = torch.tensor([n for n, _ in self.sequences], dtype=torch.int32)
+        return CommonAttentionMetadata(
+            query_start_loc=self.starts.to(DEVICE),
+            query_start_loc_cpu=self.starts,
+            seq_lens=lengths.to(DEVICE),
+            seq_lens_cpu_upper_bound=lengths,
+            num_reqs=len(self.sequences),
+            num_actual_tokens=int(self.starts[-1]),
+            max_query_len=max(m for _, m in self.sequences),
+            max_seq_len=int(lengths.max()),
+            block_table_tensor=self.table.to(DEVICE),
+            slot_mapping=self.newest()[2].to(DEVICE),
+            **named,
+        )
+
+    def run(self, layer_impl, metadata):
+        memory = made_memory(layer_impl)
+        for i, (n, m) in enumerate(self.sequences):
+            layer_impl.do_kv_cache_update(
+                self.layer, *(x[: n - m].to(DEVICE) for x in self.rows[i]), memory, self.slots(i, 0, n - m).to(DEVICE)
+            )
+        k, v, slots = (x.to(DEVICE) for x in self.newest())
+        padded = torch.cat([slots, slots.new_full((3,), -1)])  # as vLLM fills batches up
+        more = [torch.cat([x, torch.full_like(x[:1], 7).expand(3, -1, -1)]) for x in (k, v)]
+        layer_impl.do_kv_cache_update(self.layer, *more, memory, padded)
+        out = torch.full_like(self.queries.to(DEVICE), float("nan")).reshape(len(self.queries), -1)
+        layer_impl.forward(self.layer, self.queries.to(DEVICE), k, v, memory, metadata, out)
+        return out.view(-1, HEADS, DIM).float().cpu().numpy()
+
+    def expected(self, kept, **options):
+        return np.concatenate(
+            [attention(self.queries[self.starts[i] : self.starts[i + 1]], *kept(k, v), **options) for i, (k, v) in enumerate(self.rows)]
+        )
+
+
+def made_memory(layer_impl):
+    cell = codecs.cell_bytes(layer_impl.stored, DIM)
+    return torch.zeros(BLOCKS, KV_HEADS, 64, cell, dtype=torch.uint8, device=DEVICE)
+
+
+def attention(q, k, v, window=0, softcap=0.0, sinks=None):
+    q, k, v = (np.asarray(x.float() if torch.is_tensor(x) else x, dtype=np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, GROUP, 1) for x in (k, v))
+    scores = np.einsum("qhd,thd->hqt", q, k) * DIM**-0.5
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
+    at, token = np.arange(len(k) - len(q), len(k))[:, None], np.arange(len(k))
+    seen = (token <= at) & (at - token < (window or len(k)))
+    weights = np.where(seen, np.exp(scores), 0)
+    total = weights.sum(-1) + (0 if sinks is None else np.exp(sinks)[:, None])
+    return np.einsum("hqt,thd->qhd", weights / total[..., None], v)
+
+
+def round_trip(layer_impl, layer=0):
+    """Rows as the codecs of a layer keep them."""
+
+    def kept(*rows):
+        found = []
+        for role, x in zip("kv", rows):
+            pages = kvant.Tensor(codecs.codecs(layer_impl.stored, role, DIM, layer, layer_impl.heads), n_blocks=BLOCKS)
+            pages.write(np.arange(len(x)), x.float().numpy())
+            found.append(pages.read(0, len(x)))
+        return found
+
+    return kept
+
+
+def captured(run):
+    """After a run, as vLLM warms up."""
+    run()
+    if DEVICE == "cpu":
+        return run
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+class Cases:
+    kind = None
+
+    def close(self, found, expected, dtype, stored="f32/f32"):
+        """Outputs and queries are rounded to dtype; weights and queries to fp16 on a GPU, to 16-bit integers on a CPU, and
+        codebooks to bytes: half a step of the largest level / 127 per turned number, which adds up in a row. The stand-in
+        computes in double precision."""
+        in_double = self.kind is gpu.Impl and DEVICE == "cpu"
+        ours = 2.0**-16 if in_double else 2.0**-10 if stored == "f32/f32" else 2.0**-5 if "turboquant" in stored else 2.0**-8
+        unit = max(ours, {torch.float32: 0, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}[dtype])
+        self.assertTrue(np.isfinite(found).all())
+        self.assertLess(np.abs(found - expected).max(), unit * np.abs(expected).max())
+
+    def check(self, stored, sequences, dtype=torch.float32, drafts=0, layer=0, calibration=None, **options):
+        made = made_impl(stored, calibration, kind=self.kind, **options)
+        step = Step(sequences, dtype, layer)
+        metadata = made_builder(drafts).build(0, step.common())
+        named = {"window": options.get("window") or 0, "softcap": options.get("softcap") or 0.0, "sinks": options.get("sinks")}
+        if named["sinks"] is not None:
+            named["sinks"] = named["sinks"].cpu().numpy()
+        self.close(step.run(made, metadata), step.expected(round_trip(made, layer), **named), dtype, stored)
+        return metadata
+
+    def test_batches(self):
+        for sequences, drafts in ((DECODES, 0), (DRAFTS, 4), (CHUNKS, 0), (PROMPTS, 0), (DECODES + CHUNKS + PROMPTS, 0)):
+            for stored in ("f32/f32", "turboquant4", "int-8/trellis-3"):
+                with self.subTest(stored, sequences=sequences):
+                    self.check(stored, sequences, drafts=drafts)
+
+    def test_types(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            for stored in ("f32/f32", "int4", "trellis4"):
+                with self.subTest(stored, dtype=dtype):
+                    self.check(stored, DECODES + CHUNKS, dtype)
+
+    def test_windows_softcap_sinks(self):
+        sinks = torch.linspace(-2, 3, HEADS, device=DEVICE)
+        for options in ({"window": 50}, {"softcap": 2.0}, {"sinks": sinks}, {"window": 65, "softcap": 3.0}):
+            with self.subTest(**options):
+                self.check("int-8/int-8", DECODES + CHUNKS + PROMPTS, **options)
+
+    def test_calibrated(self):
+        """Specs whose pages need numbers per kv head, of another layer than the first."""
+        model = models.make("llama", head_dim=DIM)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "model.kvcal")
+            kvant.calibrate(model, np.random.default_rng(1).integers(3, 300, 512)).save(path)
+            for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file", "int-8:center=file"):
+                with self.subTest(keys):
+                    self.check(f"{keys},sink=0/int-8:center=file,sink=0", DECODES + CHUNKS, layer=1, calibration=path)
+            self.check("balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path)
+
+
+class Gpu(Cases, TestCase):
+    kind = gpu.Impl
+
+    def test_prompts_by_flash_attention(self):
+        """What reaches it, and that it alone sees whole prompts."""
+        calls = []
+
+        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
+            calls.append((cu_seqlens_q.tolist(), max_seqlen_q, max_seqlen_k, options))
+            for first, last in zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist()[1:]):
+                out[first:last] = torch.from_numpy(attention(*(x[first:last].cpu() for x in (q, k, v)), window=50)).to(out)
+
+        made, step = made_impl("f32/f32", window=50), Step(DECODES + CHUNKS + PROMPTS, torch.float16)
+        made.flash = flash, {"fa_version": 3}
+        found = step.run(made, made_builder().build(0, step.common()))
+        self.close(found, step.expected(round_trip(made), window=50), torch.float16)
+        options = {"softmax_scale": DIM**-0.5, "causal": True, "window_size": [49, 0], "softcap": 0.0, "fa_version": 3}
+        self.assertEqual(calls, [([153, 183, 312], 129, 129, options)])
+
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+    def test_prompts_by_vllm_s_flash_attention(self):
+        for window in (None, 50):
+            made, step = made_impl("f32/f32", window=window), Step(CHUNKS + PROMPTS, torch.bfloat16)
+            made.flash = gpu._flash_attention(DIM)
+            self.assertIsNotNone(made.flash)
+            found = step.run(made, made_builder().build(0, step.common()))
+            self.close(found, step.expected(round_trip(made), window=window or 0), torch.bfloat16)
+
+    def test_steps_of_a_graph(self):
+        """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
+        for stored, sequences, drafts in (("turboquant4", DECODES, 0), ("int4", DRAFTS, 4), ("trellis4", DECODES, 0)):
+            made, dtype = made_impl(stored), torch.float16
+            last, first = Step(sequences, dtype), Step([(m + 1, m) for _, m in sequences], dtype)
+            memory, tables = made_memory(made), torch.zeros_like(last.table).to(DEVICE)
+            common = first.common()
+            common.block_table_tensor = tables
+            static = [x.to(DEVICE) for x in (*first.newest(), first.queries)]
+            out = torch.zeros_like(static[3])
+            metadata = made_builder(drafts).build(0, common)
+
+            def load(step):
+                """What vLLM copies before a step."""
+                for i, (n, m) in enumerate(step.sequences):
+                    rows = [x[: n - m].to(DEVICE) for x in step.rows[i]]
+                    made.do_kv_cache_update(step.layer, *rows, memory, step.slots(i, 0, n - m).to(DEVICE))
+                tables[:, : step.table.shape[1]] = step.table.to(DEVICE)
+                common.seq_lens.copy_(torch.tensor([n for n, _ in step.sequences]))
+                for to, x in zip(static, (*step.newest(), step.queries)):
+                    to.copy_(x)
+
+            def run():
+                made.do_kv_cache_update(first.layer, *static[:2], memory, static[2])
+                made.forward(first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1))
+
+            load(first)
+            replay = captured(run)
+            load(last)
+            replay()
+            self.close(out.float().cpu().numpy(), last.expected(round_trip(made)), dtype, stored)
+
+    def test_memory_of_others(self):
+        """Layers in one tensor, blocks apart by more than a page; what lies between is not touched."""
+        made, step = made_impl("int4"), Step(CHUNKS, torch.float32)
+        cell = codecs.cell_bytes(made.stored, DIM)
+        whole = torch.full((BLOCKS, 3, KV_HEADS, 64, cell), 0xA5, dtype=torch.uint8, device=DEVICE)
+        memory = whole[:, 1]
+        memory.zero_()
+        with mock.patch(f"{__name__}.made_memory", lambda layer_impl: memory):
+            found = step.run(made, made_builder().build(0, step.common()))
+        self.close(found, step.expected(round_trip(made)), torch.float32, "int4")
+        self.assertTrue(bool((whole[:, 0] == 0xA5).all()) and bool((whole[:, 2] == 0xA5).all()))
+
+    def test_refusals(self):
+        made, layer = made_impl("int4"), types.SimpleNamespace(layer_name="model.layers.0.attn")
+        cell = codecs.cell_bytes(made.stored, DIM)
+        rows, slots = torch.zeros(1, KV_HEADS, DIM, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        for shape, transposed in (((4, KV_HEADS, 32, cell), False), ((4, 64, KV_HEADS, cell), True), ((4, KV_HEADS, 64, cell + 2), False)):
+            memory = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+            with self.assertRaisesRegex(ValueError, "block-size 64 and the layout LBHNC"):
+                made.do_kv_cache_update(layer, rows, rows, memory.transpose(1, 2) if transposed else memory, slots)
+        step = Step(DECODES, torch.float32)
+        with self.assertRaisesRegex(NotImplementedError, "causal"):
+            made_builder().build(0, step.common(causal=torch.ones(3, dtype=torch.int32)))
+
+    def test_keys_with_a_centre(self):
+        """Their scores lack a term, which sinks and softcaps see."""
+        for options in ({"softcap": 2.0}, {"sinks": torch.zeros(HEADS)}):
+            for stored in ("int-8:center=file,sink=0/int-8", "int-8:transform=file,sink=0/int-8"):
+                with self.assertRaisesRegex(NotImplementedError, "sinks or a softcap"):
+                    made_impl(stored, "model.kvcal", **options)
+
+
+@unittest.skipIf(DEVICE == "cuda", "tensors are on the GPU")
+class Cpu(Cases, TestCase):
+    kind = CpuImpl
+
+
+class Choices(TestCase):
+    def test_parts(self):
+        def parts(metadata):
+            return [(p.first, p.last, p.first_row, p.last_row, p.most_queries, p.most_tokens, p.fresh) for p in metadata.parts]
+
+        step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
+        both = [(0, 3, 0, 3, 1, 0, False), (3, 5, 3, 153, 110, 300, False), (5, 7, 153, 312, 129, 129, True)]
+        self.assertEqual(parts(made_builder().build(0, step.common())), both)
+        self.assertEqual(parts(made_builder().build(0, Step(DECODES, torch.float32).common())), [(0, 3, 0, 3, 1, 0, False)])
+        drafts = Step(DRAFTS, torch.float32).common()
+        self.assertEqual(parts(made_builder(4).build(0, drafts)), [(0, 3, 0, 11, 5, 0, False)])
+        mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
+        self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
+
+    def test_dtypes(self):
+        """kvant_NAME and kvant are kvant's; vLLM's own are where KVANT_VLLM says so."""
+        with mock.patch.dict("os.environ", KVANT_VLLM=""):
+            self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
+            self.assertIsNone(chosen("auto"))
+            self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
+            for wrong in ("kvant_five", "kvant"):
+                with self.assertRaisesRegex(ValueError, "none of turboquant4"):
+                    chosen(wrong)
+        with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
+            self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
+            self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
+
+    def test_calibration_beside_the_model(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""):
+            with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
+                chosen("kvant_balanced", folder)
+            path = pathlib.Path(folder, "kvant.kvcal")
+            path.touch()
+            self.assertEqual(chosen("kvant_balanced", folder), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
+
+    def test_drafts_have_no_calibration(self):
+        made = made_impl("int4")
+        memory = made_memory(made)
+        made.stored = made.stored._replace(calibration="model.kvcal")
+        for layer in (types.SimpleNamespace(layer_name="draft_model.layers.0.attn"), types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True)):
+            with self.assertRaisesRegex(NotImplementedError, "of one model"):
+                made._pages(layer, memory)
+
+    def test_heads_of_ranks(self):
+        """Parts of a model's kv heads, or copies where there are more ranks."""
+        self.assertEqual([codecs.heads_of_rank(2, 8, r, 4) for r in range(4)], [range(0, 2), range(2, 4), range(4, 6), range(6, 8)])
+        self.assertEqual([list(codecs.heads_of_rank(1, 2, r, 4)) for r in range(4)], [[0], [0], [1], [1]])
+        self.assertEqual(made_impl("int4", rank=3, n_ranks=4, total=8).heads, range(6, 8))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,392 @@
+/* test_learning.c - transform=first: matrices from keys and queries, their versions, hostile first rows, blocks that move. */
+#include "tensor_fixture.h"
+
+#include "../../src/base/fnv.h"
+#include "../../src/cache/weights.h"
+
+enum { BLOCKS = 24, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS, HEADER = 40 };
+
+static const char spec[] = "turboquant-4:transform=first", plain[] = "turboquant-4:center=first,norm=first";
+
+/* Keys and queries whose channels belong together: latent numbers of falling size through a fixed matrix each, keys about a centre. */
+typedef struct kind {
+    float keys[HEAD_DIM * HEAD_DIM], queries[HEAD_DIM * HEAD_DIM], center[WIDTH];
+} kind;
+
+static kind make_kind(uint64_t seed)
+{
+    kind k;
+    fill_normal(k.keys, COUNT(k.keys), &seed);
+    fill_normal(k.queries, COUNT(k.queries), &seed);
+    fill_normal(k.center, COUNT(k.center), &seed);
+    for (uint32_t j = 0; j < WIDTH; j++)
+        k.center[j] *= 20;
+    return k;
+}
+
+static void fill(const float *matrix, const float *center, size_t n_heads, size_t n, uint64_t *rng, float *out)
+{
+    for (size_t i = 0; i < n * n_heads; i++)
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            out[i * HEAD_DIM + j] = center ? center[i % n_heads * HEAD_DIM + j] : 0;
+    for (size_t i = 0; i < n * n_heads; i++)
+        for (uint32_t l = 0; l < HEAD_DIM; l++) {
+            const float latent = test_normal(rng) * exp2f(-0.2f * (float)l);
+            for (uint32_t j = 0; j < HEAD_DIM; j++)
+                out[i * HEAD_DIM + j] += matrix[j * HEAD_DIM + l] * latent;
+        }
+}
+
+typedef struct text {
+    float rows[MOST * WIDTH], queries[MOST * N_HEADS * HEAD_DIM];
+} text;
+
+static text *make_text(const kind *k, uint64_t seed)
+{
+    text *t = malloc(sizeof *t);
+    assert_non_null(t);
+    fill(k->keys, k->center, N_KV_HEADS, MOST, &seed, t->rows);
+    fill(k->queries, NULL, N_HEADS, MOST, &seed, t->queries);
+    return t;
+}
+
+static void note(const fixture *f, const float *queries, uint32_t n, uint32_t n_threads)
+{
+    const kvant_queries q = { sizeof q, queries, (size_t)N_HEADS * HEAD_DIM, HEAD_DIM, n, N_HEADS };
+    assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, n_threads), KVANT_OK);
+}
+
+/* Tokens first .. first + n - 1 of the text to the slots of these numbers, queries before keys. */
+static void put(fixture *f, const text *t, uint32_t first, uint32_t n, uint32_t batch, uint32_t n_threads)
+{
+    for (uint32_t i = first; i < first + n; i += batch) {
+        const uint32_t m = first + n - i < batch ? first + n - i : batch;
+        note(f, t->queries + (size_t)i * N_HEADS * HEAD_DIM, m, n_threads);
+        write_rows(f, i, m, t->rows + (size_t)i * WIDTH, m, n_threads);
+    }
+}
+
+/* Root mean square error of scores of each slot's row with one of the text's queries. */
+static double score_error(const fixture *f, const text *t, uint32_t first, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t slot = first; slot < first + n; slot++) {
+        float got[WIDTH];
+        read_slot(f, slot, got);
+        for (uint32_t h = 0; h < N_HEADS; h++) {
+            const float *q = t->queries + ((size_t)(slot * 7 % MOST) * N_HEADS + h) * HEAD_DIM;
+            const size_t at = h / GROUP * HEAD_DIM;
+            double error = 0;
+            for (uint32_t j = 0; j < HEAD_DIM; j++)
+                error += (double)q[j] * (got[at + j] - f->rows[(size_t)slot * WIDTH + at + j]);
+            sum += error * error;
+        }
+    }
+    return sqrt(sum / ((double)n * N_HEADS));
+}
+
+static bool has_matrix(const fixture *f, uint32_t block)
+{
+    return f->tensor->versions[block_of(f, block, 0).version].weights != NULL;
+}
+
+static void matrices_make_errors_of_scores_small(void **state)
+{
+    const kind k = make_kind(1);
+    text *t = make_text(&k, 2);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
+    (void)state;
+    assert_true(kvant_tensor_wants_queries(f.tensor, 1));
+    assert_false(kvant_tensor_wants_queries(g.tensor, 200));
+    put(&f, t, 0, 448, 448, 2);
+    put(&g, t, 0, 448, 448, 2);
+    assert_true(has_matrix(&f, 1) && !has_matrix(&g, 1));
+    assert_int_equal(block_of(&f, 0, 0).state, KVANT_BLOCK_SINK);
+    assert_true(score_error(&f, t, 64, 384) < 0.7 * score_error(&g, t, 64, 384));
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* Where nobody notes queries, or none that is finite, the codec is the one with centre and scale. */
+static void without_queries_there_are_factors(void **state)
+{
+    const kind k = make_kind(3);
+    text *t = make_text(&k, 4);
+    (void)state;
+    for (int queries = 0; queries < 2; queries++) {
+        fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
+        for (size_t i = 0; i < (size_t)N_HEADS * 200; i++)
+            t->queries[i * HEAD_DIM + i % HEAD_DIM] = i % 2 ? NAN : 1e30f;
+        if (queries)
+            note(&f, t->queries, 200, 1);
+        write_rows(&f, 0, 200, t->rows, 200, 1);
+        write_rows(&g, 0, 200, t->rows, 200, 1);
+        for (uint32_t block = 0; block < 4; block++)
+            for (uint32_t h = 0; h < N_KV_HEADS; h++)
+                assert_memory_equal(block_of(&f, block, h).page, block_of(&g, block, h).page,
+                                    block ? info_of(f.codecs[h]).page_bytes : 64 * HEAD_DIM * 2);
+        drop(&f);
+        drop(&g);
+    }
+    free(t);
+}
+
+/* The second matrix is for new blocks; then single tokens are no longer looked at. Rows of another kind get a matrix of their own. */
+static void later_matrices_are_for_later_blocks(void **state)
+{
+    const kind k = make_kind(5), other = make_kind(6);
+    text *t = make_text(&k, 7), *u = make_text(&other, 8);
+    fixture f = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put(&f, t, 0, 80, 80, 2);
+    exported before = export_block(&f, 1);
+    put(&f, t, 128, 1152, 256, 2);
+    exported after = export_block(&f, 1);
+    assert_int_equal(before.bytes, after.bytes);
+    assert_memory_equal(before.data, after.data, after.bytes);
+    assert_int_not_equal(block_of(&f, 1, 0).version, block_of(&f, 19, 0).version);
+    assert_true(has_matrix(&f, 1) && has_matrix(&f, 19));
+    assert_false(kvant_tensor_wants_queries(f.tensor, 1));
+    assert_int_equal(tensor_info_of(&f).n_versions, 3);
+    assert_true(score_error(&f, t, 1024, 256) < score_error(&f, t, 64, 16));
+    fixture g = make(spec, 1, BLOCKS, 0); /* the other kind alone */
+    memcpy(g.rows, f.rows, MOST * WIDTH * sizeof *g.rows);
+    put(&g, u, 1280, 256, 256, 2);
+    put(&f, u, 1280, 256, 256, 2);
+    assert_int_equal(tensor_info_of(&f).n_versions, 4);
+    assert_true(has_matrix(&f, 20));
+    assert_true(kvant_tensor_wants_queries(f.tensor, 1));
+    assert_true(score_error(&f, u, 1280, 256) <= 1.3 * score_error(&g, u, 1280, 256)); /* few queries were looked at */
+    kvant_tensor_clear(f.tensor);
+    assert_int_equal(tensor_info_of(&f).n_versions, 1);
+    put(&f, t, 0, 80, 80, 2);
+    exported again = export_block(&f, 1);
+    assert_int_equal(before.bytes, again.bytes);
+    assert_memory_equal(before.data, again.data, again.bytes);
+    free(before.data);
+    free(after.data);
+    free(again.data);
+    drop(&f);
+    drop(&g);
+    free(t);
+    free(u);
+}
+
+/* One token at a time: the 64th row makes the first version. */
+static void single_tokens_are_learnt_from(void **state)
+{
+    const kind k = make_kind(9);
+    text *t = make_text(&k, 10);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
+    (void)state;
+    put(&f, t, 0, 63, 1, 1);
+    assert_int_equal(tensor_info_of(&f).n_versions, 1);
+    put(&f, t, 63, 700, 1, 1);
+    put(&g, t, 0, 763, 1, 1);
+    assert_true(has_matrix(&f, 1) && has_matrix(&f, 11));
+    assert_true(score_error(&f, t, 640, 120) < 0.7 * score_error(&g, t, 640, 120));
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* Rows that are nearly one row, then text: the text is stored as well as it is alone. */
+static void hostile_first_rows_do_not_spoil(void **state)
+{
+    static const struct {
+        uint32_t n, batch;
+        float spread;
+    } starts[] = { { 200, 200, 0 }, { 200, 200, 1e-3f }, { 70, 1, 0 }, { 512, 512, 0.05f } };
+    const kind k = make_kind(11);
+    text *t = make_text(&k, 12), *hostile = make_text(&k, 13);
+    fixture alone = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put(&alone, t, 512, 512, 256, 2);
+    for (size_t i = 0; i < COUNT(starts); i++) {
+        uint64_t rng = 14;
+        fixture f = make(spec, 1, BLOCKS, 0);
+        for (size_t j = WIDTH; j < MOST * WIDTH; j++)
+            hostile->rows[j] = hostile->rows[j % WIDTH] + starts[i].spread * test_normal(&rng) * (j % 3 == 0);
+        for (size_t j = N_HEADS * HEAD_DIM; j < COUNT(hostile->queries); j++)
+            hostile->queries[j] = hostile->queries[j % (N_HEADS * HEAD_DIM)];
+        put(&f, hostile, 0, starts[i].n, starts[i].batch, 2);
+        put(&f, t, 512, 512, 256, 2);
+        assert_true(score_error(&f, t, 576, 448) <= 1.2 * score_error(&alone, t, 576, 448));
+        drop(&f);
+    }
+    drop(&alone);
+    free(t);
+    free(hostile);
+}
+
+/* A few rows and queries far from all others. */
+static void outliers_do_not_spoil(void **state)
+{
+    const kind k = make_kind(15);
+    text *t = make_text(&k, 16), *u = make_text(&k, 16);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    for (uint32_t i = 100; i < 500; i += 90)
+        for (uint32_t j = 0; j < WIDTH; j++)
+            u->rows[(size_t)i * WIDTH + j] *= 100;
+    put(&f, t, 0, 1024, 512, 2);
+    put(&g, u, 0, 1024, 512, 2);
+    assert_true(score_error(&g, t, 512, 512) <= 1.2 * score_error(&f, t, 512, 512));
+    drop(&f);
+    drop(&g);
+    free(t);
+    free(u);
+}
+
+static void threads_do_not_change_bytes(void **state)
+{
+    const kind k = make_kind(17);
+    text *t = make_text(&k, 18);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put(&f, t, 0, 1200, 300, 1);
+    put(&g, t, 0, 1200, 300, 4);
+    assert_alike(&f, &g);
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* Rows that are refused change no byte that follows. */
+static void refused_rows_leave_no_trace(void **state)
+{
+    const kind k = make_kind(19);
+    text *t = make_text(&k, 20);
+    float *bad = malloc(100 * WIDTH * sizeof *bad);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        memcpy(bad, t->rows, 100 * WIDTH * sizeof *bad);
+        bad[70 * WIDTH + 3] = i ? NAN : 1e30f;
+        assert_int_equal(try_write(&f, 0, 100, bad, 1), i ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE);
+        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+    }
+    put(&f, t, 0, 600, 200, 1);
+    put(&g, t, 0, 600, 200, 1);
+    assert_alike(&f, &g);
+    free(bad);
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+static void check_refused(const fixture *f, const exported *e, size_t at, uint16_t half)
+{
+    uint8_t *data = malloc(e->bytes);
+    memcpy(data, e->data, e->bytes);
+    memcpy(data + at, &half, sizeof half);
+    const uint64_t check = kvant_fnv1a(KVANT_FNV_START, data, e->bytes - sizeof check);
+    memcpy(data + e->bytes - sizeof check, &check, sizeof check);
+    assert_int_equal(kvant_tensor_import(f->tensor, 3, data, e->bytes), KVANT_ERR_FORMAT);
+    free(data);
+}
+
+/* Exported blocks bring their matrices; one that has no good inverse is refused. */
+static void moved_blocks_keep_their_matrices(void **state)
+{
+    static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00, 0x7e00 }; /* 0, -0, -1, infinity, NaN */
+    const kind k = make_kind(21);
+    text *t = make_text(&k, 22);
+    fixture f = make(spec, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
+    const size_t matrix = HEADER + 2 * WIDTH * sizeof(float);
+    (void)state;
+    put(&f, t, 0, 1100, 256, 2);
+    for (uint32_t block = 0; block < BLOCKS; block++) {
+        exported e = export_block(&f, block);
+        assert_int_equal(kvant_tensor_import(g.tensor, block, e.data, e.bytes), KVANT_OK);
+        for (size_t i = 0; i < COUNT(bad) && block == 3; i++)
+            check_refused(&h, &e, matrix, bad[i]);
+        free(e.data);
+    }
+    assert_int_equal(tensor_info_of(&h).written_blocks, 0);
+    assert_int_equal(tensor_info_of(&g).n_versions, tensor_info_of(&f).n_versions);
+    assert_int_equal(kvant_tensor_copy(f.tensor, 0, h.tensor, 0, BLOCKS), KVANT_OK);
+    for (uint32_t block = 0; block < BLOCKS; block++) {
+        exported e = export_block(&f, block), imported = export_block(&g, block), copied = export_block(&h, block);
+        assert_int_equal(e.bytes, imported.bytes);
+        assert_memory_equal(e.data, imported.data, e.bytes);
+        assert_int_equal(e.bytes, copied.bytes);
+        assert_memory_equal(e.data, copied.data, e.bytes);
+        free(e.data);
+        free(imported.data);
+        free(copied.data);
+    }
+    for (uint32_t slot = 0; slot < 1100; slot += 9) {
+        float a[WIDTH], b[WIDTH];
+        read_slot(&f, slot, a);
+        read_slot(&g, slot, b);
+        assert_memory_equal(a, b, sizeof a);
+    }
+    kvant_tensor_free(&g.tensor);
+    free(g.memory);
+    free(g.rows);
+    kvant_tensor_free(&h.tensor);
+    free(h.memory);
+    free(h.rows);
+    drop(&f);
+    free(t);
+}
+
+/* Beyond 128 channels W is block diagonal: rows come back, and scores stay, whatever the parts. */
+static void large_heads_have_parts(void **state)
+{
+    static const struct {
+        uint32_t head_dim, part;
+    } dims[] = { { 64, 64 }, { 128, 128 }, { 256, 128 }, { 512, 128 }, { 192, 96 }, { 160, 80 }, { 136, 68 }, { 255, 255 } };
+    uint64_t rng = 23;
+    (void)state;
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        const uint32_t d = dims[i].head_dim, n = dims[i].part;
+        kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
+        kvant_tensor tensor = { .codecs = (const kvant_codec *[]){ codec }, .n_kv_heads = 1, .head_dim = d };
+        const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+        kvant_weights *weights;
+        float x[512], q[512], y[512], p[512], back[512];
+        assert_int_equal(kvant_weights_part(d), n);
+        uint16_t *triangles = malloc(kvant_weights_halves(&tensor) * sizeof *triangles), *at = triangles;
+        for (uint32_t part = 0; part < d / n; part++)
+            for (uint32_t row = 0; row < n; row++)
+                for (uint32_t j = 0; j <= row; j++)
+                    *at++ = row == j ? (uint16_t)(0x3800 + test_random(&rng) % 0x800) : (uint16_t)(0x2000 + test_random(&rng) % 0x400);
+        assert_ptr_equal(at, triangles + kvant_weights_halves(&tensor));
+        assert_int_equal(kvant_weights_create(&tensor, triangles, 2, &weights), KVANT_OK);
+        fill_normal(x, d, &rng);
+        fill_normal(q, d, &rng);
+        kvant_transform_forward(&weights->transforms[0], kernels, NULL, x, y);
+        kvant_transform_dual(&weights->transforms[0], kernels, q, p);
+        kvant_transform_inverse(&weights->transforms[0], kernels, NULL, y, back);
+        double score = 0, other = 0, lengths = 0, error = 0, gain = 0, length = 0;
+        for (uint32_t j = 0; j < d; j++) {
+            score += (double)x[j] * q[j];
+            other += (double)y[j] * p[j];
+            lengths += fabs((double)y[j] * p[j]);
+            error = fmax(error, fabs(back[j] - x[j]));
+            gain += (double)y[j] * y[j];
+            length += (double)x[j] * x[j];
+        }
+        assert_true(fabs(score - other) <= 1e-4 * lengths && error <= 1e-4);
+        assert_true(gain <= pow(kvant_transform_gain(&weights->transforms[0]), 2) * length * 1.0001);
+        kvant_weights_free(&tensor, &weights);
+        assert_null(weights);
+        free(triangles);
+        kvant_codec_free(&codec);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matrices_make_errors_of_scores_small), cmocka_unit_test(without_queries_there_are_factors),
+        cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
+        cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(outliers_do_not_spoil),
+        cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
+        cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
