@@ -118,12 +118,12 @@ def through_codec(spec, role, rows):
     return np.stack([codec.decode(codec.encode(head.astype("f4")), TOKENS) for head in rows])
 
 
-def plain_errors(spec, role, tensors):
+def plain_errors(spec, role, tensors, n_ctx, first):
     back = {role: through_codec(spec, role, tensors[f"layers.1.{role}"])}
     errors, size = np.zeros(KV_HEADS), 0.0
     for query in range(QUERIES):
-        in_context, length = (query, CTX) if query < CTX // STEP else (query - CTX // STEP, TOKENS - CTX)
-        if (in_context + 1) * STEP - 1 < length // 2:
+        in_context = query % (CTX // STEP)
+        if not first <= (in_context + 1) * STEP - 1 < n_ctx:
             continue
         for head in range(HEADS):
             exact, coded = plain_attention(query, head, tensors, {}), plain_attention(query, head, tensors, back)
@@ -139,14 +139,16 @@ class Errors(InAFolder):
         write(self.path, self.tensors)
         capture = captures.Capture(self.path)
         self.addCleanup(capture.close)
-        self.rows = layer_error.LayerRows([capture], LAYER)
+        self.rows = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2)
 
     def test_errors_are_those_of_a_plain_computation(self):
-        for spec in ("int-2", "turboquant-4", "trellis-3", "f16"):
+        for spec, *window in (("int-2", CTX, CTX // 2), ("turboquant-4", CTX, 0), ("trellis-3", 96, 24), ("f16", CTX, CTX // 2)):
+            with captures.Capture(self.path) as capture:
+                rows = layer_error.LayerRows([capture], LAYER, *window)
             for role, dim in (("k", DIM_K), ("v", DIM_V)):
-                found = self.rows.error(role, [kvant.Codec(spec, dim, role)] * KV_HEADS)
+                found = rows.error(role, [kvant.Codec(spec, dim, role)] * KV_HEADS)
                 # fp32 sums of up to 100 terms: relative errors of outputs below 1e-5, which is all there is of f16's.
-                plain = plain_errors(spec, role, self.tensors)
+                plain = plain_errors(spec, role, self.tensors, *window)
                 np.testing.assert_allclose(np.sqrt(found), np.sqrt(plain), atol=1e-5, err_msg=f"{spec} {role}")
                 self.assertTrue(sum(found) < 1e-10 if spec == "f16" else sum(found) > 1e-4)
 
@@ -154,20 +156,31 @@ class Errors(InAFolder):
         """Twice the same text: every sum is twice as large, and their quotient the same."""
         codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
         with captures.Capture(self.path) as a, captures.Capture(self.path) as b:
-            twice = layer_error.LayerRows([a, b], LAYER)
+            twice = layer_error.LayerRows([a, b], LAYER, CTX, CTX // 2)
         np.testing.assert_allclose(twice.error("v", codecs), self.rows.error("v", codecs), rtol=1e-12)
+
+    def test_the_first_contexts_alone(self):
+        """As if the capture had no others."""
+        codecs = [kvant.Codec("int-3", DIM_V, "v")] * KV_HEADS
+        short = {name: t if name == "windows" else t[:, : CTX // STEP if name.endswith("q") else CTX] for name, t in self.tensors.items()}
+        with captures.Capture(self.path) as capture:
+            found = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2, 1).error("v", codecs)
+        write(self.path, {name: np.ascontiguousarray(t) for name, t in short.items()}, {**METADATA, "tokens": str(CTX)})
+        with captures.Capture(self.path) as capture:
+            wanted = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2).error("v", codecs)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
     def test_alibi_is_refused(self):
         write(self.path, self.tensors, {**METADATA, "layers.1.attention": "0.25 8 0"})
         with captures.Capture(self.path) as capture, self.assertRaisesRegex(layer_error.Unsupported, "ALiBi"):
-            layer_error.LayerRows([capture], LAYER)
+            layer_error.LayerRows([capture], LAYER, CTX, CTX // 2)
 
     def test_a_softcap_bounds_scores(self):
         """With a cap far below the scores all weights are nearly equal: keys hardly matter."""
         write(self.path, self.tensors, {**METADATA, "layers.1.attention": "0.25 0 0.001"})
         codecs = [kvant.Codec("int-2", DIM_K, "k")] * KV_HEADS
         with captures.Capture(self.path) as capture:
-            capped = layer_error.LayerRows([capture], LAYER).error("k", codecs)
+            capped = layer_error.LayerRows([capture], LAYER, CTX, CTX // 2).error("k", codecs)
         self.assertTrue(0 < sum(capped) < 1e-3 * sum(self.rows.error("k", codecs)))
 
 

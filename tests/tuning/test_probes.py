@@ -7,24 +7,34 @@ from kvant.tuning import probes
 from kvant.tuning.probes import Contexts
 
 
+WINDOW = probes.Window(64, 32)
+
+
+def checks(texts, parts, n_checks, report=None):
+    return probes.check_contexts(texts, parts, n_checks, 64, report)
+
+
 class WhichContexts(unittest.TestCase):
     def test_checks_take_what_follows(self):
-        self.assertEqual(probes.measured_contexts(["a", "b"], 3), Contexts(("a", "b"), 3, 0, 3))
-        self.assertEqual(probes.check_contexts(["a"], 1, 2), [Contexts(("a",), 1, 1, 2)])
-        self.assertEqual(probes.check_contexts(["a"], 3, 4), [Contexts(("a",), 3, 3, 4)])
+        self.assertEqual(probes.probe_contexts(["a", "b"], 3, 64), Contexts(("a", "b"), 3, 0, 1, probes.Window(32, 8)))
+        self.assertEqual(checks(["a"], 1, 2), [Contexts(("a",), 1, 1, 2, WINDOW)])
+        self.assertEqual(checks(["a"], 3, 4), [Contexts(("a",), 3, 3, 4, WINDOW)])
+        self.assertEqual(checks(["a"], 3, 0), [])
+        self.assertEqual(checks(["a"], 3, 0, "own"), [])
 
     def test_checks_are_dealt_to_the_parts_in_turn(self):
         """Parts are numbered text by text: of two texts in two parts, one check is the first part's, the third the second text's."""
-        self.assertEqual(probes.check_contexts(["a", "b"], 2, 1), [Contexts(("a",), 2, 2, 1)])
-        self.assertEqual(probes.check_contexts(["a", "b"], 2, 3), [Contexts(("a",), 2, 2, 2), Contexts(("b",), 2, 2, 1)])
-        self.assertEqual(probes.check_contexts(["a", "b"], 2, 5), [Contexts(("a",), 2, 2, 3), Contexts(("b",), 2, 2, 2)])
+        self.assertEqual(checks(["a", "b"], 2, 1), [Contexts(("a",), 2, 2, 1, WINDOW)])
+        self.assertEqual(checks(["a", "b"], 2, 3), [Contexts(("a",), 2, 2, 2, WINDOW), Contexts(("b",), 2, 2, 1, WINDOW)])
+        self.assertEqual(checks(["a", "b"], 2, 5), [Contexts(("a",), 2, 2, 3, WINDOW), Contexts(("b",), 2, 2, 2, WINDOW)])
 
     def test_a_text_of_its_own(self):
-        self.assertEqual(probes.check_contexts(["a"], 2, 5, "own"), [Contexts(("own",), 1, 0, 5)])
+        self.assertEqual(checks(["a"], 2, 5, "own"), [Contexts(("own",), 1, 0, 5, WINDOW)])
 
     def test_words(self):
-        words = "-f a -f b --spread 3 --skip 3 --chunks 2".split()
-        self.assertEqual(Contexts(("a", "b"), 3, 3, 2).words(), words)
+        words = "-f a -f b --spread 3 --skip 3 --chunks 2 -c 64 --from 32".split()
+        self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW).words(), words)
+        self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW).n_tokens, 2 * 2 * 64)
 
     def test_texts_are_long_enough_for_both(self):
         """kvant eval wants two contexts of a text whatever is asked for."""
@@ -42,6 +52,37 @@ class Means(unittest.TestCase):
         self.assertAlmostEqual(mean, kld.mean())
         # What differs between contexts is no error of the mean over these contexts.
         self.assertAlmostEqual(error, 1 / np.sqrt(4000), delta=2e-3)
+
+
+class Site:
+    def __init__(self, probe_error, measured):
+        self.probe_error, self.true = probe_error, measured
+
+
+class Shares(unittest.TestCase):
+    """Layers whose divergence is (k's error + factor x v's) x a weight of the layer, in sums: the parts are found again."""
+
+    def setUp(self):
+        rng = np.random.default_rng(3)
+        self.layers = []
+        for weight in rng.uniform(0.01, 0.5, 7):
+            k, v = rng.uniform(0.01, 0.1, 2)
+            self.layers.append((Site(k, weight * k), Site(v, 0.4 * weight * v)))
+        self.found = [(k.true + v.true, 0.1 * (k.true + v.true)) for k, v in self.layers]
+
+    def test_parts(self):
+        probes.share(self.layers, self.found, sum(k.true for k, _ in self.layers[:: probes.KEYS_STEP]))
+        for layer in self.layers:
+            for site in layer:
+                self.assertAlmostEqual(site.measured / site.true, 1, places=6)
+                self.assertAlmostEqual(site.measured_se / site.true, 0.1, places=6)
+
+    def test_keys_that_are_out_of_range_are_bounded(self):
+        for of_keys in (-1.0, 100.0):
+            probes.share(self.layers, self.found, of_keys)
+            for k, v in self.layers:
+                weights = [site.measured / site.probe_error for site in (k, v)]
+                self.assertAlmostEqual(abs(np.log(weights[1] / weights[0])), probes.LARGEST_LOG_FACTOR, places=6)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
     from .tensor import Block, Tensor, TensorInfo
+    from .tuning.model import tune
     from .vectors import read_vectors
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
     "tensor": ("Block", "Tensor", "TensorInfo"),
+    "tuning.model": ("tune",),
     "vectors": ("read_vectors",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

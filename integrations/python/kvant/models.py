@@ -228,11 +228,15 @@ def evaluate(
         raise ValueError(f"texts: fewer tokens than one context of {context}")
     if not 0 <= first < context - 1:
         raise ValueError(f"first: {first} is not in 0 .. {context - 2}")
-    stored = [_stored(cache) for cache in caches]
+    return [total.row() for total in _measured(model, parts, first, [_stored(cache) for cache in caches])]
+
+
+def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[tuple[str, dict[str, Any]]]) -> list[_Sums]:
+    """Of the stock cache and of each stored one, on tokens from `first` on of contexts of one length."""
     sums = [_Sums("stock"), *(_Sums(name) for name, _ in stored)]
     for part in parts:
         # Row i says what follows token i.
-        scored, targets = slice(first, context - 1), part[first + 1 :]
+        scored, targets = slice(first, len(part) - 1), part[first + 1 :]
         with _attending(model, _stock_attention(model)):
             stock = DynamicCache(config=model.config)
             reference = torch.cat(list(_logits(model, part, stock)))[scored]
@@ -249,7 +253,7 @@ def evaluate(
                 cache = KvantCache(model.config, **options)
                 total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)
                 total.bytes, total.f16_bytes = cache.bytes, cache.f16_bytes
-    return [total.row() for total in sums]
+    return sums
 
 
 def _stock_attention(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""kvant.calibrate and kvant.evaluate on tiny models."""
+"""kvant.calibrate, kvant.evaluate and kvant.tune on tiny models."""
 
 import itertools
 import math
@@ -170,6 +170,57 @@ class Evaluate(TestCase):
         self.assertEqual(found, kvant.evaluate(model, ids, None, [], context=64))
         self.refused(ValueError, "fewer tokens", kvant.evaluate, model, text(10))
         self.refused(ValueError, "first: 63", kvant.evaluate, model, ids, None, [], context=64, first=63)
+
+
+class Tune(TestCase):
+    """Candidates of 4.25, 5.25, 6.25 and 8.25 bits at head_dim 64."""
+
+    CODECS = [f"turboquant-{bits}" for bits in (4, 5, 6, 8)]
+
+    def tuned(self, model, bits, **options):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name, "model.kvant")
+        found = kvant.tune(
+            model, text(512), bits=bits, path=path, n_ctx=256, context=256, n_contexts=2, k=self.CODECS, v=self.CODECS, **options
+        )
+        return path, found
+
+    def test_bits_go_where_they_matter(self):
+        """Nothing comes out of layer 2, so it needs no bits; the others share what it does not take."""
+        model = models.make("llama", "eager", head_dim=64)
+        with torch.no_grad():
+            model.model.layers[2].self_attn.o_proj.weight.zero_()
+        path, expected = self.tuned(model, 5.5)
+        self.assertEqual(model.config._attn_implementation, "eager")
+        settings = kvant.Settings.load(path)
+        specs = {(layer, role): settings.layer(layer, role)[0] for layer in range(4) for role in "kv"}
+        self.assertEqual((specs[2, "k"], specs[2, "v"]), ("turboquant-4", "turboquant-4"))
+        heads = {site: spec if isinstance(spec, tuple) else (spec,) * 2 for site, spec in specs.items()}
+        bits = [int(spec[-1]) + 0.25 for of_site in heads.values() for spec in of_site]
+        self.assertTrue(5.5 - 2 / 16 < sum(bits) / len(bits) <= 5.5)  # a step is at most 2 bits of one kv head
+        rows = kvant.evaluate(model, text(512, 2), None, [{"settings": path}, {"k": "turboquant-5", "v": "turboquant-5"}], context=256)
+        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, sum(bits) / len(bits))
+        self.assertLess(rows[1].kld, rows[2].kld)  # 5.5 bits to 5.25
+        self.assertTrue(rows[1].kld / 3 < expected < 3 * rows[1].kld, (rows[1], expected))
+
+    def test_windows_softcaps_and_calibrations(self):
+        for kind in ("gemma2", "mistral", "qwen2"):
+            model = models.make(kind)
+            with tempfile.TemporaryDirectory() as folder:
+                calibration = pathlib.Path(folder, "model.kvcal")
+                kvant.calibrate(model, text(600)).save(calibration)
+                path = pathlib.Path(folder, "model.kvant")
+                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], context=128, n_ctx=256)
+                found = kvant.tune(model, text(300), bits=5, path=path, calibration=calibration, **options)
+                self.assertTrue(0 < found < math.inf)
+                self.assertTrue(kvant.evaluate(model, text(512, 2), None, [{"settings": path}], context=512)[1].kld > 0)
+
+    def test_refusals(self):
+        model = models.make("llama")
+        self.refused(ValueError, "fewer tokens", kvant.tune, model, text(100), bits=4, path="x")
+        self.refused(ValueError, "bits: the smallest", self.tuned, model, 1)
+        self.refused(ValueError, "sinks of its own", self.tuned, models.make("gpt_oss"), 4)
 
 
 if __name__ == "__main__":

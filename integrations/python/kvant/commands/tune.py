@@ -5,6 +5,7 @@ Here are options, the order of the steps and the printing; kvant.tuning has the 
 kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
 
 import contextlib
+import functools
 import math
 import os
 import shutil
@@ -29,7 +30,7 @@ Finds a codec for the keys and the values of each layer, or of each kv head,
 within a budget of memory. Measures how much the model changes when one layer is
 coarse, computes what other codecs would do there, and solves for the budget.
 Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
-Takes 30 to 120 minutes: use it when memory is the limit.""",
+Takes minutes, and seconds for another budget: what was measured is kept.""",
     options=[
         model_options.MODEL,
         Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
@@ -40,12 +41,12 @@ Takes 30 to 120 minutes: use it when memory is the limit.""",
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
         Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
-        Option(None, "probe-ctx", "N", "tokens of the contexts that are measured (default: 2048, or -c where\n"
-                                       "that is less); 512 takes a quarter of the time and finds less"),
+        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on (default: 2048, or\n"
+                                       "-c where that is less); the model is measured on half of the first one"),
         Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
-        Option(None, "chunks", "N", "such contexts for the result's check (default 2)"),
-        Option(None, "resume", "FILE", "keep what is measured there, and take from it what was: for other\n"
-                                       "budgets (default: FILE.part of -o, removed at the end)"),
+        Option(None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"),
+        Option(None, "resume", "FILE", "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
+                                       "from them what was (default: files of ~/.cache/kvant/tune)"),
         Option(None, "try-k", "SPEC", "candidate for keys, in place of the default ones; give it several\n"
                                       "times, the coarsest first: that one is measured in every layer"),
         Option(None, "try-v", "SPEC", "the same for values"),
@@ -53,8 +54,8 @@ Takes 30 to 120 minutes: use it when memory is the limit.""",
         *model_options.RUNTIME,
     ],
     notes="""\
-Ctrl-C keeps what was measured; the same command goes on from there. With --resume other
-budgets, contexts (-c) and finer candidates cost no new measurements but the check's.
+Ctrl-C keeps what was measured; the same command goes on from there. Other budgets,
+contexts (-c) and finer candidates need no new measurements but the check's.
 
 examples:
   kvant tune -m model.gguf -f code.txt -f prose.txt --bits 4 -c 8192
@@ -101,7 +102,7 @@ class Options:
 
     def _take_number(self, option, value):
         numbers = {"ctx": ("n_ctx", 64, 1 << 24), "probe-ctx": ("probe_ctx", 64, 1 << 20),
-                   "probe-chunks": ("parts", 1, 256), "chunks": ("n_checks", 1, 256)}
+                   "probe-chunks": ("parts", 1, 256), "chunks": ("n_checks", 0, 256)}
         if option in numbers:
             name, least, most = numbers[option]
             setattr(self, name, cli.whole(f"--{option}", value, least, most))
@@ -120,7 +121,6 @@ class Options:
         if self.bits is not None and self.bytes is not None:
             COMMAND.misuse("--bits and --kv-bytes say the same thing: give one of them")
         self.probe_ctx = self.probe_ctx or min(self.n_ctx, DEFAULT_PROBE)
-        self.state = self.resume or f"{self.output}.part"
 
     @property
     def of_model(self):
@@ -133,7 +133,7 @@ def import_tuning(options):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     from kvant import tuning
-    from kvant.tuning import allocate, captures, layer_error, probes, safetensors, sensitivity, settings  # noqa: F401
+    from kvant.tuning import captures, layer_error, probes, safetensors, sensitivity, settings, store  # noqa: F401
 
     return tuning
 
@@ -152,7 +152,7 @@ class Tune:
     """The steps, in the order of run()."""
 
     def __init__(self, options, tuning, folder):
-        self.options, self.tuning, self.folder = options, tuning, folder
+        self.options, self.tuning, self.folder, self.state = options, tuning, folder, None
 
     def run(self):
         self._look_at_model()
@@ -178,6 +178,16 @@ class Tune:
             self._check_text(text, self._inspect(text, ["-k", "f16"]), needed)
         self.model, self.fingerprint = facts["model"], int(facts["model_fingerprint"], 16)
         self._load_calibration(facts["calibration"])
+        self.state = o.resume or self._default_state(facts["runtime"])
+
+    def _default_state(self, runtime):
+        """By what kvant eval asks of a state; beside the output where there is no such folder."""
+        folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvant", "tune")
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            folder = os.path.dirname(self.options.output)
+        return os.path.join(folder, self.tuning.store.key_of([], self.fingerprint, runtime, self.options.probe_ctx))
 
     def _inspect(self, text, config):
         return child.rows_or_leave(["inspect", *self.options.of_model, "-f", text, *config, "--json"])[0]
@@ -212,27 +222,37 @@ class Tune:
                          "--spread", str(o.parts), "--queries", str(QUERY_STEP), "--json"], progress, n_tokens)
         return paths
 
-    def _compute_errors(self):
+    def _open_captures(self, opened):
         o = self.options
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder, contextlib.ExitStack() as opened:
-            progress = cli.Progress(len(o.texts) * o.parts * o.probe_ctx, o.json)
-            paths = self._capture(folder, progress)
-            progress.end()
-            captures = [opened.enter_context(self.tuning.captures.Capture(path)) for path in paths]
-            for layer in range(captures[0].n_layers):
-                if layer not in captures[0].layers:
-                    cli.fail(f"tune: layer {layer} of this model has no attention; settings files need it in all")
-            self._compute_sites(captures)
+        folder = opened.enter_context(tempfile.TemporaryDirectory(dir=self.folder))
+        progress = cli.Progress(len(o.texts) * o.parts * o.probe_ctx, o.json)
+        paths = self._capture(folder, progress)
+        progress.end()
+        captures = [opened.enter_context(self.tuning.captures.Capture(path)) for path in paths]
+        for layer in range(captures[0].n_layers):
+            if layer not in captures[0].layers:
+                cli.fail(f"tune: layer {layer} of this model has no attention; settings files need it in all")
+        return captures
+
+    def _compute_errors(self):
+        o, tuning = self.options, self.tuning
+        checksum = self.calibration.info.checksum if self.calibration else None
+        store = tuning.store.Store(
+            f"{self.state}.errors", tuning.store.key_of(o.texts, self.fingerprint, checksum, o.parts, o.probe_ctx, QUERY_STEP))
+        with contextlib.ExitStack() as opened:
+            errors = tuning.sensitivity.Errors(store, functools.cache(lambda: self._open_captures(opened)), self.calibration,
+                                               o.probe_ctx, self._n_threads(), leave_if_interrupted)
+            self._complete(errors)
+        self.sites = tuning.sensitivity.sites_of(store, self.candidates, self.calibration, o.n_ctx)
         calibration = (self.calibration_path, self.calibration.info) if self.calibration else None
         self.writer = self.tuning.settings.Writer(self.sites, self.model, self.fingerprint, calibration)
         self.numbers = sum(site.numbers for site in self.sites)
 
-    def _compute_sites(self, captures):
-        progress = cli.Progress(captures[0].n_layers, self.options.json)
-
-        self.sites = self.tuning.sensitivity.compute(
-            captures, self.candidates, self.calibration, self.options.n_ctx, self._n_threads(), leave_if_interrupted,
-            on_layer=lambda: progress.add(1, "errors of the candidates, layer by layer"))
+    def _complete(self, errors):
+        progress = None
+        for n_layers in errors.complete(self.candidates):
+            progress = progress or cli.Progress(n_layers, self.options.json)
+            progress.add(1, "errors of the candidates, layer by layer")
         progress.end()
 
     def _n_threads(self):
@@ -249,39 +269,37 @@ class Tune:
             raise cli.Leave(result.code)
         leave_if_interrupted()
 
-    def _measuring(self, probes):
-        o = self.options
-        words = [*o.of_model, "-c", str(o.probe_ctx), "--resume", o.state, *self.calibration_words]
-        return probes.Measuring(words, self.folder, self.writer,
-                                lambda words, n: self._start(words, self.progress, n * o.probe_ctx))
+    def _measuring(self, state):
+        words = [*self.options.of_model, "--resume", state, *self.calibration_words]
+        return self.tuning.probes.Measuring(words, self.folder, self.writer,
+                                            lambda words, n_tokens: self._start(words, self.progress, n_tokens))
 
     def _measure(self):
         probes, o = self.tuning.probes, self.options
-        contexts = probes.measured_contexts(o.texts, o.parts)
-        self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.report)
-        runs = (len(self.sites) + 2) * contexts.n + (1 + MAX_SETTINGS) * o.n_checks  # f16 is run with each, and once without a codec
-        self.progress = cli.Progress(runs * o.probe_ctx, o.json)
-        self.zero = probes.probe(self._measuring(probes), self.sites, contexts, label_of)
+        contexts = probes.probe_contexts(o.texts, o.parts, o.probe_ctx)
+        self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.probe_ctx, o.report)
+        runs = probes.n_probes(self.sites) + 1  # and f16
+        self.progress = cli.Progress(runs * contexts.n_tokens + (1 + MAX_SETTINGS) * o.n_checks * o.probe_ctx, o.json)
+        self.zero = probes.probe(lambda settings: probes.divergences(self._measuring(self.state), settings, contexts), self.sites)
 
     def _verify(self):
         probes = self.tuning.probes
         settings = {setting.name: setting.choice for setting in self.settings}
         self.progress.total -= (MAX_SETTINGS - len(settings)) * self.options.n_checks * self.options.probe_ctx
-        found = [probes.divergences(self._measuring(probes), settings, contexts) for contexts in self.checks]
+        found = [probes.divergences(self._measuring(f"{self.state}.check"), settings, contexts) for contexts in self.checks]
         for i, setting in enumerate(self.settings):
-            setting.kld, setting.kld_se = probes.mean_and_error(probes.np.concatenate([kld[i] for kld in found]))
+            if found:
+                setting.kld, setting.kld_se = probes.mean_and_error(probes.np.concatenate([kld[i] for kld in found]))
         self.progress.end()
 
     # ---- the choice ----
 
     def _choose(self):
-        o, sensitivity = self.options, self.tuning.sensitivity
+        o = self.options
         budget = o.bytes if o.bytes is not None else math.floor(o.bits * self.numbers / 8 + 1e-6)
-        sensitivity.weigh(self.sites)
-        costs = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in self.sites]
-        choice = self.tuning.allocate.allocate(costs, budget)
+        choice = self.tuning.sensitivity.choose(self.sites, budget)
         if choice is None:
-            least = sum(min(costs[i])[0] for i in range(len(costs)))
+            least = self.tuning.sensitivity.least_bytes(self.sites)
             cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
                      f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
                      "a larger budget, a longer -c (windows weigh less) or coarser candidates")
@@ -306,10 +324,6 @@ class Tune:
         return Setting(self.sites, choice, self.zero, self.candidates["k"][k], self.candidates["v"][v])
 
 
-def label_of(site):
-    return f"layer {site.layer}, {'keys' if site.role == 'k' else 'values'}"
-
-
 def leave_if_interrupted():
     if cli.interrupted():
         raise cli.Leave(cli.INTERRUPTED)
@@ -324,17 +338,15 @@ def site_rows(tune):
         yield {
             "layer": site.layer, "role": site.role.upper(), "spec": words if isinstance(words, str) else " | ".join(words),
             "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
-            "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.choices[0].error,
+            "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.probe_error,
         }
 
 
 def setting_rows(tune):
-    agreement = tune.tuning.sensitivity.agreement
     for s in tune.settings:
         yield {
             "setting": s.name, "k": s.k, "v": s.v, "bits": 8 * s.bytes / tune.numbers, "kv_bytes": s.bytes,
             "predicted": s.predicted, "kld_mean": s.kld, "kld_se": s.kld_se,
-            "agreement_k": agreement(tune.sites, "k"), "agreement_v": agreement(tune.sites, "v"),
         }
 
 
@@ -354,9 +366,6 @@ def print_rows(tune):
     print_columns(settings, [("setting", "setting", None), ("k", "K", None), ("v", "V", None), ("bits", "bits", 3),
                              ("kv_bytes", "KV MiB", 2), ("predicted", "predicted", 5), ("kld_mean", "KLD mean", 5),
                              ("kld_se", "+-", 5)])
-    words = (f"{name} {fixed(tune.tuning.sensitivity.agreement(tune.sites, roles), 2)}"
-             for name, roles in (("keys", "k"), ("values", "v"), ("both", "kv")))
-    print(f"\nrank correlation of error and measured divergence: {', '.join(words)}")
 
 
 def print_columns(rows, columns):
@@ -378,14 +387,12 @@ def main(words):
         tune = Tune(options, tuning, folder)
         try:
             tune.run()
-        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error) as error:
+        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error, OSError) as error:
             cli.fail(f"tune: {error}")
         except cli.Leave as leave:
-            if leave.code == cli.INTERRUPTED and os.path.exists(options.state):
-                print(f"kvant: tune: the same command goes on from here ({options.state})", file=sys.stderr)
+            if leave.code == cli.INTERRUPTED and tune.state is not None:
+                print(f"kvant: tune: the same command goes on from here ({tune.state})", file=sys.stderr)
             raise
-    if options.resume is None:
-        os.unlink(options.state)
     print_rows(tune)
     return cli.OK
 

@@ -3,6 +3,7 @@
     safetensors, captures    read what `kvant capture` and `kvant eval --values` keep
     layer_error              the error that a codec causes in attention's output
     sensitivity              what a codec costs the model: error times weight
+    store                    errors kept on disk
     allocate, mixes          the choice within a budget
     settings                 choices as settings files
     probes                   divergences measured by `kvant eval`

@@ -2,10 +2,12 @@
 effect on the model.
 
 Rows pass through the library's own cache (centre, windows and all). The error is sum |o' - o|^2 / sum |o|^2 over the kept queries of
-the second half of every context, as evaluations score, and over all heads. o is the output with captured rows; o' has either keys
+a part of every context, and over all heads. o is the output with captured rows; o' has either keys
 or values as the cache returns them. A kv head's part has only its own query heads in the first sum."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -20,13 +22,14 @@ class Unsupported(ValueError):
 
 
 class LayerRows:
-    """A layer of one or several captures and its exact attention. Any number of threads may use it at once."""
+    """A layer of one or several captures and its exact attention: the first n_ctx tokens of every context (or of each capture's first
+    n_contexts), and of their queries those from position `first` on. Any number of threads may use it at once."""
 
-    def __init__(self, captures, layer):
+    def __init__(self, captures, layer, n_ctx, first, n_contexts=None):
         self.shape = captures[0].layers[layer]
         if self.shape.max_bias != 0:
             raise Unsupported(f"layer {layer}: ALiBi is not supported here")
-        self._contexts = [context for capture in captures for context in _contexts(capture, layer, self.shape)]
+        self._contexts = [context for capture in captures for context in _contexts(capture, layer, self.shape, n_ctx, first, n_contexts)]
         self._size = sum(float(np.square(out, dtype="f8").sum()) for c in self._contexts for out in c.outputs)
 
     def error(self, role, codecs):
@@ -48,13 +51,13 @@ def _through(tensor, rows):
     return tensor.read(0, rows.shape[0])
 
 
-def _contexts(capture, layer, shape):
+def _contexts(capture, layer, shape, n_ctx, from_position, n_contexts):
     k, v, q = (capture.rows(layer, kind) for kind in "kvq")
-    for first, length, first_query, n_queries in capture.contexts():
+    for first, length, first_query, n_queries in itertools.islice(capture.contexts(), n_contexts):
         positions = np.arange(1, n_queries + 1) * capture.query_step - 1
-        counted = positions >= length // 2
+        counted = (positions >= from_position) & (positions < n_ctx)
         queries = q[:, first_query : first_query + n_queries][:, counted]
-        tokens = slice(first, first + length)
+        tokens = slice(first, first + min(length, n_ctx))
         yield _Context(shape, k[:, tokens], v[:, tokens], queries, positions[counted])
 
 

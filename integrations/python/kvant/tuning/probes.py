@@ -1,7 +1,11 @@
 """Divergences of settings from the f16 cache, token by token, measured by `kvant eval` on chosen contexts of texts.
 
-A text is cut into equal parts. The first context of each part is measured, so a text counts from beginning to end. The check takes
-the next contexts of the parts, in turn, text by text, or contexts of a text of its own."""
+A text is cut into equal parts. The first context of each part is captured. The first half of a text's first one is
+probed: errors differ from context to context more than weights do, and cost less. The check takes the next
+contexts of the parts, in turn, text by text, or contexts of a text of its own.
+
+A probe makes a whole layer coarse, keys and values at once: their weights are alike, but for a factor that all layers share. The
+keys of every fourth layer are probed alone, too, and tell this factor."""
 
 from __future__ import annotations
 
@@ -14,6 +18,21 @@ import numpy as np
 from . import safetensors
 
 
+class Window(NamedTuple):
+    """Tokens of a context, and the first position that counts."""
+
+    n_ctx: int
+    first: int
+
+
+def probe_window(n_ctx):
+    return Window(n_ctx // 2, n_ctx // 8)
+
+
+def check_window(n_ctx):
+    return Window(n_ctx, n_ctx // 2)
+
+
 class Contexts(NamedTuple):
     """`chunks` contexts of each text after the first `skip` ones, in the order of `kvant eval --spread parts`."""
 
@@ -21,26 +40,29 @@ class Contexts(NamedTuple):
     parts: int
     skip: int
     chunks: int
+    window: Window
 
     @property
-    def n(self):
-        return len(self.texts) * self.chunks
+    def n_tokens(self):
+        return len(self.texts) * self.chunks * self.window.n_ctx
 
     def words(self):
         texts = [word for text in self.texts for word in ("-f", text)]
-        return [*texts, "--spread", str(self.parts), "--skip", str(self.skip), "--chunks", str(self.chunks)]
+        return [*texts, "--spread", str(self.parts), "--skip", str(self.skip), "--chunks", str(self.chunks),
+                "-c", str(self.window.n_ctx), "--from", str(self.window.first)]
 
 
-def measured_contexts(texts, parts):
-    return Contexts(tuple(texts), parts, 0, parts)
+def probe_contexts(texts, parts, n_ctx):
+    return Contexts(tuple(texts), parts, 0, 1, probe_window(n_ctx))
 
 
-def check_contexts(texts, parts, n_checks, report=None):
-    """Contexts that are never among the measured ones."""
-    if report is not None:
-        return [Contexts((report,), 1, 0, n_checks)]
+def check_contexts(texts, parts, n_checks, n_ctx, report=None):
+    """Contexts that are never among the captured ones."""
+    window = check_window(n_ctx)
+    if report is not None and n_checks > 0:
+        return [Contexts((report,), 1, 0, n_checks, window)]
     counts = [sum(check // parts % len(texts) == i for check in range(n_checks)) for i in range(len(texts))]
-    return [Contexts((text,), parts, parts, count) for text, count in zip(texts, counts) if count > 0]
+    return [Contexts((text,), parts, parts, count, window) for text, count in zip(texts, counts) if count > 0]
 
 
 def contexts_needed(n_texts, parts, n_checks, report=None):
@@ -50,8 +72,8 @@ def contexts_needed(n_texts, parts, n_checks, report=None):
 
 
 class Measuring(NamedTuple):
-    """How to measure. words: options of kvant eval; folder: for files on the way; start(words, n, what) runs a kvant command that
-    passes n contexts through the model, and raises when it fails."""
+    """How to measure. words: options of kvant eval; folder: for files on the way; start(words, n) runs a kvant command that passes
+    n tokens through the model, and raises when it fails."""
 
     words: list
     folder: str
@@ -66,11 +88,12 @@ def divergences(how, settings, contexts):
         how.writer.save(setting, path)
     values = os.path.join(how.folder, "values")
     configs = [word for path in paths for word in ("--config", path)]
-    how.start(["eval", *how.words, *contexts.words(), *configs, "--values", values, "--json"], (1 + len(paths)) * contexts.n)
+    how.start(["eval", *how.words, *contexts.words(), *configs, "--values", values, "--json"], (1 + len(paths)) * contexts.n_tokens)
     with safetensors.File(values) as file:
         found = np.stack([file.read(f"kld.{i}") for i in range(1, 1 + len(paths))])  # 0 is f16
-    if found.shape[1] != contexts.n:
-        raise safetensors.Damaged(f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {contexts.n} are needed")
+    needed = len(contexts.texts) * contexts.chunks
+    if found.shape[1] != needed:
+        raise safetensors.Damaged(f"{', '.join(contexts.texts)}: {found.shape[1]} contexts were measured, {needed} are needed")
     return found
 
 
@@ -80,14 +103,45 @@ def mean_and_error(contexts):
     return float(contexts.mean()), math.sqrt(float((contexts.var(axis=1, ddof=1) / tokens).sum())) / n
 
 
-def probe(how, sites, contexts, name_of):
-    """Measures every site with its first candidate, everything else f16. Returns the divergence of f16 in the plug-in's own cache
-    from llama.cpp's. Divergences are of the same tokens, so their difference is known better than either."""
+KEYS_STEP = 4  # together, keys of several layers cost more than the sum of what they cost one by one
+LARGEST_LOG_FACTOR = 3.0  # models have about -0.6
+
+
+def probe(measure, sites):
+    """Measures every layer with its first candidates, everything else f16. Returns the divergence of f16 in kvant's own cache from
+    the stock cache. Divergences are of the same tokens, so their difference is known better than either. sites: keys, then values
+    of each layer; measure({label: setting}) gives float64 [settings, contexts, scored tokens]."""
+    layers = list(zip(sites[::2], sites[1::2]))
     exact = [None] * len(sites)
     settings = {"no codec": exact}
-    for i, site in enumerate(sites):
-        settings[name_of(site)] = [*exact[:i], 0, *exact[i + 1 :]]
-    zero, *coarse = divergences(how, settings, contexts)
-    for site, found in zip(sites, coarse):
-        site.measured, site.measured_se = mean_and_error(found - zero)
+    settings |= {f"layer {k.layer}": [*exact[: 2 * i], 0, 0, *exact[2 * i + 2 :]] for i, (k, _) in enumerate(layers)}
+    settings |= {f"keys of layer {k.layer}": [*exact[: 2 * i], 0, *exact[2 * i + 1 :]]
+                 for i, (k, _) in enumerate(layers) if i % KEYS_STEP == 0}
+    zero, *coarse = measure(settings)
+    found = [mean_and_error(kld - zero) for kld in coarse]
+    share(layers, found[: len(layers)], sum(kld for kld, _ in found[len(layers) :]))
     return float(zero.mean())
+
+
+def n_probes(sites):
+    n_layers = len(sites) // 2
+    return 1 + n_layers + -(-n_layers // KEYS_STEP)
+
+
+def share(layers, found, of_keys):
+    """Divides each layer's divergence between keys and values. Weights of values are one factor times those of keys: the factor with
+    which the keys that were probed alone have what was measured, in sum."""
+    low, high = -LARGEST_LOG_FACTOR, LARGEST_LOG_FACTOR
+    for _ in range(40):
+        middle = (low + high) / 2
+        of_all = sum(max(kld, 0) * _of_keys(layer, middle) for layer, (kld, _) in zip(layers[::KEYS_STEP], found[::KEYS_STEP]))
+        low, high = (middle, high) if of_all > of_keys else (low, middle)
+    for (k, v), (kld, error) in zip(layers, found):
+        part = _of_keys((k, v), low)
+        for site, own in ((k, part), (v, 1 - part)):
+            site.measured, site.measured_se = own * kld, own * error
+
+
+def _of_keys(layer, log_factor):
+    k, v = (site.probe_error for site in layer)
+    return k / (k + math.exp(log_factor) * v) if k > 0 else 0.0

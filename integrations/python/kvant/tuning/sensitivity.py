@@ -1,7 +1,7 @@
 """Estimates the cost of each candidate codec to the model, per layer and role, from two sources. The error in the layer's attention
-(layer_error) is known for all candidates. The divergence of the model is measured with the first candidate alone in the layer.
+(layer_error) is known for all candidates. The divergence of the model is measured with the first candidates alone in the layer.
 
-    cost(candidate) = measured(first) error(candidate) / error(first)"""
+    cost(candidate) = measured(first) error(candidate) / error(first, on the measured tokens)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .. import Codec, checks
 from ..library import PAGE_TOKENS
-from . import layer_error, mixes
+from . import allocate, layer_error, mixes, probes
 
 LLAMA_UBATCH = 512
 LEAST_DIVERGENCE, LEAST_ERROR, LEAST_VARIANCE = 1e-9, 1e-12, 0.01
@@ -58,6 +58,7 @@ class Site:
         self.layer, self.role, self.candidates, self.choices = layer, role, candidates, choices
         self.n_kv_heads, self.head_dim = shape.n_kv_heads, shape.head_dim["kv".index(role)]
         self.numbers = shape.n_kv_heads * self.head_dim * n_cells
+        self.probe_error = math.nan  # of the first candidate, on the tokens of the probe
         self.measured = self.measured_se = math.nan  # divergence with the first candidate, less that without any
         self.weight = math.nan  # divergence for each unit of error
 
@@ -90,27 +91,71 @@ def kind_of(codec):
     return codec.role, codec.head_dim, codec.block_tokens, codec.sink_tokens, codec.recent_tokens, *waits
 
 
-def compute(captures, candidates, calibration, n_ctx, n_threads, check, on_layer):
-    """The sites of all layers of the captures, keys before values. Candidates are computed side by side, on n_threads (None: all).
-    check() is called before every candidate, and an exception of its own ends the work; on_layer() after every layer."""
+class Errors:
+    """Errors of candidates, from captures or from a Store that has them. open_captures() is called when the first one is missing;
+    check() before every candidate, and an exception of its own ends the work. Candidates are computed on n_threads (None: all)."""
+
+    def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
+        self._store, self._open, self._calibration, self._check = store, open_captures, calibration, check
+        self._windows = {"cost": probes.check_window(n_ctx), "probe": (*probes.probe_window(n_ctx), 1)}
+        self._threads = checks.threads(n_threads)
+
+    def complete(self, candidates):
+        """Computes what the store lacks: all candidates on half of the tokens, the first ones on those of the probe too. After every
+        layer it yields the number of all layers."""
+        wanted = [("cost", role, spec) for role in "kv" for spec in candidates[role]]
+        wanted += [("probe", role, candidates[role][0]) for role in "kv"]
+        with ThreadPoolExecutor(self._threads) as pool:
+            layers = self._store.layers or self._store.take_layers(self._open()[0].layers)
+            for layer in layers:
+                missing = [job for job in wanted if not self._store.has(layer, *job)]
+                for job, found in zip(missing, self._compute(pool, layer, missing)):
+                    self._store.keep(layer, *job, found)
+                if missing:
+                    self._store.save()
+                yield len(layers)
+
+    def _compute(self, pool, layer, jobs):
+        kinds = {kind for kind, *_ in jobs}
+        rows = {kind: layer_error.LayerRows(self._open(), layer, *self._windows[kind]) for kind in kinds}
+
+        def error(job):
+            self._check()
+            kind, role, spec = job
+            return rows[kind].error(role, codecs_of(spec, role, self._store.layers[layer], self._calibration, layer))
+
+        return pool.map(error, jobs)
+
+
+def codecs_of(spec, role, shape, calibration, layer):
+    """One codec per kv head."""
+    dim = shape.head_dim["kv".index(role)]
+    return [Codec(spec, dim, role, calibration, layer, head) for head in range(shape.n_kv_heads)]
+
+
+def sites_of(store, candidates, calibration, n_ctx):
+    """The sites of all layers, keys before values, in a context of n_ctx. The store is complete."""
     sites = []
-    with ThreadPoolExecutor(checks.threads(n_threads)) as pool:
-        for layer, shape in captures[0].layers.items():
-            rows, cells = layer_error.LayerRows(captures, layer), n_cells(shape, n_ctx)
-
-            def look(role, spec, layer=layer, rows=rows, shape=shape, cells=cells):
-                check()
-                dim = shape.head_dim["kv".index(role)]
-                codecs = [Codec(spec, dim, role, calibration, layer, head) for head in range(shape.n_kv_heads)]
-                return kind_of(codecs[0]), bytes_of(codecs[0], cells), rows.error(role, codecs)
-
-            jobs = {role: [pool.submit(look, role, spec) for spec in candidates[role]] for role in "kv"}
-            for role in "kv":
-                kinds, sizes, errors = zip(*(job.result() for job in jobs[role]))
-                choices = mixes.make(kinds, sizes, errors)
-                sites.append(Site(layer, role, shape, cells, candidates[role], choices))
-            on_layer()
+    for layer, shape in store.layers.items():
+        cells = n_cells(shape, n_ctx)
+        for role in "kv":
+            codecs = [codecs_of(spec, role, shape, calibration, layer)[0] for spec in candidates[role]]
+            kinds, sizes = [kind_of(codec) for codec in codecs], [bytes_of(codec, cells) for codec in codecs]
+            errors = [store.get(layer, "cost", role, spec) for spec in candidates[role]]
+            site = Site(layer, role, shape, cells, candidates[role], mixes.make(kinds, sizes, errors))
+            site.probe_error = sum(store.get(layer, "probe", role, candidates[role][0]))
+            sites.append(site)
     return sites
+
+
+def choose(sites, budget):
+    """The choice of each site, or None when the budget is below least_bytes. The sites are measured."""
+    weigh(sites)
+    return allocate.allocate([[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites], budget)
+
+
+def least_bytes(sites):
+    return sum(min(mix.bytes for mix in site.choices) for site in sites)
 
 
 def weigh(sites):
@@ -131,7 +176,7 @@ def _at_least(site):
 
 def _log_weight(site):
     """An error of 0 is that of a lossless first candidate: nothing follows from it."""
-    return math.log(_at_least(site) / max(site.choices[0].error, LEAST_ERROR))
+    return math.log(_at_least(site) / max(site.probe_error, LEAST_ERROR))
 
 
 def _log_variance(site):
@@ -146,20 +191,3 @@ def _prior(sites):
     variance = sum(y * y for y in logs) / n - mean * mean - noise / n
     return mean, max(variance, LEAST_VARIANCE)
 
-
-def agreement(sites, roles="kv"):
-    """Spearman's rank correlation of the first candidates' errors with what was measured; None for fewer than 3 sites."""
-    of_roles = [site for site in sites if site.role in roles]
-    n = len(of_roles)
-    if n < 3:
-        return None
-    ranks = zip(_ranks([site.choices[0].error for site in of_roles]), _ranks([site.measured for site in of_roles]))
-    return 1 - 6 * sum((a - b) ** 2 for a, b in ranks) / (n * (n * n - 1))
-
-
-def _ranks(values):
-    order = sorted(range(len(values)), key=lambda i: (values[i], i))
-    ranks = [0] * len(values)
-    for rank, i in enumerate(order):
-        ranks[i] = rank
-    return ranks
