@@ -111,7 +111,7 @@ def on_device(codecs, shape, device, seconds):
         torch.cuda.synchronize()
 
     for what, call in (("encode", encode), ("decode", decode)):
-        yield what, x.nbytes / best(call, seconds) / 1e9, x.nbytes / stored.bytes
+        yield what, x.nbytes / best(call, seconds) / 1e9, x.nbytes / stored.size
     serde.close()
 
 

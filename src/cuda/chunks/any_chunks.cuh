@@ -180,9 +180,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         using P = ChunkPlaces<OctopusSplits, D>;
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> codes;
-            /* Behind the last chunk a lane reads what follows the codes, up to values that are still on their way, which racecheck
-             * reports. Any code finds numbers, and load_chunks has zeros for them. */
-            load(codes, page, t, 4 * step + (lane & 3), lane);
+            load(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2), lane); /* no values, which may still be on their way */
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
