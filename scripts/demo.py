@@ -196,7 +196,7 @@ def explain(rows, model, fast_model, speeds):
     )
     paragraph(
         f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. "
-        "The presets are better still after `kvant calibrate`."
+        "The presets learnt from the prompt, without a calibration."
     )
     if speeds:
         paragraph(
