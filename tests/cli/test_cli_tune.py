@@ -90,7 +90,8 @@ class Tune(unittest.TestCase):
         """More bits never cost more, and the chosen setting is predicted to be better than every uniform one of its size."""
         for site in self.sites:
             self.assertGreater(site["cost"], 0)
-            self.assertTrue(0 < site["error"] < 1 and 0 < site["probe_error"] < 1)
+            self.assertTrue(0 < site["error"] < 1)
+            self.assertGreater(site["probe_error"], 0)  # keys of 1 bit may lead attention elsewhere: more than the output
         tuned, *uniform = self.settings
         self.assertGreaterEqual(len(uniform), 1)
         for setting in uniform:
