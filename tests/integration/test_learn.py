@@ -283,13 +283,40 @@ class Learning(unittest.TestCase):
         said = self.run_probe(TINY / "llama80.gguf", SHORT, 1, 99, "none", KVANT_MODEL=LLAMA)
         self.assertIn(HINT, said)
 
+    def gpu(self, model=LLAMA):
+        return {"KVANT_MODEL": model, "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"], "KVANT_CUDA_LIBRARY": os.environ["LEARN_CUDA"],
+                "LD_LIBRARY_PATH": os.environ["LEARN_DRIVER"]}
+
     def test_a_gpu_uses_what_a_cpu_learnt(self):
-        gpu = {"KVANT_MODEL": LLAMA, "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"], "KVANT_CUDA_LIBRARY": os.environ["LEARN_CUDA"],
-               "LD_LIBRARY_PATH": os.environ["LEARN_DRIVER"]}
-        self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, **gpu))
-        self.assertEqual(self.files(), [])
         self.learn()
-        self.assertIn(f"; calibrated by an earlier run: {self.path()}\n", self.run_probe(LLAMA, SHORT, 1, **gpu))
+        self.assertIn(f"; calibrated by an earlier run: {self.path()}\n", self.run_probe(LLAMA, SHORT, 1, **self.gpu()))
+
+    def test_a_gpu_learns(self):
+        """Rows and queries of the CPU's run, but for what a compressed cache errs below the layer at hand."""
+        self.learn()
+        ours = Calibration(self.path().read_bytes())
+        self.path().unlink()
+        said = self.learn(**self.gpu())
+        self.assertIn(f"kvant: learnt a calibration from 1024 tokens of prompts, which the next run uses: {self.path()}\n", said)
+        theirs = Calibration(self.path().read_bytes())
+        self.assertEqual((theirs.fingerprint, theirs.model, theirs.tokens), (ours.fingerprint, ours.model, 1024))
+        self.assertEqual(sorted(theirs.entries), sorted(ours.entries))
+        for place, entry in ours.entries.items():
+            for key in ("mean", "min", "max", "moment"):
+                if key in entry:
+                    self.assertLess(difference(theirs.entries[place][key], entry[key]), 0.2 if place[0] else 1e-5, (place, key))
+        self.assertIn(f"; calibrated by an earlier run: {self.path()}\n", self.run_probe(LLAMA, SHORT, 1, **self.gpu()))
+
+    def test_a_gpu_learns_at_the_end_and_when_it_may(self):
+        self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, KVANT_LEARN=0, **self.gpu()))
+        self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, 3, **self.gpu()))
+        self.assertNotIn("learnt", self.run_probe(LLAMA, 8192, "same", **self.gpu()))
+        self.assertEqual(self.files(), [])
+        self.assertIn("learnt a calibration from 550 tokens", self.run_probe(LLAMA, END, 1, **self.gpu()))
+
+    def test_a_model_with_a_softcap_learns_on_a_gpu(self):
+        model = TINY / "gemma2.gguf"
+        self.assertIn("learnt a calibration", self.run_probe(model, LONG, 1, **self.gpu(model)))
 
     def test_statistics_are_those_that_kvant_calibrate_gathers(self):
         """Of the same text: every second token, and a query head in turn, beside all of them."""

@@ -12,6 +12,7 @@
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
+ *   gather.c    prompts on their way to what learns a calibration for the next run (../gather.h)
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
@@ -193,6 +194,7 @@ struct kvp_gpu_backend {
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
     const void *context;  /* the same for all of these; not read */
+    struct kvp_layers *layers; /* of the llama context that made it */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -248,6 +250,13 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
 /* The same before rows in the computer's memory are stored; and for blocks that are copied. */
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
+
+/* gather.c: rows of a layer's keys and values, and queries that read them; on the back end's stream. */
+void kvp_gpu_gather_rows(kvp_gpu_backend *b, const abi_tensor *keys, const abi_tensor *values);
+void kvp_gpu_gather_queries(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* A copy in the computer's memory, whose data the caller frees; false without memory. Waits for the stream. */
+bool kvp_gpu_fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);

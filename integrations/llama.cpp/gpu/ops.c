@@ -177,6 +177,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i]))
             return ABI_STATUS_FAILED;
+    if (values != NULL)
+        kvp_gpu_gather_rows(b, node, values);
     cache = kvp_gpu_cells_of(node)->cache;
     if (!cache->keeps || !cache->waits)
         status = append(b, nodes, n, false);
@@ -421,6 +423,7 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
         return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
+    kvp_gpu_gather_queries(b, node);
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
     if (streams.n < n_streams)
@@ -434,18 +437,6 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
 /* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
 
-/* A copy in the computer's memory; the caller frees its data. */
-static bool fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to)
-{
-    const size_t bytes = kvp_api.nbytes(from);
-
-    *to = *from;
-    to->data = malloc(bytes);
-    return to->data != NULL &&
-           kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->stream), "copying");
-}
-
 static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 {
     abi_tensor positions = { 0 }, factors = { 0 }, copy = *node;
@@ -454,7 +445,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     copy.src[1] = &positions;
     if (node->src[2] != NULL)
         copy.src[2] = &factors;
-    if (fetch(b, node->src[1], &positions) && (node->src[2] == NULL || fetch(b, node->src[2], &factors)))
+    if (kvp_gpu_fetch(b, node->src[1], &positions) && (node->src[2] == NULL || kvp_gpu_fetch(b, node->src[2], &factors)))
         status = kvp_rope(&b->compute, &copy);
     free(positions.data);
     free(factors.data);
