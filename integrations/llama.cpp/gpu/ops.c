@@ -127,7 +127,7 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
-/* Centre and scale from a batch of many tokens. */
+/* Centre and scale, or a matrix, from a batch of many tokens. */
 static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
 {
     kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
@@ -135,6 +135,8 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
 
     if (cells == NULL)
         return false;
+    if (cells->weighs && !cells->weighed && rows->ne[1] >= KVP_LEARN_ROWS)
+        return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
 }
@@ -421,9 +423,11 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
+    kvp_gpu_gather_queries(b, node);
+    if (!kvp_gpu_weigh_queries(b, node))
+        return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
-    kvp_gpu_gather_queries(b, node);
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
         streams.n = 1;
     if (streams.n < n_streams)
