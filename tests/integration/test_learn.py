@@ -318,6 +318,28 @@ class Learning(unittest.TestCase):
         model = TINY / "gemma2.gguf"
         self.assertIn("learnt a calibration", self.run_probe(model, LONG, 1, **self.gpu(model)))
 
+    def first_keys(self, tokens, on_gpu):
+        """Rows that a cache has of the first layer's keys after a prompt."""
+        small, path = pathlib.Path(os.environ["KVANT_SMALL_MODEL"]), self.home / "state"
+        variables = dict(self.gpu(small)) if on_gpu else {}
+        self.run_probe(small, tokens, os.environ["KVANT_TEXT"], KVANT_LEARN=0, LEARN_PROBE_STATE=path, KVANT_V="trellis-4",
+                       KVANT_K="trellis-4:transform=first,sink=0", **variables)
+        data, width, layers = path.read_bytes(), 3 * 64, 4
+        bytes_each = 2 * tokens * width
+        at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
+        numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
+        return [numbers[i : i + width] for i in range(0, len(numbers), width)]
+
+    def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
+        """The first layer's keys and queries are the same on both devices, so are centre, matrix and codes: decoding rounds in another
+        order. A GPU has one version, the last one: in a longer prompt rows before the 512th have another on the CPU."""
+        for tokens, since in ((400, 0), (1100, 512)):
+            cpu, gpu = (self.first_keys(tokens, on_gpu) for on_gpu in (False, True))
+            for token in range(since, tokens):
+                self.assertLess(difference(gpu[token], cpu[token]), 1e-3, (tokens, token))
+            for token in range(since):
+                self.assertLess(difference(gpu[token], cpu[token]), 0.3, (tokens, token))
+
     def test_statistics_are_those_that_kvant_calibrate_gathers(self):
         """Of the same text: every second token, and a query head in turn, beside all of them."""
         small, text, other = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_TEXT", "KVANT_SMALL_KVCAL"))

@@ -209,6 +209,7 @@ struct kvp_gpu_backend {
     bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
     const void *context;  /* the same for all of these; not read */
     struct kvp_layers *layers; /* of the llama context that made it */
+    bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -266,7 +267,8 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
 /* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then stored rows may get another
- * matrix. False with a message. */
+ * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL. */
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 

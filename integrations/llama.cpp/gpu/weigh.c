@@ -2,7 +2,8 @@
  *
  * A tensor in the computer's memory learns, as it does there, from batches of many tokens: its matrices are those of a CPU's cache.
  * It keeps several versions. Here there is one: when the tensor makes a better one, the rows that were stored meanwhile take it. Rows of
- * long batches are stored anew from copies, others are decoded first. What comes after 16384 tokens finds the cache as it is. */
+ * long batches are stored anew from copies, others are decoded first. What comes after 16384 tokens finds the cache as it is. As other
+ * rows have to live with a matrix, tokens that are too much alike make none. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -163,6 +164,62 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 
 /* Rows */
 
+#define KIND_NUMBERS 128u
+#define LEAST_DIFFERENT 192u /* of 1024 tokens, as for calibrations that a run learns (../gather.c) */
+
+static int compare(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* The first layer makes a token's value of the token alone, so its signs tell tokens apart. */
+static bool are_alike(const abi_tensor *rows)
+{
+    const size_t n = (size_t)rows->ne[1], width = (size_t)rows->ne[0];
+    uint64_t *hashes = malloc(n * sizeof(*hashes));
+    size_t different = 0;
+
+    for (size_t i = 0; i < n && hashes != NULL; i++) {
+        const float *row = (const float *)(const void *)((const char *)rows->data + i * rows->nb[1]);
+        hashes[i] = 0xcbf29ce484222325u;
+        for (size_t j = 0; j < width && j < KIND_NUMBERS; j++)
+            hashes[i] = (hashes[i] ^ (uint64_t)(row[j] < 0)) * 0x100000001b3u;
+    }
+    if (hashes != NULL)
+        qsort(hashes, n, sizeof(*hashes), compare);
+    for (size_t i = 0; i < n && hashes != NULL; i++)
+        different += i == 0 || hashes[i] != hashes[i - 1];
+    free(hashes);
+    return different * 1024 < n * LEAST_DIFFERENT;
+}
+
+/* There are no copies of the batch's rows. */
+static void forget_batch(kvp_gpu_cache *cache, size_t n)
+{
+    pthread_mutex_lock(&cache->gpu->lock);
+    for (size_t i = cache->plain.n > n ? cache->plain.n - n : 0; i < cache->plain.n; i++)
+        cache->plain.cells[i] = -1;
+    pthread_mutex_unlock(&cache->gpu->lock);
+}
+
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
+{
+    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    abi_tensor copy = { 0 };
+
+    if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < (int64_t)KVP_LEARN_ROWS)
+        return false;
+    if (!b->looked)
+        b->monotonous = values != NULL && kvp_gpu_fetch(b, values->src[0], &copy) && are_alike(&copy);
+    b->looked = true;
+    free(copy.data);
+    if (b->monotonous)
+        forget_batch(cells->cache, (size_t)node->src[0]->ne[1]);
+    return !b->monotonous;
+}
+
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_kv *kv = kvp_kv_of(node);
@@ -176,6 +233,8 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
     if (ok && first + n > l->most) {
         float *rows = realloc(l->rows, (first + n) * width * sizeof(*rows));
         ok = rows != NULL;
+        if (ok)
+            memset(rows + l->most * width, 0, (first + n - l->most) * width * sizeof(*rows));
         l->rows = ok ? rows : l->rows;
         l->most = ok ? first + n : l->most;
     }
