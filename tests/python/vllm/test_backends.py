@@ -288,6 +288,22 @@ class Gpu(Cases, TestCase):
             for stored in ("f32/f32", "turboquant4"):
                 self.check_long(stored, torch.bfloat16, window or 0, flash=made.flash)
 
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+    def test_exact_rows_are_no_further_from_float64_than_flash_attention(self):
+        made, step = made_impl("f32/f32"), Step([(200, 1), (500, 1), (900, 1)], torch.bfloat16)
+        expected = step.expected(lambda *rows: rows)
+        flash, options = gpu._flash_attention(DIM)
+        theirs = []
+        for q, (k, v) in zip(step.queries, step.rows):
+            keys = torch.tensor([0, len(k)], dtype=torch.int32, device=DEVICE)
+            at = dict(cu_seqlens_q=keys.clamp(max=1), cu_seqlens_k=keys, max_seqlen_q=1, max_seqlen_k=len(k), causal=True)
+            theirs.append(flash(q[None].to(DEVICE), k.to(DEVICE), v.to(DEVICE), softmax_scale=DIM**-0.5, **at, **options))
+        found = [step.run(made, made_builder().build(0, step.common())), torch.cat(theirs).float().cpu().numpy()]
+        found.append(torch.tensor(expected).bfloat16().double().numpy())
+        ours, flash, rounded = (np.sqrt(np.square(x - expected).mean() / np.square(expected).mean()) for x in found)
+        print(f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, the output's rounding {rounded:.6f}")
+        self.assertLess(ours, 1.05 * flash)
+
     def test_steps_of_a_graph(self):
         """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""
         for stored, sequences, drafts in (("turboquant4", DECODES, 0), ("int4", DRAFTS, 4), ("trellis4", DECODES, 0)):
