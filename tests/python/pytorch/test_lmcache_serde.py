@@ -253,7 +253,7 @@ class Damage(TestCase):
 
 
 class Gpu(TestCase):
-    """Float32 alone: the stand-in decodes to nothing else."""
+    """In float32, which hides no difference."""
 
     CODECS = (
         dict(k="turboquant-4", v="int-4"),
