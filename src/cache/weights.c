@@ -165,6 +165,16 @@ static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t
     return status;
 }
 
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
+                                 kvant_codec **codec)
+{
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0, codec, NULL, 0));
+    const kvant_status status = fix(*codec, tensor, version, kv_head);
+    if (status != KVANT_OK)
+        kvant_codec_free(codec);
+    return status;
+}
+
 kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                      const kvant_codec *like, kvant_codec **codec)
 {
@@ -174,9 +184,5 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
     KVANT_RETURN_IF(like->info.role != kvant_tensor_codec_info(tensor)->role || like->info.head_dim != tensor->head_dim ||
                         like->transform.weights,
                     KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0, codec, NULL, 0));
-    const kvant_status status = fix(*codec, tensor, tensor->blocks[block].version, kv_head);
-    if (status != KVANT_OK)
-        kvant_codec_free(codec);
-    return status;
+    return kvant_version_codec(tensor, tensor->blocks[block].version, kv_head, like, codec);
 }
