@@ -32,7 +32,6 @@ COLUMNS = "device vllm model cache layers batch context tpot_ms tokens_per_s tok
 OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
 PRESETS = ("quality", "balanced", "small")
 FEW, MANY = 8, 40  # tokens of the two calls
-READY = 150  # seconds that an engine may take to start
 
 
 def arguments():
@@ -43,6 +42,7 @@ def arguments():
     parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas, for tpot_ms")
     parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
     parser.add_argument("--at-once", type=int, default=1, help="engines that start together; they are measured one by one")
+    parser.add_argument("--start", type=float, default=150, help="seconds that engines may take to start")
     parser.add_argument("--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON")
     parser.add_argument("--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
@@ -189,7 +189,7 @@ def speed_rows(a, llm):
     Filled.now = False
     for batch, context in shapes(a.prompts):
         prompts = prompts_of(batch, context, a.vocabulary)
-        times = [generate(llm, prompts, 1)[0] for _ in range(5)][1:]
+        times = [generate(llm, prompts, 1)[0] for _ in range(4)][1:]
         yield row(a, llm, batch, context) | {"ttft_ms": round(1e3 * statistics.median(times), 2)}
     Filled.now = True
     for batch, context in shapes(a.shapes):
@@ -233,7 +233,7 @@ class Engine:
         words = [sys.executable, __file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
         words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
         environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + READY
+        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + a.start
         self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         threading.Thread(target=self._read, daemon=True).start()
 
