@@ -127,6 +127,24 @@ class Engine(TestCase):
         stock = self.run_engine("", ROUNDS[:1])["rounds"][0]
         self.assertGreaterEqual(sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4)
 
+    def test_learning(self):
+        """From the prompts of an engine what kvant.calibrate finds in the same texts."""
+        text = np.array(ids(10000, 4))
+        rounds = [([part.tolist()], {"temperature": 0, "max_tokens": 1}) for part in text.reshape(10, 1000)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/learned.kvcal"
+            with mock.patch.dict(os.environ, KVANT_VLLM_LEARN=path):
+                self.run_engine("f32/f32", rounds, max_num_seqs=1, max_num_batched_tokens=1024)
+            found = kvant.Calibration(path)
+        expected = kvant.calibrate(self.model, text[:9000], context=1000, n_tokens=9000)  # 8192 of these ended it
+        self.assertEqual(found.info[2:8], expected.info[2:8])
+        for layer in range(found.info.n_layers):
+            for head in range(found.info.n_kv_heads):
+                for role in "kv":
+                    for x, y in zip(found.entry(layer, head, role), expected.entry(layer, head, role)):
+                        if isinstance(y, np.ndarray):
+                            self.assertLess(np.abs(x - y).max(), 2.0**-9 * np.abs(y).max())  # matrices are fp16
+
     def test_refusals(self):
         wrong = (("nothing", "none of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))
         for stored, words in (*wrong, ("kivi-2/kivi-2", "rows beside its pages")):
