@@ -3,7 +3,7 @@
 file. vLLM and kvant must be importable, kvant as a plug-in (its wheel).
 
     bench/bench_vllm.py speed --csv vllm.csv                  # Llama 3.1 8B's shape on a GPU
-    bench/bench_vllm.py speed --csv vllm.csv --caches auto,turboquant4,int4 --shapes 4x1024 --layers 8 --hidden 576 \\
+    bench/bench_vllm.py speed --csv vllm.csv --caches auto turboquant4 int4 --shapes 4x1024 --layers 8 --hidden 576 \\
         --heads 9 --kv-heads 3 --head-dim 64 --feed-forward 1536 --vocabulary 49152     # on a CPU
     bench/bench_vllm.py ids                                   # an exact codec beside vLLM's own cache: equal tokens?
 
@@ -38,7 +38,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "ids", "engine"))
     model_shape.add_options(parser)
-    parser.add_argument("--caches", default="auto,turboquant4,fp8,int4,trellis4,int4_per_token_head")
+    parser.add_argument("--caches", nargs="+", default="auto turboquant4 fp8 int4 trellis4 int4_per_token_head".split())
     parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas, for tpot_ms")
     parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
     parser.add_argument("--at-once", type=int, default=1, help="engines that start together; they are measured one by one")
@@ -273,7 +273,7 @@ def write_csv(path, rows):
 
 
 def speed(a):
-    end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches.split(","))
+    end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches)
     while time.monotonic() < end and (some := list(itertools.islice(caches, a.at_once))):
         engines = [Engine(a, cache, "speed") for cache in some]
         for one in engines:
@@ -307,15 +307,15 @@ def ids(a):
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
-    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", "turboquant4", *against, *in_float)]
+    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
     for one in engines:
         one.ready()
-    made = [made for one in engines for made in one.rows()]
-    found = {x["name"]: [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in x["prompts"]] for x in made}
-    for name, other in found.items():
+    found = {}
+    for name, made in ((made["name"], made) for one in engines for made in one.rows()):
+        found[name] = [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in made["prompts"]]
         stock = in_float[0] if name in in_float else "auto"
         if name != stock and stock in found:
-            print(f"{name} beside {stock}: {compare(found[stock], other)}", flush=True)
+            print(f"{name} beside {stock}: {compare(found[stock], found[name])}", flush=True)
     if not {"auto", "f32/f32"} <= found.keys():
         sys.exit("an engine did not start")
 
@@ -327,7 +327,7 @@ def main():
         run_engine(a)
         return
     with tempfile.TemporaryDirectory() as folder:
-        if a.what == "speed" and not set(PRESETS).isdisjoint(a.caches.split(",")) and "KVANT_VLLM_CALIBRATION" not in os.environ:
+        if a.what == "speed" and any(cache in PRESETS or "=file" in cache for cache in a.caches) and "KVANT_VLLM_CALIBRATION" not in os.environ:
             os.environ["KVANT_VLLM_CALIBRATION"] = f"{folder}/random.kvcal"
             write_calibration(a, os.environ["KVANT_VLLM_CALIBRATION"])
         {"speed": speed, "ids": ids}[a.what](a)
