@@ -24,7 +24,7 @@ static void read_rows(twins *t, uint32_t layer, int32_t s, rows *r)
     r->n = n;
 }
 
-/* The GPU's rows are those of the CPU, but for rounding. Rows of the last block may wait to be quantised. */
+/* The GPU's rows are those of the CPU, except for rounding. Rows of the last block may wait to be quantised. */
 void twins_read(twins *t, int32_t s)
 {
     static rows all;

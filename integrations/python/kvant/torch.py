@@ -23,6 +23,7 @@ from . import checks
 from . import structs as s
 from .cache import Cache
 from .codec import Codec
+from .gpu import GpuCodec, call, pointer
 from .library import PAGE_TOKENS, check, library
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
@@ -63,24 +64,11 @@ def _codec(spec: str, head_dim: int, role: str) -> Codec:
 
 @functools.lru_cache(maxsize=256)
 def _gpu_codec(spec: str, head_dim: int, role: str) -> Any:
-    from .paged import _GpuCodec
-
-    return _GpuCodec.of(_codec(spec, head_dim, role))
+    return GpuCodec.of(_codec(spec, head_dim, role))
 
 
 def _channels(value: Tensor | None, like: Tensor) -> Tensor | None:
     return None if value is None else value.to(like.device, torch.float32).contiguous()
-
-
-def _pointer(value: Tensor | None) -> int | None:
-    return None if value is None else value.data_ptr()
-
-
-def _on_stream(name: str, arguments: Any, like: Tensor) -> None:
-    with torch.cuda.device(like.device):
-        check(
-            name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream)
-        )
 
 
 def _check_rows(rows: Tensor) -> None:
@@ -105,12 +93,12 @@ def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, sc
         rows=rows.data_ptr(),
         token_stride=rows.shape[1],
         head_stride=rows.shape[1],
-        center=_pointer(center),
-        scale=_pointer(scale),
+        center=pointer(center),
+        scale=pointer(scale),
     )
     arguments = s.CudaAppendArgs.new(type=_TYPES[rows.dtype], n_tokens=n, n_kv_heads=1, slots=slots.data_ptr())
     setattr(arguments, role, part)
-    _on_stream("append", arguments, rows)
+    call("append", arguments, rows.device)
     return pages
 
 
@@ -140,10 +128,10 @@ def _decode(
         out=out.data_ptr(),
         token_stride=head_dim,
         head_stride=head_dim,
-        center=_pointer(center),
-        scale=_pointer(scale),
+        center=pointer(center),
+        scale=pointer(scale),
     )
-    _on_stream("decode", arguments, pages)
+    call("decode", arguments, pages.device)
     return out[:n].clone()
 
 
@@ -269,7 +257,7 @@ def _cache_step(
         scale=scale or 0,
         logit_softcap=softcap or 0,
         stream=stream_of(q) or None,
-        sinks=_pointer(sinks),
+        sinks=pointer(sinks),
     )
     with on_its_gpu(q):
         held.step(layer, step)

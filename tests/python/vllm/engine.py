@@ -1,4 +1,4 @@
-"""What a vLLM engine on the CPU generates, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
+"""What a vLLM engine generates, on the CPU or, where there is one, a GPU, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
 requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's; with
 TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names."""
 
@@ -19,6 +19,7 @@ import kvant.vllm  # noqa: E402
 
 kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
 
+import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 if os.environ.get("TEST_GPU_PAGES"):
@@ -27,9 +28,19 @@ if os.environ.get("TEST_GPU_PAGES"):
     cpu.Backend.get_impl_cls = staticmethod(lambda: gpu.Impl)
 
 
+def of_device():
+    """Options, on a GPU with little memory and decode steps as CUDA graphs."""
+    if not torch.cuda.is_available():
+        return {"enforce_eager": True}
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+    made = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28, "compilation_config": graphs}
+    return made | ({"attention_backend": "KVANT", "kv_cache_dtype": "kvant"} if os.environ.get("KVANT_VLLM") else {})
+
+
 def main():
     folder, options, rounds = sys.argv[1], *map(json.loads, sys.argv[2:])
-    llm = LLM(model=folder, skip_tokenizer_init=True, enforce_eager=True, block_size=64, max_model_len=1024, dtype="float32", **options)
+    common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024, dtype="float32")
+    llm = LLM(**common | of_device() | options)
     found = []
     for prompts, sampling in rounds:
         made = llm.generate(

@@ -1,5 +1,7 @@
-"""kvant's blocks in a vLLM engine on the CPU, beside vLLM's own cache: a random model, an engine per process."""
+"""kvant's blocks in a vLLM engine, beside vLLM's own cache: a random model, an engine per process. On a GPU where there is one,
+and else on the CPU."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -14,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
 
 import models  # noqa: E402
+import torch  # noqa: E402
 from common import TestCase, np  # noqa: E402
 
 import kvant  # noqa: E402
@@ -24,6 +27,7 @@ def ids(n, seed):
     return [random.Random(seed * 1000 + i).randrange(3, 300) for i in range(n)]
 
 
+STAND_IN = (False,) if torch.cuda.is_available() else (False, True)  # whether the GPU's backend runs on the stand-in
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SHARED = ids(200, 1)  # three blocks and a part of one
 ROUNDS = [
@@ -57,7 +61,7 @@ class Engine(TestCase):
 
     def test_an_exact_codec_gives_the_stock_cache_s_ids(self):
         stock = self.run_engine("", ROUNDS, max_num_seqs=4)
-        for gpu in (False, True):
+        for gpu in STAND_IN:
             ours = self.run_engine("f32/f32", ROUNDS, gpu=gpu, max_num_seqs=4)
             self.assertEqual(ours["rounds"], stock["rounds"])
             self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
@@ -67,7 +71,7 @@ class Engine(TestCase):
         few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
         stock = self.run_engine("", rounds)
-        for gpu in (False, True):
+        for gpu in STAND_IN:
             ours = self.run_engine("f32/f32", rounds, gpu=gpu, **few)
             self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
 
@@ -77,7 +81,7 @@ class Engine(TestCase):
         stock = [x["ids"] for x in self.run_engine("", rounds, max_num_seqs=4)["rounds"][0]]
         with tempfile.TemporaryDirectory() as other:
             models.make("llama", head_dim=64, seed=1).save_pretrained(other)
-            for gpu, draft in ((False, self.folder.name), (True, self.folder.name), (False, other)):
+            for gpu, draft in (*((gpu, self.folder.name) for gpu in STAND_IN), (False, other)):
                 drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
                 options = dict(max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
                 ours = self.run_engine("f32/f32", rounds, gpu=gpu, **options)
@@ -85,6 +89,16 @@ class Engine(TestCase):
                 made, right = (ours["counts"][f"vllm:spec_decode_num_{name}_tokens"] for name in ("draft", "accepted"))
                 self.assertGreater(made, 80)
                 self.assertTrue(right == made if draft == self.folder.name else right < made / 2, (right, made))
+
+    @unittest.skipIf(importlib.util.find_spec("numba") is None, "vLLM's n-grams need numba")
+    def test_ngrams(self):
+        """Drafts from the prompt."""
+        rounds = [([6 * ids(20, 1), 3 * ids(50, 2)], {"temperature": 0, "max_tokens": 60})]
+        stock = self.run_engine("", rounds, max_num_seqs=4)["rounds"]
+        drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        ours = self.run_engine("f32/f32", rounds, max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
+        self.assertEqual(ours["rounds"], stock)
+        self.assertGreater(ours["counts"]["vllm:spec_decode_num_draft_tokens"], 20)
 
     def test_windows_and_softcap(self):
         for kind in ("mistral", "gemma2"):

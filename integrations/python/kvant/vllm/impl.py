@@ -13,8 +13,9 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from . import Stored, chosen
-from .batch import Batch, Options, Part
+from ..library import PAGE_TOKENS
+from . import Stored, chosen, is_ours
+from .batch import Batch, Builder, Options, Part
 from .codecs import cell_bytes, heads_of_rank
 
 # Pages by their memory, and the layer's number.
@@ -28,6 +29,24 @@ def customize_spec(spec: Any) -> Any:
     stored = _stored[-1] if _stored else chosen()
     assert stored is not None
     return replace(spec, state_content_bytes=cell_bytes(stored, spec.head_size))
+
+
+class Backend:
+    """What the backends of CPUs and GPUs say alike."""
+
+    customize_spec = staticmethod(customize_spec)
+
+    @classmethod
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: Any) -> bool:
+        return is_ours(kv_cache_dtype)
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+        return [PAGE_TOKENS]
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
 
 
 class Impl(AttentionImpl):  # type: ignore[misc]
@@ -84,8 +103,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def _options(self, batch: Batch) -> Options:
         return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, batch.causal)
 
-    def attend_fresh(self, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
-        """Attention of whole prompts over their rows; False: there is none, pages will do."""
+    def attend_rows(self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
+        """Attention over rows, of whole prompts and of long parts of one; False: there is none, pages will do."""
         return False
 
     def forward(
@@ -107,7 +126,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:
-            if not (part.fresh and key is not None and self.attend_fresh(part, query, key, value, out, batch)):
+            rows = (part.fresh or part.long) and key is not None
+            if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):
                 pages.attend(query, out, batch, part, self._options(batch))
         return output
 
