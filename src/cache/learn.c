@@ -121,13 +121,21 @@ static void forget_noted(kvant_learning *l)
     }
 }
 
-/* Sums of no rows. */
+static void forget_queries(const kvant_learning *l, unit_sums *u)
+{
+    memset(u->queries, 0, kvant_triangle_size(l->part) * sizeof(float));
+    u->n_queries = 0;
+}
+
+/* Sums of no rows. Where none were noted since, the queries of other rows must do. */
 static void begin(kvant_learning *l)
 {
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
         unit_sums *u = &l->units[unit];
-        memset(u->key, 0, (l->part + 2 * kvant_triangle_size(l->part)) * sizeof(float));
-        u->n_keys = u->n_queries = 0;
+        memset(u->key, 0, (l->part + kvant_triangle_size(l->part)) * sizeof(float));
+        u->n_keys = 0;
+        if (u->n_noted)
+            forget_queries(l, u);
     }
     l->due = 0;
     l->done = false;
@@ -140,6 +148,8 @@ void kvant_learning_reset(kvant_tensor *tensor)
         return;
     begin(l);
     forget_noted(l);
+    for (uint32_t unit = 0; unit < l->n_units; unit++)
+        forget_queries(l, &l->units[unit]);
     memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
     l->n_rows = l->stamp = 0;
 }

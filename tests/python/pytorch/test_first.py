@@ -1,0 +1,156 @@
+"""transform=first through KvantCache: queries reach the cache before the keys of the same tokens, padding left out, and tokens are
+those of a cache that rounds nothing."""
+
+import copy
+import unittest
+from unittest import mock
+
+import models
+import torch
+from common import TestCase
+from test_transformers import MODES, generate
+
+from kvant.cache import Cache
+from kvant.transformers import KvantCache
+from kvant.transformers.cache import KvantLayer
+
+SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
+NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows behind the matrix
+N = 700
+
+
+def make(*implementations):
+    """Models whose channels of keys, and of queries, belong together, as those of trained models do."""
+    rope = {"rope_type": "default", "rope_theta": 1e12}  # most channels hardly turn
+    found, generator = models.twins("llama", *implementations, rope_parameters=rope), torch.Generator().manual_seed(7)
+    falling = torch.exp2(-0.4 * torch.arange(16))
+    with torch.no_grad():
+        for layers in zip(*(model.model.layers for model in found)):
+            for name in ("q_proj", "k_proj"):
+                mix = 3 * torch.randn(16, 16, generator=generator) @ torch.diag(falling)
+                for layer in layers:
+                    weight = getattr(layer.self_attn, name).weight
+                    weight.copy_((mix @ weight.view(-1, 16, weight.shape[1])).reshape(weight.shape))
+    return found
+
+
+class Watched:
+    """Keys and queries of the first layer, as the model makes them: [tokens, heads, 16] of the first sequence."""
+
+    def __enter__(self):
+        self.keys, self.queries, update, attend = [], [], KvantLayer.update, KvantLayer.attend
+
+        def updated(layer, k, v, *others, **named):
+            if layer.number == 0:
+                self.keys.append(k[0].transpose(0, 1))
+            return update(layer, k, v, *others, **named)
+
+        def attended(layer, query, *others):
+            if layer.number == 0:
+                self.queries.append(query[0].transpose(0, 1))
+            return attend(layer, query, *others)
+
+        self.patches = mock.patch.object(KvantLayer, "update", updated), mock.patch.object(KvantLayer, "attend", attended)
+        for patch in self.patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *error):
+        for patch in self.patches:
+            patch.stop()
+
+    def error(self, cache, first, end):
+        """Root mean square error of scores of the stored keys with queries of other tokens."""
+        k, q = torch.cat(self.keys), torch.cat(self.queries)
+        wrong = cache.layers[0].decoded(len(k))[0][0].transpose(0, 1)[first:end] - k[first:end]
+        asked = q[torch.arange(first, end) * 7 % len(q)].view(end - first, k.shape[1], -1, k.shape[2])
+        return float((asked * wrong[:, :, None]).sum(3).square().mean().sqrt())
+
+
+def prefill(model, cache, tokens, parts=(0, N)):
+    with torch.no_grad():
+        for first, end in zip(parts, parts[1:]):
+            model(tokens[:, first:end], past_key_values=cache)
+    return cache
+
+
+class Learns(TestCase):
+    def setUp(self):
+        self.tokens = models.prompt(N, batch=1, padding=0)[0]
+
+    def test_scores_err_less_than_with_factors(self):
+        """From the first tokens behind those in fp16 on, in one call and in several."""
+        (model,) = make("kvant")
+        for parts in ((0, N), (0, 100, 350, N)):
+            found = []
+            for spec in (SPEC, PLAIN):
+                with Watched() as watched:
+                    cache = prefill(model, KvantCache(model.config, k=spec, v="f32"), self.tokens, parts)
+                    found.append(watched.error(cache, 64, N))
+            self.assertLess(found[0], 0.8 * found[1], parts)
+
+    def test_presets_learn(self):
+        (model,) = make("kvant")
+        rows = [
+            prefill(model, KvantCache(model.config, **stored), self.tokens).layers[0].decoded(N)[0]
+            for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"})
+        ]
+        self.assertTrue(torch.equal(rows[0], rows[1]))
+        self.assertFalse(torch.equal(rows[0], rows[2]))
+
+    def test_other_implementations_give_no_queries(self):
+        (model,) = make("sdpa")
+        rows = [prefill(model, KvantCache(model.config, k=spec), self.tokens).layers[0].decoded(N)[0] for spec in (SPEC, PLAIN)]
+        self.assertTrue(torch.equal(*rows))
+
+    def test_queries_of_padding_are_left_out(self):
+        """Of each sequence those of its own tokens are noted, in every layer; of single tokens none."""
+        (model,) = make("kvant")
+        tokens, mask = models.prompt(200, padding=70)
+        seen, note = [], Cache.note_queries
+
+        def noted(cache, layer, q):
+            seen.append((layer, len(q), cache.length(0, layer)))
+            note(cache, layer, q)
+
+        with mock.patch.object(Cache, "note_queries", noted), torch.no_grad():
+            cache = KvantCache(model.config)
+            model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
+            model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
+            model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
+        first = [x for layer in range(4) for x in ((layer, 30, 0), (layer, 100, 30))]
+        self.assertEqual(seen, first + [(layer, 100, 30) for layer in range(4) for _ in range(2)])
+
+
+class Tokens(TestCase):
+    def test_every_mode(self):
+        """Rows are fp16 behind the matrix that was learnt: tokens are those of the stock cache, but where two are as probable to
+        three digits, and behind such a place. With 4 bits few are."""
+        tokens, mask = models.prompt(100, padding=17)
+        for kind in ("llama", "gemma2", "mistral"):
+            stock, ours = models.twins(kind, "eager", "kvant")
+            same, coarse = [], []
+            for mode in MODES:
+                wanted = generate(stock, mode, tokens=tokens, mask=mask)[:, 100:]
+                for found, spec in ((same, NEARLY_EXACT), (coarse, SPEC)):
+                    cache = KvantCache(ours.config, k=spec, v="f32", exact=True)
+                    got = generate(ours, mode, cache, tokens=tokens, mask=mask)[:, 100:]
+                    found.append(float((got == wanted).float().mean()))
+            self.assertGreater(sum(same) / len(same), 0.9, kind)
+            self.assertLess(sum(coarse) / len(coarse), 0.7, kind)
+
+    def test_copies_and_rows_of_beams_are_the_same_cache(self):
+        (model,) = make("kvant")
+        tokens = models.prompt(N, batch=1, padding=0)[0]
+        cache = prefill(model, KvantCache(model.config, max_sequences=16), tokens)
+        again = copy.deepcopy(cache)
+        again.batch_repeat_interleave(3)
+        again.reorder_cache(torch.tensor([2, 0, 0]))
+        rows = cache.layers[0].decoded(N)[0]
+        self.assertTrue(torch.equal(again.layers[0].decoded(N)[0], rows.expand(3, -1, -1, -1)))
+        cache.crop(-60)
+        self.assertTrue(torch.equal(cache.layers[0].decoded(640)[0], rows[:, :, :640]))
+
+
+if __name__ == "__main__":
+    unittest.main()
