@@ -10,7 +10,6 @@ cache_append and cache_attend work on a kvant.Cache, named by the number that re
 from __future__ import annotations
 
 import contextlib
-import ctypes as c
 import functools
 import itertools
 import weakref
@@ -24,7 +23,7 @@ from . import structs as s
 from .cache import Cache
 from .codec import Codec
 from .gpu import GpuCodec, call, pointer
-from .library import PAGE_TOKENS, check, library
+from .library import PAGE_TOKENS
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
 
