@@ -28,6 +28,8 @@ from .library import PAGE_TOKENS, check, library
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
 
+_MOST_QUERIES = 2048  # tokens of a call whose queries are noted: the cache looks at fewer
+
 _operators = torch.library.Library("kvant", "FRAGMENT")
 _operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
 _operators.define(
@@ -191,7 +193,7 @@ def _cache_append(
     held = _cache(cache)
     with on_its_gpu(k):
         if q is not None and held.wants_queries(layer, q.shape[1]):
-            for queries in q.detach():
+            for queries in q.detach()[:, :: max(1, q.shape[1] // _MOST_QUERIES)]:
                 held.note_queries(layer, queries.to(torch.float32))
         held.append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
