@@ -28,7 +28,7 @@ def make(implementation, device="cpu", **shape):
     with torch.no_grad():
         for layer in model.model.layers:
             for name in ("q_proj", "k_proj"):
-                mix = 12 / dim**0.5 * torch.randn(dim, dim, generator=generator) @ torch.diag(falling)
+                mix = 1.5 / dim**0.5 * torch.randn(dim, dim, generator=generator) @ torch.diag(falling)
                 weight = getattr(layer.self_attn, name).weight
                 weight.copy_((mix @ weight.view(-1, dim, weight.shape[1])).reshape(weight.shape))
     return model.to(device)
@@ -111,7 +111,7 @@ class Learns(TestCase):
     def test_queries_of_padding_are_left_out(self):
         """Of each sequence those of its own tokens are noted, in every layer; of single tokens none."""
         model = self.make()
-        tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=70))
+        tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=30))
         seen, note = [], Cache.note_queries
 
         def noted(cache, layer, q):
@@ -123,8 +123,8 @@ class Learns(TestCase):
             model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
             model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
             model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
-        first = [x for layer in range(4) for x in ((layer, 30, 0), (layer, 100, 30))]
-        self.assertEqual(seen, first + [(layer, 100, 30) for layer in range(4) for _ in range(2)])
+        first = [x for layer in range(4) for x in ((layer, 70, 0), (layer, 100, 70))]
+        self.assertEqual(seen, first + [(layer, 100, 70) for layer in range(4) for _ in range(2)])
 
 
 class Tokens(TestCase):
