@@ -260,8 +260,8 @@ static void centres_are_learnt_from_enough_tokens(void **state)
     free(ours);
 }
 
-/* A matrix that comes after graphs were captured, from a second prompt: rows that were stored before take it. */
-static void late_steps(const char *spec, const char *graphs, float *logits)
+/* A matrix that comes after graphs were captured, from prompts of so many tokens: rows that were stored before take it. */
+static void late_steps(const char *spec, const char *graphs, int batch, float *logits)
 {
     const size_t n = harness_n_vocab();
     struct llama_context *context;
@@ -270,10 +270,11 @@ static void late_steps(const char *spec, const char *graphs, float *logits)
     setenv("KVANT_GRAPH", graphs, 1);
     context = harness_context(&(harness_options){ .spec = spec, .n_ctx = 512 });
     unsetenv("KVANT_GRAPH");
-    harness_decode(context, tokens, 20, 0, 0, false);
-    for (pos = 20; pos < 40; pos++)
+    harness_decode(context, tokens, 10, 0, 0, false);
+    for (pos = 10; pos < 30; pos++)
         harness_decode(context, tokens + pos, 1, pos, 0, false);
-    harness_decode(context, tokens + 40, N_PROMPT - 40, 40, 0, false);
+    for (; pos < N_PROMPT; pos += batch)
+        harness_decode(context, tokens + pos, batch, pos, 0, false);
     for (int i = 0; i < N_STEPS; i++) {
         harness_decode(context, tokens + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
@@ -287,15 +288,17 @@ static void matrices_come_late(void **state)
     double factors, matrices;
 
     (void)state;
-    late_steps(NULL, "1", stock);
-    late_steps("turboquant-3:center=first,norm=first", "1", graphs);
-    factors = harness_mean_kld(stock, graphs, N_STEPS);
-    late_steps("turboquant-3:transform=first", "0", parts);
-    late_steps("turboquant-3:transform=first", "1", graphs);
-    matrices = harness_mean_kld(stock, graphs, N_STEPS);
-    print_message("mean KLD: factors %.5f, matrices %.5f\n", factors, matrices);
-    assert_memory_equal(parts, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
-    assert_true(matrices > 1e-7 && matrices < factors);
+    for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
+        late_steps(NULL, "1", batch, stock);
+        late_steps("turboquant-3:center=first,norm=first", "1", batch, graphs);
+        factors = harness_mean_kld(stock, graphs, N_STEPS);
+        late_steps("turboquant-3:transform=first", "0", batch, parts);
+        late_steps("turboquant-3:transform=first", "1", batch, graphs);
+        matrices = harness_mean_kld(stock, graphs, N_STEPS);
+        print_message("mean KLD, prompts of %d: factors %.5f, matrices %.5f\n", batch, factors, matrices);
+        assert_memory_equal(parts, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
+        assert_true(matrices > 1e-7 && matrices < factors);
+    }
     free(stock);
     free(parts);
     free(graphs);

@@ -1,6 +1,6 @@
 /* weigh.c - matrices of keys from the first rows and queries (transform=first).
  *
- * A tensor in the computer's memory learns, as it does there, from batches of many tokens: its matrices are those of a CPU's cache.
+ * A tensor in the computer's memory learns, as it does there, from prompts: its matrices are those of a CPU's cache.
  * It keeps several versions. Here there is one: when the tensor makes a better one, the rows that were stored meanwhile take it. Rows of
  * long batches are stored anew from copies, others are decoded first. What comes after 16384 tokens finds the cache as it is. As other
  * rows have to live with a matrix, tokens that are too much alike make none. */
@@ -15,9 +15,10 @@
 #include "../log.h"
 
 #define WEIGH_THREADS 16u
+#define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
 #define MOST_BLOCKS 256u /* that are stored anew */
-#define MOST_PLAIN 4096u /* rows in the computer's memory */
+#define MOST_PLAIN 2048u /* rows in the computer's memory */
 #define ROWS_AT_ONCE 2048u
 
 typedef struct kvp_gpu_learner {
@@ -151,7 +152,7 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
         for (size_t j = 0; j < n && plain->cells[i] >= 0; j++)
             if (plain->cells[i] == cells[j])
                 plain->cells[i] = -1;
-    return step == NULL || n < KVP_LEARN_ROWS || add_plain(plain, step, cache->sink_tokens);
+    return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step, cache->sink_tokens);
 }
 
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
@@ -209,7 +210,7 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     abi_tensor copy = { 0 };
 
-    if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < (int64_t)KVP_LEARN_ROWS)
+    if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < LEAST_ROWS)
         return false;
     if (!b->looked)
         b->monotonous = values != NULL && kvp_gpu_fetch(b, values->src[0], &copy) && are_alike(&copy);
