@@ -10,7 +10,6 @@ cache_append and cache_attend work on a kvant.Cache, named by the number that re
 from __future__ import annotations
 
 import contextlib
-import ctypes as c
 import functools
 import itertools
 import weakref
@@ -24,16 +23,20 @@ from . import structs as s
 from .cache import Cache
 from .codec import Codec
 from .gpu import GpuCodec, call, pointer
-from .library import PAGE_TOKENS, check, library
+from .library import PAGE_TOKENS
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
+
+_MOST_QUERIES = {"cpu": 2048, "cuda": 128}  # tokens of a call whose queries are noted; from a GPU they travel
 
 _operators = torch.library.Library("kvant", "FRAGMENT")
 _operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
 _operators.define(
     "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, Tensor? scale=None) -> Tensor"
 )
-_operators.define("cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences) -> ()")
+_operators.define(
+    "cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences, Tensor? q=None) -> ()"
+)
 _operators.define(
     "cache_attend(Tensor lengths, Tensor q, int cache, int layer, int[] sequences, int v_head_dim, Tensor? mask=None, "
     "Tensor? sinks=None, int window=0, bool causal=True, float? scale=None, float? softcap=None, bool exact=False) "
@@ -181,10 +184,18 @@ def _plain(rows: Tensor) -> Tensor:
 
 
 @_implement("cache_append")
-def _cache_append(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int]) -> None:
-    """k and v: [sequences, n, kv heads, head_dim] of any float type."""
+def _cache_append(
+    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int], q: Tensor | None = None
+) -> None:
+    """k and v: [sequences, n, kv heads, head_dim] of any float type; q: the queries of the same tokens,
+    [sequences, n, heads, head_dim], which the cache may learn from."""
+    held = _cache(cache)
     with on_its_gpu(k):
-        _cache(cache).append_batch(layer, sequences, _plain(k), _plain(v))
+        if q is not None and held.wants_queries(layer, q.shape[1]):
+            step = max(1, q.shape[1] // _MOST_QUERIES[q.device.type])
+            for queries in q.detach()[:, ::step]:
+                held.note_queries(layer, _plain(queries) if q.is_cuda else queries.to(torch.float32))
+        held.append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
 
 
@@ -279,7 +290,9 @@ def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple
 
 
 @torch.library.register_fake("kvant::cache_append", lib=_operators)
-def _cache_append_shape(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any) -> None:
+def _cache_append_shape(
+    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any, q: Tensor | None = None
+) -> None:
     return None
 
 
