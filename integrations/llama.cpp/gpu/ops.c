@@ -4,7 +4,6 @@
  * enqueued reads cell numbers, masks and queries where ggml-cuda left them. */
 #include "gpu.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "../buffer.h"
@@ -449,10 +448,9 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     copy.src[1] = &positions;
     if (node->src[2] != NULL)
         copy.src[2] = &factors;
-    if (kvp_gpu_fetch(b, node->src[1], &positions) && (node->src[2] == NULL || kvp_gpu_fetch(b, node->src[2], &factors)))
+    if (kvp_gpu_fetch(b, KVP_FETCHED_KEYS, node->src[1], &positions) &&
+        (node->src[2] == NULL || kvp_gpu_fetch(b, KVP_FETCHED_VALUES, node->src[2], &factors)))
         status = kvp_rope(&b->compute, &copy);
-    free(positions.data);
-    free(factors.data);
     return status;
 }
 

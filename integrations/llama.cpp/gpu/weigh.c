@@ -213,9 +213,8 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < LEAST_ROWS)
         return false;
     if (!b->looked)
-        b->monotonous = values != NULL && kvp_gpu_fetch(b, values->src[0], &copy) && are_alike(&copy);
+        b->monotonous = values != NULL && kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) && are_alike(&copy);
     b->looked = true;
-    free(copy.data);
     if (b->monotonous)
         forget_batch(cells->cache, (size_t)node->src[0]->ne[1]);
     return !b->monotonous;
@@ -229,7 +228,7 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
     const abi_tensor *from = node->src[0];
     const size_t n = (size_t)from->ne[1], width = kvp_gpu_width(cells), first = cells->cache->plain.n - n;
     abi_tensor copy = { 0 };
-    bool ok = l != NULL && cells->cache->plain.n >= n && kvp_gpu_fetch(b, from, &copy);
+    bool ok = l != NULL && cells->cache->plain.n >= n && kvp_gpu_fetch(b, KVP_FETCHED_KEYS, from, &copy);
 
     if (ok && first + n > l->most) {
         float *rows = realloc(l->rows, (first + n) * width * sizeof(*rows));
@@ -241,7 +240,6 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
     }
     for (size_t i = 0; i < n && ok; i++)
         memcpy(l->rows + (first + i) * width, (const char *)copy.data + i * from->nb[1], width * sizeof(float));
-    free(copy.data);
     if (!ok) {
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
@@ -254,7 +252,7 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
 static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, kvant_tensor *tensor)
 {
     abi_tensor copy = { 0 };
-    bool ok = kvp_gpu_fetch(b, q, &copy);
+    bool ok = kvp_gpu_fetch(b, KVP_FETCHED_QUERIES, q, &copy);
 
     for (size_t s = 0; s < (size_t)q->ne[3] && ok; s++) {
         const kvant_queries queries = { .size = sizeof(queries),
@@ -265,7 +263,6 @@ static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, kvant_tensor *
                                         .n_heads = (uint32_t)q->ne[2] };
         ok = kvant_tensor_note_queries(tensor, &queries, WEIGH_THREADS) == KVANT_OK;
     }
-    free(copy.data);
     return ok;
 }
 
