@@ -9,21 +9,21 @@
 namespace kvant
 {
 
-/* Codes of a tier of CHANNELS channels (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word. */
+/* Codes of a tier of CHANNELS channels (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from bit 4 on. */
 template <int BITS, int CHANNELS> struct TierCodes {
     static constexpr int FIRST = BITS >= 4 ? 4 : 2, REST = BITS - FIRST, SECOND_AT = 2 * FIRST * CHANNELS; /* words; planes of FIRST and REST bits */
 
-    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. */
-    template <int P> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
+    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. LOW: the lowest bit. */
+    template <int P, int LOW> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
     {
-        return plane[4 * (P * c + (row & (P - 1))) + k] >> (row / P * P) & 0x01010101u * ((1 << P) - 1);
+        return rotate_left(plane[4 * (P * c + (row & (P - 1))) + k], LOW - row / P * P) & 0x01010101u * (((1 << P) - 1) << LOW);
     }
 
     KVANT_INLINE static uint32_t keys(const uint32_t *words, int c, int k, int row)
     {
-        const uint32_t x = keys<FIRST>(words, c, k, row);
+        const uint32_t x = keys<FIRST, 4>(words, c, k, row);
         if constexpr (REST > 0)
-            return x | keys<REST>(words + SECOND_AT, c, k, row) << FIRST;
+            return x | keys<REST, 4 + FIRST>(words + SECOND_AT, c, k, row);
         return x;
     }
 
@@ -32,12 +32,12 @@ template <int BITS, int CHANNELS> struct TierCodes {
     {
         if constexpr (FIRST == 4) {
             const uint32_t *at = words + 2 * pair * CHANNELS + channel;
-            return (at[0] >> 4 * k & 0x000f000fu) | (at[CHANNELS] >> 4 * k & 0x000f000fu) << 8;
+            return (rotate_left(at[0], 4 - 4 * k) & 0x00f000f0u) | (rotate_left(at[CHANNELS], 12 - 4 * k) & 0xf000f000u);
         }
-        const uint32_t x = words[pair * CHANNELS + channel] >> 2 * k & 0x03030303u;
-        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 2 and 10 */
+        const uint32_t x = rotate_left(words[pair * CHANNELS + channel], 4 - 2 * k) & 0x30303030u;
+        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 6 and 14 */
             const uint32_t high = words[SECOND_AT + (pair >> 1) * CHANNELS + channel] >> (8 * (pair & 1) + k);
-            return x | ((high & 0x00110011u) * 68 & 0x04040404u);
+            return x | ((high & 0x00110011u) * 1088 & 0x40404040u);
         }
         return x;
     }
@@ -47,7 +47,10 @@ template <int BITS, int CHANNELS> struct TierCodes {
 template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 2, WEIGHTS = 2,
                          SUM_BYTES = D * 8 * (int)sizeof(float), EXTRA_BYTES = SUM_BYTES + 2 * D,
-                         BOOK_BYTES = 2 * (PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES);
+                         COPIES = LOW == 2 ? 8 : 4;
+    using HighBook = PairBook<LOW + 1, COPIES>;
+    using LowBook = PairBook<LOW, COPIES>;
+    static constexpr int BOOK_BYTES = 2 * (LowBook::BYTES + HighBook::BYTES);
     using High = TierCodes<LOW + 1, D / 4>;
     using Low = TierCodes<LOW, D - D / 4>;
     const kvant_general &k, &v;
@@ -68,10 +71,10 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     {
         unrolled_for (int i = 0; i < 2; i++) {
             const kvant_general &g = i ? v : k;
-            PairBook<LOW + 1>::load(books, g.tables + g.view.books[0].values, thread, threads);
-            books += PairBook<LOW + 1>::BYTES;
-            PairBook<LOW>::load(books, g.tables + g.view.books[1].values, thread, threads);
-            books += PairBook<LOW>::BYTES;
+            HighBook::load(books, g.tables + g.view.books[0].values, thread, threads);
+            books += HighBook::BYTES;
+            LowBook::load(books, g.tables + g.view.books[1].values, thread, threads);
+            books += LowBook::BYTES;
         }
     }
 
@@ -144,15 +147,16 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
 
     KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
     {
-        const PairBook<LOW + 1> high(books, at.lane);
-        const PairBook<LOW> low(books + PairBook<LOW + 1>::BYTES, at.lane);
+        const HighBook high(books, at.lane);
+        const LowBook low(books + HighBook::BYTES, at.lane);
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
         uint32_t q[T][2];
         find_order(k, page);
         turned_queries(queries, stride, q);
-        unrolled_for (int t = 0; t < TILES; t++) {
-            float sum[2][4] = {};
+#pragma unroll 1
+        for (int t = 0; t < TILES; t++) {
+            float sum[2][4] = {}, both[4];
             unrolled_for (int i = 0; i < T0; i++)
                 score<High>(of_high, high, i, t, q[i], sum[0]);
             unrolled_for (int i = T0; i < T; i++)
@@ -161,8 +165,9 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                 const int token = 16 * t + 8 * r + at.row;
                 const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
                 unrolled_for (int h = 0; h < 2; h++)
-                    s[t][2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
+                    both[2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
             }
+            put_row(s, t, both);
         }
     }
 
@@ -177,16 +182,14 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void sum_up(const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
+    KVANT_INLINE void sum_up(const uint32_t *words, const Book &book, int tile, int t, const uint32_t (&w)[2], float (&sum)[4]) const
     {
-        unrolled_for (int t = 0; t < TILES; t++) {
-            uint32_t a[4];
-            unrolled_for (int h = 0; h < 2; h++) {
-                const uint32_t pairs = C::values(words, 16 * tile + 8 * h + at.row, t, at.pair);
-                a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
-            }
-            mma(sum, a, w[t][0], w[t][1]);
+        uint32_t a[4];
+        unrolled_for (int h = 0; h < 2; h++) {
+            const uint32_t pairs = C::values(words, 16 * tile + 8 * h + at.row, t, at.pair);
+            a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
         }
+        mma(sum, a, w[0], w[1]);
     }
 
     KVANT_INLINE float2 &sum_of(int channel) const
@@ -203,21 +206,28 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     /* Sums of a page are at most 2^8 64 times the largest level, below 3: over 4 they fit fp16. */
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
-        const uint8_t *book = books + PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES;
-        const PairBook<LOW + 1> high(book, at.lane);
-        const PairBook<LOW> low(book + PairBook<LOW + 1>::BYTES, at.lane);
+        const uint8_t *book = books + LowBook::BYTES + HighBook::BYTES;
+        const HighBook high(book, at.lane);
+        const LowBook low(book + HighBook::BYTES, at.lane);
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[1]);
-        uint32_t x[T][2];
-        unrolled_for (int i = 0; i < T; i++) {
-            float sum[4] = {};
-            if (i < T0)
-                sum_up<High>(of_high, high, i, w[0], sum);
-            else
-                sum_up<Low>(of_low, low, i - T0, w[1], sum);
-            unrolled_for (int h = 0; h < 2; h++)
-                x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
+        float sums_here[T][4] = {};
+#pragma unroll 1
+        for (int t = 0; t < TILES; t++) {
+            uint32_t b[WEIGHTS][2];
+            unrolled_for (int i = 0; i < WEIGHTS; i++)
+                unrolled_for (int j = 0; j < 2; j++) {
+                    b[i][j] = w[i][0][j];
+                    unrolled_for (int n = 1; n < TILES; n++)
+                        b[i][j] = n == t ? w[i][n][j] : b[i][j];
+                }
+            unrolled_for (int i = 0; i < T; i++)
+                i < T0 ? sum_up<High>(of_high, high, i, t, b[0], sums_here[i]) : sum_up<Low>(of_low, low, i - T0, t, b[1], sums_here[i]);
         }
+        uint32_t x[T][2];
+        unrolled_for (int i = 0; i < T; i++)
+            unrolled_for (int h = 0; h < 2; h++)
+                x[i][h] = transpose8x8(pack_half2(0.25f * sums_here[i][2 * h], 0.25f * sums_here[i][2 * h + 1]));
         find_order(v, page);
         turn(v, x, [&](int i, const float (&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)

@@ -230,22 +230,27 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return __ldg(sizes.direction + x);
     }
 
+    /* A thread asks for several levels before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, const Copies &n)
     {
-        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2;
+        constexpr int BATCH = 4;
+        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2, count = 1 << (2 * c - 2), mask = (1 << (c - 1)) - 1;
         uint2 *directions = reinterpret_cast<uint2 *>(entries), *signs = reinterpret_cast<uint2 *>(entries + n.signs_at);
-        for (int i = threadIdx.x; i < 1 << (2 * c - 2); i += blockDim.x) {
-            const float u = level(sizes, i & ((1 << (c - 1)) - 1)), w = level(sizes, i >> (c - 1)), z = 1 - u - w,
-                        fold = fmaxf(-z, 0), x = u - fold, y = w - fold, f = 1 / sqrtf(x * x + y * y + z * z);
-            const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
-            for (int k = 0; k < n.directions; k++)
-                directions[i * n.directions + k] = entry;
+        for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
+            float u[BATCH], w[BATCH];
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const int i = first + b * blockDim.x;
+                u[b] = level(sizes, i & mask), w[b] = level(sizes, i >> (c - 1) & mask);
+            }
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const float z = 1 - u[b] - w[b], fold = fmaxf(-z, 0), x = u[b] - fold, y = w[b] - fold, f = 1 / sqrtf(x * x + y * y + z * z);
+                if (first + b * (int)blockDim.x < count)
+                    store_copies(directions, first + b * blockDim.x, n.directions, make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0)));
+            }
         }
         for (int i = threadIdx.x; i < 1 << log_signs; i += blockDim.x) {
             const float norm = __ldg(sizes.norm + i / 4);
-            const uint2 entry = make_uint2(pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm), pack_half2(norm, 0));
-            for (int k = 0; k < n.signs; k++)
-                signs[i * n.signs + k] = entry;
+            store_copies(signs, i, n.signs, make_uint2(pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm), pack_half2(norm, 0)));
         }
     }
 };
@@ -358,19 +363,26 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. */
+    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. A thread asks for
+     * several codewords before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, int n)
     {
-#pragma unroll 8
-        for (int i = threadIdx.x; i < min(sizes.n_codewords + 1, 1 << sizes.index_bits); i += blockDim.x) {
-            const uint2 halves = __ldg(sizes.codewords + i);
-            const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves.x)),
-                                  __half22float2(*reinterpret_cast<const __half2 *>(&halves.y)) };
-            uint32_t own = 0;
-            unrolled_for (int k = 0; k < 4; k++)
-                own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
-            for (int k = 0; k < n; k++)
-                reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
+        constexpr int BATCH = 8;
+        const int count = min(sizes.n_codewords + 1, 1 << sizes.index_bits);
+        for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
+            uint2 halves[BATCH];
+            unrolled_for (int b = 0; b < BATCH; b++)
+                halves[b] = __ldg(sizes.codewords + min(first + b * (int)blockDim.x, sizes.n_codewords - 1));
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const int i = first + b * (int)blockDim.x;
+                const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].x)),
+                                      __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].y)) };
+                uint32_t own = 0;
+                unrolled_for (int k = 0; k < 4; k++)
+                    own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
+                for (int k = 0; k < n && i < count; k++)
+                    reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
+            }
         }
     }
 };
