@@ -21,10 +21,10 @@
 namespace kvant
 {
 
-/* A step: some tokens of a page that a warp takes at once. */
+/* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring steps, so that a page is read at once. */
 struct DirectStep {
-    int page, part; /* of the page */
-    int32_t entry, next;
+    int at; /* among those of the block */
+    int32_t entry, next; /* of its page, and of the warp's next step's */
 };
 
 template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
@@ -79,22 +79,37 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                B::work.pair.kv_head * from.head_stride;
     }
 
-    KVANT_INLINE int32_t entry_of(int page) const
+    KVANT_INLINE int page_at(int at) const
     {
+        return B::work.first_page + at / STEPS;
+    }
+
+    /* Its place in the table. */
+    KVANT_INLINE int32_t entry_at(int at) const
+    {
+        const int page = page_at(at);
         return page < B::work.end_page ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page) : KVANT_CUDA_NO_BLOCK;
     }
 
-    KVANT_INLINE DirectStep following(const DirectStep &step) const
+    KVANT_INLINE DirectStep following() const
     {
-        if (step.part + 1 < STEPS)
-            return DirectStep{ step.page, step.part + 1, step.entry, step.next };
-        return DirectStep{ step.page + B::warps, 0, step.next, entry_of(step.page + 2 * B::warps) };
+        return DirectStep{ step.at + B::warps, step.next, entry_at(step.at + 2 * B::warps) };
+    }
+
+    /* The first token of a step in its page; in the sequence. */
+    KVANT_INLINE static int first_of(const DirectStep &step)
+    {
+        return step.at % STEPS * TOKENS;
+    }
+    KVANT_INLINE int first_token(const DirectStep &step) const
+    {
+        return page_at(step.at) * PAGE_TOKENS + first_of(step);
     }
 
     /* Tokens of a step that are there. */
     KVANT_INLINE int tokens_of(const DirectStep &step) const
     {
-        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - step.page * PAGE_TOKENS - step.part * TOKENS, TOKENS);
+        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - first_token(step), TOKENS);
     }
 
     KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
@@ -102,15 +117,14 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         const int tokens = tokens_of(step);
         __syncwarp();
         if (tokens > 0 && step.entry >= 0)
-            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.part, tokens, lane);
+            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
         end_copies();
     }
 
     /* The warp's first pages. */
     KVANT_INLINE void begin()
     {
-        const int page = B::work.first_page + B::warp;
-        step = DirectStep{ page, 0, entry_of(page), entry_of(page + B::warps) };
+        step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
         ask_for(false, step);
         ask_for(true, step);
     }
@@ -175,7 +189,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         if (F::SCALES > 0 && step.entry < 0)
 #pragma unroll 1
             for (int n = 0; n < 2 * N; n++)
-                put_element(flat(units), n, open_unit(page_of(true, step.entry), step.part * TOKENS + 8 * n + at.row));
+                put_element(flat(units), n, open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
     }
 
     /* What a problem changes of scores. first: the step's first token in the sequence. */
@@ -267,18 +281,18 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 
     KVANT_INLINE void take(const DirectStep &next, const Seen &seen, bool changes)
     {
-        const int first = step.page * PAGE_TOKENS + step.part * TOKENS, valid = tokens_of(step);
+        const int first = first_token(step), valid = tokens_of(step);
         float s[N][4];
         uint32_t w[F::WEIGHTS][N][2];
         wait();
         if (valid > 0)
-            step.entry < 0 ? open_keys(page_of(false, step.entry), step.part * TOKENS, s) : family.keys(stage(false), B::queries, B::stride, s);
+            step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s) : family.keys(stage(false), B::queries, B::stride, s);
         ask_for(false, next);
         wait();
         if (valid > 0) {
             weigh(s, first, valid, changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to, w);
             if (step.entry < 0)
-                open_values(page_of(true, step.entry), step.part * TOKENS, valid, w);
+                open_values(page_of(true, step.entry), first_of(step), valid, w);
             else
                 family.values(stage(true), w);
         }
@@ -292,8 +306,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         unrolled_for (int h = 0; h < 2; h++)
             max[h] = NEVER, sum[h] = 0, factor[h] = B::rows.factor[2 * at.pair + h];
 #pragma unroll 1
-        while (step.page < B::work.end_page) {
-            const DirectStep next = following(step);
+        while (page_at(step.at) < B::work.end_page) {
+            const DirectStep next = following();
             take(next, seen, changes);
             step = next;
         }

@@ -4,44 +4,11 @@
  * Sums of all pages are in shared memory, where every page adds to channels in an order of its own. */
 #pragma once
 
+#include "decode_tiers.cuh"
 #include "direct_codes.cuh"
 
 namespace kvant
 {
-
-/* Codes of a tier of CHANNELS channels (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word, from bit 4 on. */
-template <int BITS, int CHANNELS> struct TierCodes {
-    static constexpr int FIRST = BITS >= 4 ? 4 : 2, REST = BITS - FIRST, SECOND_AT = 2 * FIRST * CHANNELS; /* words; planes of FIRST and REST bits */
-
-    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. LOW: the lowest bit. */
-    template <int P, int LOW> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
-    {
-        return rotate_left(plane[4 * (P * c + (row & (P - 1))) + k], LOW - row / P * P) & 0x01010101u * (((1 << P) - 1) << LOW);
-    }
-
-    KVANT_INLINE static uint32_t keys(const uint32_t *words, int c, int k, int row)
-    {
-        const uint32_t x = keys<FIRST, 4>(words, c, k, row);
-        if constexpr (REST > 0)
-            return x | keys<REST, 4 + FIRST>(words + SECOND_AT, c, k, row);
-        return x;
-    }
-
-    /* Tokens 16 k + 2 pair and + 1 (j 0), and + 8 (j 1), of a channel. */
-    KVANT_INLINE static uint32_t values(const uint32_t *words, int channel, int k, int pair)
-    {
-        if constexpr (FIRST == 4) {
-            const uint32_t *at = words + 2 * pair * CHANNELS + channel;
-            return (rotate_left(at[0], 4 - 4 * k) & 0x00f000f0u) | (rotate_left(at[CHANNELS], 12 - 4 * k) & 0xf000f000u);
-        }
-        const uint32_t x = rotate_left(words[pair * CHANNELS + channel], 4 - 2 * k) & 0x30303030u;
-        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 6 and 14 */
-            const uint32_t high = words[SECOND_AT + (pair >> 1) * CHANNELS + channel] >> (8 * (pair & 1) + k);
-            return x | ((high & 0x00110011u) * 1088 & 0x40404040u);
-        }
-        return x;
-    }
-};
 
 /* LOW: bits of a code of the second tier; the first has one more. */
 template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
@@ -51,8 +18,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     using HighBook = PairBook<LOW + 1, COPIES>;
     using LowBook = PairBook<LOW, COPIES>;
     static constexpr int BOOK_BYTES = 2 * (LowBook::BYTES + HighBook::BYTES);
-    using High = TierCodes<LOW + 1, D / 4>;
-    using Low = TierCodes<LOW, D - D / 4>;
+    using HighCodes = TierCodes<LOW + 1>;
+    using LowCodes = TierCodes<LOW>;
     const kvant_general &k, &v;
     const DirectLane at;
     const uint8_t *books;
@@ -86,15 +53,6 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     KVANT_INLINE static int column(int c)
     {
         return c;
-    }
-
-    KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page) const
-    {
-        const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
-        __syncwarp();
-        unrolled_for (int i = 0; i < D / 32; i++)
-            order[general_rank(mask, D, 32 * i + at.lane)] = (uint16_t)(32 * i + at.lane);
-        __syncwarp();
     }
 
     /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the rotation (halves.h). */
@@ -135,11 +93,11 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void score(const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
+    KVANT_INLINE void score(const C &codes, const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
     {
         uint32_t a[4];
         unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t pairs = C::keys(words, 8 * tile + 4 * h + at.pair, token, at.row);
+            const uint32_t pairs = codes.keys(words, 8 * tile + 4 * h + at.pair, token, at.row);
             a[2 * h] = book.look_up(pairs, 0), a[2 * h + 1] = book.look_up(pairs, 1);
         }
         mma(sum, a, b[0], b[1]);
@@ -152,15 +110,15 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
         uint32_t q[T][2];
-        find_order(k, page);
+        find_order(k, page, order, at.lane);
         turned_queries(queries, stride, q);
 #pragma unroll 1
         for (int t = 0; t < TILES; t++) {
             float sum[2][4] = {}, both[4];
             unrolled_for (int i = 0; i < T0; i++)
-                score<High>(of_high, high, i, t, q[i], sum[0]);
+                score(HighCodes{ D / 4 }, of_high, high, i, t, q[i], sum[0]);
             unrolled_for (int i = T0; i < T; i++)
-                score<Low>(of_low, low, i - T0, t, q[i], sum[1]);
+                score(LowCodes{ D - D / 4 }, of_low, low, i - T0, t, q[i], sum[1]);
             unrolled_for (int r = 0; r < 2; r++) {
                 const int token = 16 * t + 8 * r + at.row;
                 const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
@@ -182,11 +140,11 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void sum_up(const uint32_t *words, const Book &book, int tile, int t, const uint32_t (&w)[2], float (&sum)[4]) const
+    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile, int t, const uint32_t (&w)[2], float (&sum)[4]) const
     {
         uint32_t a[4];
         unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t pairs = C::values(words, 16 * tile + 8 * h + at.row, t, at.pair);
+            const uint32_t pairs = codes.values(words, 16 * tile + 8 * h + at.row, t, at.pair);
             a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
         }
         mma(sum, a, w[0], w[1]);
@@ -222,13 +180,13 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                         b[i][j] = n == t ? w[i][n][j] : b[i][j];
                 }
             unrolled_for (int i = 0; i < T; i++)
-                i < T0 ? sum_up<High>(of_high, high, i, t, b[0], sums_here[i]) : sum_up<Low>(of_low, low, i - T0, t, b[1], sums_here[i]);
+                i < T0 ? sum_up(HighCodes{ D / 4 }, of_high, high, i, t, b[0], sums_here[i]) : sum_up(LowCodes{ D - D / 4 }, of_low, low, i - T0, t, b[1], sums_here[i]);
         }
         uint32_t x[T][2];
         unrolled_for (int i = 0; i < T; i++)
             unrolled_for (int h = 0; h < 2; h++)
                 x[i][h] = transpose8x8(pack_half2(0.25f * sums_here[i][2 * h], 0.25f * sums_here[i][2 * h + 1]));
-        find_order(v, page);
+        find_order(v, page, order, at.lane);
         turn(v, x, [&](int i, const float (&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);
