@@ -366,11 +366,12 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direct_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
     extern __shared__ __align__(16) uint8_t memory[];
+    ask_ahead<F::D>(p);
+    const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
+    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
     const AnyWork work = find_any_work<DIRECT_ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
-    const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
-    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
     Direct<F> attention(p, work, places, memory);
     attention.load_queries([](int channel) { return F::place(channel); }, [&] { attention.begin(); });
     __syncthreads();
