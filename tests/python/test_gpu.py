@@ -119,7 +119,7 @@ class Cache(TestCase):
 
 class Paged(TestCase):
     def test_rows_and_attention(self):
-        """Decoded rows are the CPU's to the bit. Attention is that of a cache with the same tokens, but for how
+        """Decoded rows are the CPU's to the bit. Attention is that of a cache with the same tokens, except for how
         the context may be split: each time weights are rounded to fp16, 2^-11 of themselves and of scales."""
         paged = kvant.PagedCache(*SPECS.values(), KV_HEADS, DIM, n_blocks=5, check_numbers=True)
         table = torch.tensor([[4, 0, 2]], dtype=torch.int32, device="cuda")

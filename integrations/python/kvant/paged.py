@@ -1,16 +1,15 @@
 """A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out
 (kvant/cuda.h)."""
 
-import ctypes as c
 import math
 
 import torch
 
 from . import checks
 from .codec import Codec
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, Owned, check, library, text_buffer
+from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, call, pointer, type_of
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, check, library, text_buffer
 from .structs import (
-    CodecInfo,
     CudaAppendArgs,
     CudaAttentionArgs,
     CudaDecodeArgs,
@@ -20,38 +19,9 @@ from .structs import (
     CudaSealPages,
 )
 
-_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _MOST_HEADS = 65535
 _CUDA = 80  # KVANT_ERR_CUDA
-_SCRATCH_ROWS, _SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
 _scratch = {}  # by device, head_dim and stream: what a stream runs is ordered
-
-
-def _type(tensor):
-    return _TYPES[checks.name_of(tensor.dtype)]
-
-
-class _GpuCodec(Owned):
-    """The GPU's side of a codec."""
-
-    def __init__(self, make, what, source, *text):
-        super().__init__("kvant_cuda_codec_free")
-        check(what, make(source, c.byref(self._handle), *text, *map(len, text)), *text)
-        info = CodecInfo.new()
-        check("codec info", library().kvant_cuda_codec_get_info(self._handle, c.byref(info)))
-        self.page_bytes = info.page_bytes
-
-    @classmethod
-    def of(cls, codec):
-        return cls(library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer())
-
-    def open(self):
-        """The codec of open pages whose rows this one will quantise."""
-        return _GpuCodec(library().kvant_cuda_codec_create_open, "open codec", self._handle)
-
-
-def _pointer(tensor):
-    return None if tensor is None else tensor.data_ptr()
 
 
 class PagedCache:
@@ -83,7 +53,7 @@ class PagedCache:
         self.n_open_blocks = checks.count(n_open_blocks, "n_open_blocks", least=0)
         self.check_numbers = check_numbers
         self.k, self.v = (
-            _GpuCodec.of(Codec(spec, head_dim, role, seed=seed)) for spec, role in ((k_spec, "k"), (v_spec, "v"))
+            GpuCodec.of(Codec(spec, head_dim, role, seed=seed)) for spec, role in ((k_spec, "k"), (v_spec, "v"))
         )
         text = text_buffer()
         status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
@@ -108,19 +78,13 @@ class PagedCache:
 
     def _workspace_for(self, rows):
         """For many query rows one with scratch, which all caches share whose calls are ordered."""
-        if rows <= _SCRATCH_ROWS or torch.cuda.is_current_stream_capturing():
+        if rows <= SCRATCH_ROWS or torch.cuda.is_current_stream_capturing():
             return self._workspace
         with torch.cuda.device(self.device):
             key = str(self.device), self.head_dim, torch.cuda.current_stream().cuda_stream
             if key not in _scratch:
-                _scratch[key] = self._bytes(self._workspace.numel() + _SCRATCH_BYTES, self.device)
+                _scratch[key] = self._bytes(self._workspace.numel() + SCRATCH_BYTES, self.device)
         return _scratch[key]
-
-    def _call(self, what, args):
-        """A function of the library on the current stream of the cache's GPU."""
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream().cuda_stream
-            check(what, getattr(library(), f"kvant_cuda_{what}")(c.byref(args), stream))
 
     def _pages(self, role):
         if role == "k":
@@ -184,7 +148,7 @@ class PagedCache:
             blocks = self.n_open_blocks if to_open else self.n_blocks
             checks.in_range(slots, "slots", -(2**63), PAGE_TOKENS * blocks)
         args = CudaAppendArgs.new(
-            type=_type(k),
+            type=type_of(k),
             n_tokens=n,
             n_kv_heads=self.n_kv_heads,
             slots=slots.data_ptr(),
@@ -206,7 +170,7 @@ class PagedCache:
                 scale=self._channels(row_scale, f"{name}_scale"),
             )
             setattr(args, name, part)
-        self._call("append", args)
+        call("append", args, self.device)
 
     def seal(self, open_blocks, blocks, tokens=None, refused=None):
         """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32,
@@ -225,10 +189,10 @@ class PagedCache:
             n_kv_heads=self.n_kv_heads,
             from_=open_blocks.data_ptr(),
             to=blocks.data_ptr(),
-            tokens=_pointer(tokens),
+            tokens=pointer(tokens),
             refused=self._word(refused),
         )
-        self._call("seal", args)
+        call("seal", args, self.device)
 
     def _check_attention(self, q, block_table, lengths, out, lse, mask, sinks):
         """Tensors of `attention`: whether q has several tokens per sequence, and the output."""
@@ -302,14 +266,14 @@ class PagedCache:
             batch=batch,
             n_heads=heads,
             n_kv_heads=self.n_kv_heads,
-            type=_type(q),
+            type=type_of(q),
             q=q.data_ptr(),
             q_batch_stride=q.stride(0),
             q_head_stride=q.stride(-2),
             out=out.data_ptr(),
             out_batch_stride=out.stride(0),
             out_head_stride=out.stride(-2),
-            lse=_pointer(lse),
+            lse=pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
             k_scale=self._channels(k_scale, "k_scale"),
@@ -323,11 +287,11 @@ class PagedCache:
             window=window,
             logit_softcap=logit_softcap,
             max_bias=max_bias,
-            mask=_pointer(mask),
+            mask=pointer(mask),
             mask_token_stride=0 if mask is None else mask.stride(1),
-            sinks=_pointer(sinks),
+            sinks=pointer(sinks),
         )
-        self._call("attention", args)
+        call("attention", args, self.device)
         return out
 
     def decode(self, role, blocks, dtype=torch.bfloat16, center=None, scale=None, is_open=False):
@@ -347,7 +311,7 @@ class PagedCache:
             blocks=blocks.data_ptr(),
             n_blocks=n,
             n_kv_heads=self.n_kv_heads,
-            type=_type(out),
+            type=type_of(out),
             out=out.data_ptr(),
             token_stride=out.stride(0),
             head_stride=out.stride(1),
@@ -355,5 +319,5 @@ class PagedCache:
             scale=self._channels(scale, "scale"),
         )
         if n > 0:
-            self._call("decode", args)
+            call("decode", args, self.device)
         return out
