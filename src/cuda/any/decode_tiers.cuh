@@ -42,13 +42,13 @@ template <int BITS> struct TierCodes {
     }
 };
 
-/* A channel for every place in the order of a page: outliers first. By a warp. */
-KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
+/* A channel for every place in the order of a page: outliers first. By a warp. d: head_dim, a constant where one is known. */
+KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, int d, uint16_t *order, int lane)
 {
+    const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
     __syncwarp();
-#pragma unroll 4
-    for (int channel = lane; channel < (int)g.head_dim; channel += 32)
-        order[general_rank(reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask), (int)g.head_dim, channel)] = (uint16_t)channel;
+    for (int channel = lane; channel < d; channel += 32)
+        order[general_rank(mask, d, channel)] = (uint16_t)channel;
     __syncwarp();
 }
 
@@ -118,7 +118,7 @@ template <int LOW, bool KEYS> __device__ __noinline__ void decode_tiers_of(const
     uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch());
     TierScales scales;
     scales.load<KEYS>(g, tile);
-    find_order(g, tile.page, order, tile.lane);
+    find_order(g, tile.page, tile.d, order, tile.lane);
 #pragma unroll 1
     for (int first = tile.first_channel; first < tile.end_channel; first += 16 * AT_ONCE) {
         float sums[AT_ONCE][N][4] = {};

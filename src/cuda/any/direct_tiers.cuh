@@ -110,11 +110,10 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
         uint32_t q[T][2];
-        find_order(k, page, order, at.lane);
+        find_order(k, page, D, order, at.lane);
         turned_queries(queries, stride, q);
-#pragma unroll 1
-        for (int t = 0; t < TILES; t++) {
-            float sum[2][4] = {}, both[4];
+        unrolled_for (int t = 0; t < TILES; t++) {
+            float sum[2][4] = {};
             unrolled_for (int i = 0; i < T0; i++)
                 score(HighCodes{ D / 4 }, of_high, high, i, t, q[i], sum[0]);
             unrolled_for (int i = T0; i < T; i++)
@@ -123,9 +122,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
                 const int token = 16 * t + 8 * r + at.row;
                 const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
                 unrolled_for (int h = 0; h < 2; h++)
-                    both[2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
+                    s[t][2 * r + h] = first * sum[0][2 * r + h] + second * sum[1][2 * r + h];
             }
-            put_row(s, t, both);
         }
     }
 
@@ -140,14 +138,16 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile, int t, const uint32_t (&w)[2], float (&sum)[4]) const
+    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
     {
-        uint32_t a[4];
-        unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t pairs = codes.values(words, 16 * tile + 8 * h + at.row, t, at.pair);
-            a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
+        unrolled_for (int t = 0; t < TILES; t++) {
+            uint32_t a[4];
+            unrolled_for (int h = 0; h < 2; h++) {
+                const uint32_t pairs = codes.values(words, 16 * tile + 8 * h + at.row, t, at.pair);
+                a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
+            }
+            mma(sum, a, w[t][0], w[t][1]);
         }
-        mma(sum, a, w[0], w[1]);
     }
 
     KVANT_INLINE float2 &sum_of(int channel) const
@@ -169,24 +169,17 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         const LowBook low(book + HighBook::BYTES, at.lane);
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[1]);
-        float sums_here[T][4] = {};
-#pragma unroll 1
-        for (int t = 0; t < TILES; t++) {
-            uint32_t b[WEIGHTS][2];
-            unrolled_for (int i = 0; i < WEIGHTS; i++)
-                unrolled_for (int j = 0; j < 2; j++) {
-                    b[i][j] = w[i][0][j];
-                    unrolled_for (int n = 1; n < TILES; n++)
-                        b[i][j] = n == t ? w[i][n][j] : b[i][j];
-                }
-            unrolled_for (int i = 0; i < T; i++)
-                i < T0 ? sum_up(HighCodes{ D / 4 }, of_high, high, i, t, b[0], sums_here[i]) : sum_up(LowCodes{ D - D / 4 }, of_low, low, i - T0, t, b[1], sums_here[i]);
-        }
         uint32_t x[T][2];
-        unrolled_for (int i = 0; i < T; i++)
+        unrolled_for (int i = 0; i < T; i++) {
+            float sum[4] = {};
+            if (i < T0)
+                sum_up(HighCodes{ D / 4 }, of_high, high, i, w[0], sum);
+            else
+                sum_up(LowCodes{ D - D / 4 }, of_low, low, i - T0, w[1], sum);
             unrolled_for (int h = 0; h < 2; h++)
-                x[i][h] = transpose8x8(pack_half2(0.25f * sums_here[i][2 * h], 0.25f * sums_here[i][2 * h + 1]));
-        find_order(v, page, order, at.lane);
+                x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
+        }
+        find_order(v, page, D, order, at.lane);
         turn(v, x, [&](int i, const float (&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);
