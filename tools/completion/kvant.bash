@@ -104,10 +104,10 @@ _kvant()
         -t | --table) values="nothing" ;;
         esac ;;
     "calibrate")
-        words="-m --model -f --file -o --output -n --tokens -c --ctx --clusters --sample --seed --json -t --threads --runtime --verbose --help"
+        words="-m --model -f --file -o --output -n --tokens -c --ctx --positions --clusters --sample --seed --json -t --threads --runtime --verbose --help"
         case $prev in
         -m | --model | -f | --file | -o | --output) values="files" ;;
-        -n | --tokens | -c | --ctx | --clusters | --sample | --seed | -t | --threads) values="nothing" ;;
+        -n | --tokens | -c | --ctx | --positions | --clusters | --sample | --seed | -t | --threads) values="nothing" ;;
         --runtime) values="dirs" ;;
         esac ;;
     "capture")

@@ -188,6 +188,7 @@ complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l file -s f -rF -d
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l output -s o -rF -d 'calibration file to write'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l tokens -s n -x -d 'tokens of the text to use at most'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l ctx -s c -x -d 'tokens of a context'
+complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l positions -x -d 'spread contexts over positions 0 to N - 1, for caches of N tokens'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l clusters -x -d 'centroids per head for kmeans codecs, or none'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l sample -x -d 'rows per layer to cluster'
 complete -c kvant -n '__fish_seen_subcommand_from calibrate' -l seed -x -d 'seed of sampling and clustering'
