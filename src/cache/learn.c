@@ -3,7 +3,7 @@
  * A unit is a part of a kv head (weights.h). Per unit: sums of outer products of keys, about a centre
  * of the first of them, and of queries. The sums belong to one version: rows of another kind begin
  * new ones. n keys or queries of d channels say little of what two channels have in common, so means
- * beside the diagonal count n / (n + DAMPING d). */
+ * beside the diagonal count n / (n + d DAMPING). */
 #include "learn.h"
 
 #include <math.h>
@@ -19,12 +19,16 @@
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 16u     /* the same, once enough was learnt: in case that rows of another kind come */
-#define DAMPING 0.25       /* chosen on Python's help texts (research/calibration.md) */
 
-/* A first matrix comes from whatever there is; a second one, and the last, from twice as many rows, at
- * least so many. A first one from MOST_ROWS is the last: more rows hardly make a better one. */
+/* Of keys and of queries, chosen on Python's help texts (research/calibration.md). Keys are stored
+ * with a matrix that knows them, queries come later. */
+#define KEYS_DAMPING 2.0
+#define QUERIES_DAMPING 8.0
+
+/* A first matrix comes from whatever there is; others from half as many rows more, at least so
+ * many: rows lose least with a matrix that knows them. From MOST_ROWS comes the last one. */
 #define SECOND_ROWS 512u
-#define MOST_ROWS 1024u
+#define MOST_ROWS 4096u
 
 /* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
 #define WORTH_IT 0.95
@@ -405,12 +409,12 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     u->n_queries += u->n_noted;
 }
 
-/* A full matrix of mean outer products, damped beside the diagonal. mean: what they are about, or
- * NULL. */
+/* A full matrix of mean outer products, damped beside the diagonal. mean: what keys are about; NULL:
+ * they are of queries. */
 static void unpack(const float *sums, uint32_t n, const double *mean, const kvant_tensor *tensor, double *out)
 {
     const size_t d = tensor->learning->part;
-    const double damping = n / (n + DAMPING * tensor->head_dim);
+    const double damping = n / (n + (mean ? KEYS_DAMPING : QUERIES_DAMPING) * tensor->head_dim);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++, sums++) {
             const double x = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
@@ -502,14 +506,15 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
     const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
     if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !has_sample(job->tensor))
         return KVANT_OK;
-    l->due = 2 * n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
-    l->done = !plain || n >= MOST_ROWS;
+    l->due = n + n / 2 < SECOND_ROWS ? SECOND_ROWS : n + n / 2;
+    l->done = n >= MOST_ROWS || n_unused < 2;
     if (n_unused < (plain ? 1u : 2u))
         return KVANT_OK;
     const kvant_status status = solve(job, n_threads);
     if (status == KVANT_OK &&
         (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
+    l->done |= choice->version == KVANT_CANDIDATE && n_unused < 3;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 

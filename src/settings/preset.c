@@ -28,6 +28,10 @@ static const struct {
       "3.1 to 3.3 bits: long contexts in little memory",
       { "trellis-3:transform=file", "trellis-3" },
       { "trellis-3:transform=first", "trellis-3" } },
+    { "tiny",
+      "2.1 to 2.3 bits: the longest contexts, at a loss that shows",
+      { "trellis-2:transform=file", "trellis-2:norm=file" },
+      { "trellis-2:transform=first", "trellis-2:norm=first" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 

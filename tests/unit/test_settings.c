@@ -504,7 +504,7 @@ static void check_creates_every_kv_head(void **state)
 /* Every preset works without a calibration and with one, which its keys then need. */
 static void presets_make_codecs(void **state)
 {
-    static const char *const names[] = { "quality", "balanced", "small" };
+    static const char *const names[] = { "quality", "balanced", "small", "tiny" };
     kvant_calibration *calibration = calibrate_fixed(8);
     (void)state;
     for (size_t i = 0; i < COUNT(names); i++)

@@ -31,7 +31,7 @@ STORED = {
 }
 
 
-PRESETS = ("quality", "balanced", "small")
+PRESETS = ("quality", "balanced", "small", "tiny")
 DTYPE = "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
 
