@@ -18,15 +18,16 @@
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
-#define FEW_TOKENS 16u     /* the same, once enough was learnt: in case that rows of another kind come */
+#define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
 
-/* Of keys and of queries, chosen on Python's help texts (research/calibration.md). Keys are stored
- * with a matrix that knows them, queries come later. */
-#define KEYS_DAMPING 2.0
-#define QUERIES_DAMPING 8.0
+/* Chosen on Python's help texts (research/calibration.md). A matrix knows the keys that it is for,
+ * but of the queries only those so far. */
+#define KEYS_DAMPING 0.25
+#define QUERIES_DAMPING 1.0
 
 /* A first matrix comes from whatever there is; others from half as many rows more, at least so
- * many: rows lose least with a matrix that knows them. From MOST_ROWS comes the last one. */
+ * many: rows lose least with a matrix that knows them. The last one comes from MOST_ROWS, leaves one
+ * version unused, or was not worth it. */
 #define SECOND_ROWS 512u
 #define MOST_ROWS 4096u
 
@@ -514,7 +515,7 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
     if (status == KVANT_OK &&
         (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
-    l->done |= choice->version == KVANT_CANDIDATE && n_unused < 3;
+    l->done |= choice->version == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 

@@ -279,10 +279,11 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
-/* A GPU computes a part of attention per pair of versions (KVANT_CUDA_MOST_PARTS). */
+/* Matrices are worth one more. A GPU has room for fewer pairs of versions
+ * (KVANT_CUDA_MOST_PARTS). */
 static uint32_t most_versions(const kvant_tensor *tensor)
 {
-    return tensor->device ? KVANT_MAX_VERSIONS - 1 : KVANT_MAX_VERSIONS;
+    return tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : KVANT_MAX_VERSIONS - 1;
 }
 
 static bool is_unused(const kvant_tensor *tensor, uint32_t version)
