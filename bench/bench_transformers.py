@@ -21,9 +21,10 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integrations" / "python"))
 
+import model_shape  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
 
 import kvant  # noqa: E402
 from kvant.transformers import KvantCache, graphs  # noqa: E402
@@ -35,40 +36,22 @@ PART = 8192  # tokens of random rows that are made at once
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    # The defaults are the shape of Llama 3.1 8B.
-    for name, default in dict(
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        feed_forward=14336,
-        tokens=64,
-        rounds=3,
-    ).items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    model_shape.add_options(parser)
+    for name, default in dict(tokens=64, rounds=3).items():
+        parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--shapes", default="8x32768,1x131072", help="batch x context, with commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, plain:PRESET, dynamic, static, quanto")
+    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, kvant:SPEC, plain:PRESET, dynamic, static, quanto")
     a = parser.parse_args()
+    a.vocabulary = a.vocabulary or 32000
+    model_shape.complete(a)
     a.shapes = [tuple(map(int, shape.split("x"))) for shape in a.shapes.split(",")]
     return a
 
 
 def make_model(a):
-    config = AutoConfig.for_model(
-        "llama",
-        num_hidden_layers=a.layers,
-        hidden_size=a.hidden,
-        num_attention_heads=a.heads,
-        num_key_value_heads=a.kv_heads,
-        head_dim=a.head_dim,
-        intermediate_size=a.feed_forward,
-        vocab_size=32000,
-        max_position_embeddings=2 * max(context for _, context in a.shapes),
-        initializer_range=0.02,
-    )
+    config = model_shape.config(a, 2 * max(context for _, context in a.shapes), initializer_range=0.02)
     with torch.device(a.device):
         torch.manual_seed(0)
         torch.set_default_dtype(getattr(torch, a.dtype))
@@ -85,7 +68,8 @@ def grown(a):
 def make_cache(a, model, name):
     kind, _, preset = name.partition(":")
     if kind in ("kvant", "plain"):
-        return KvantCache(model.config, preset, max_tokens=a.batch * grown(a))
+        stored = {"k": preset, "v": preset} if "-" in preset else {"preset": preset}
+        return KvantCache(model.config, max_tokens=a.batch * grown(a), **stored)
     if kind == "static":
         return StaticCache(config=model.config, max_cache_len=grown(a))
     if kind == "quanto":

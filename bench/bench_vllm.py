@@ -3,70 +3,90 @@
 file. vLLM and kvant must be importable, kvant as a plug-in (its wheel).
 
     bench/bench_vllm.py speed --csv vllm.csv                  # Llama 3.1 8B's shape on a GPU
-    bench/bench_vllm.py speed --csv vllm.csv --caches auto,turboquant4,int4 --shapes 4x1024 --layers 8 --hidden 576 \\
+    bench/bench_vllm.py speed --csv vllm.csv --caches auto turboquant4 int4 --shapes 4x1024 --layers 8 --hidden 576 \\
         --heads 9 --kv-heads 3 --head-dim 64 --feed-forward 1536 --vocabulary 49152     # on a CPU
-    bench/bench_vllm.py ids                                   # an exact codec beside vLLM's own cache: equal tokens
+    bench/bench_vllm.py ids                                   # an exact codec beside vLLM's own cache: equal tokens?
 
-Contexts are not computed: vLLM's DecodeBenchConnector fills blocks with constants. tpot_ms: wall time per step of all
-requests, from two calls with few and many tokens; tokens_that_fit: blocks that vLLM counts x tokens per block; ttft_ms: of
-one request that is computed. Caches: a dtype of vLLM's cache, or a name of KVANT_VLLM."""
+Caches: a dtype of vLLM's cache, or a name of KVANT_VLLM; CACHE@BACKEND and CACHE@@DTYPE choose a backend and the model's
+dtype. tpot_ms: wall time per step of all requests, from two calls with few and many tokens; their contexts are not computed:
+vLLM's DecodeBenchConnector fills blocks with constants. ttft_ms: until all prompts of a batch, which are computed, have one
+token. tokens_that_fit: blocks that vLLM counts x tokens per block, where --gib says nothing."""
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import pathlib
+import queue
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-COLUMNS = "device vllm cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
+import model_shape
+
+COLUMNS = "device vllm model cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
 OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
+PRESETS = ("quality", "balanced", "small")
 FEW, MANY = 8, 40  # tokens of the two calls
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "ids", "engine"))
-    shape = dict(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, feed_forward=14336, vocabulary=128256)
-    for name, default in shape.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    parser.add_argument("--caches", default="auto,turboquant4,fp8,int4,trellis4,int4_per_token_head")
-    parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas")
-    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt for ttft_ms; 0: none")
+    model_shape.add_options(parser)
+    parser.add_argument("--caches", nargs="+", default="auto turboquant4 fp8 int4 trellis4 int4_per_token_head".split())
+    parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas, for tpot_ms")
+    parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
+    parser.add_argument("--at-once", type=int, default=1, help="engines that start together; they are measured one by one")
+    parser.add_argument("--start", type=float, default=150, help="seconds that engines may take to start")
+    parser.add_argument("--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON")
+    parser.add_argument("--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
     parser.add_argument("--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON")
     parser.add_argument("--csv", default="")
     parser.add_argument("--cache", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    a = parser.parse_args()
+    model_shape.complete(a)
+    return a
+
+
+def shapes(text):
+    return [tuple(map(int, shape.split("x"))) for shape in text.split(",") if shape]
 
 
 def write_model(a, folder):
     """Its configuration; for tokens that mean something its weights, too: vLLM's dummy ones are close to 0."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    most = max(context for _, context in shapes(a)) + 1024
-    config = LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        num_hidden_layers=a.layers,
-        hidden_size=a.hidden,
-        num_attention_heads=a.heads,
-        num_key_value_heads=a.kv_heads,
-        head_dim=a.head_dim,
-        intermediate_size=a.feed_forward,
-        vocab_size=a.vocabulary,
-        max_position_embeddings=most,
-        initializer_range=0.05,
-        dtype="bfloat16",
-    )
+    most = max(context for _, context in shapes(a.shapes) + shapes(a.prompts)) + 1024
+    config = model_shape.config(a, most, initializer_range=0.05, dtype="bfloat16")
+    config.architectures = [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[a.model]]
     torch.manual_seed(1)
-    (LlamaForCausalLM(config).to(torch.bfloat16) if a.what == "ids" else config).save_pretrained(folder)
+    (AutoModelForCausalLM.from_config(config).to(torch.bfloat16) if a.what == "ids" else config).save_pretrained(folder)
 
 
-def shapes(a):
-    return [tuple(map(int, shape.split("x"))) for shape in a.shapes.split(",")]
+def write_calibration(a, path):
+    """Of random rows: presets need one."""
+    import numpy as np
+
+    import kvant
+
+    made, random = kvant.Calibrator(model="random"), np.random.default_rng(1)
+    rows = random.standard_normal((256, a.kv_heads, a.head_dim), dtype=np.float32)
+    for layer in range(a.layers):
+        for role in "kv":
+            made.add_rows(layer, role, rows)
+        for head in range(a.kv_heads):
+            made.add_queries(layer, head, rows[:, -1 - head])
+    made.finish().save(path)
+
+
+# ---- an engine, in a process of its own ----
 
 
 def is_cpu():
@@ -75,132 +95,229 @@ def is_cpu():
     return current_platform.is_cpu()
 
 
-def cache_options(cache):
+def cache_options(name):
     """Options of LLM for a cache, with KVANT_VLLM set where it is kvant's."""
+    cache, backend, dtype = (name.split("@") + ["", ""])[:3]
+    chosen = {"dtype": dtype} if dtype else {}
     if cache.startswith(OF_VLLM):
-        return {"kv_cache_dtype": cache}
+        return chosen | {"kv_cache_dtype": cache} | ({"attention_backend": backend} if backend else {})
     os.environ["KVANT_VLLM"] = cache
     if is_cpu():
-        return {"block_size": 64}
+        return chosen | {"block_size": 64}
     from vllm.config import cache as config
 
-    return {"attention_backend": "KVANT", "block_size": 64} | ({"kv_cache_dtype": "kvant"} if hasattr(config, "register_kv_cache_dtype") else {})
+    named = {"kv_cache_dtype": "kvant"} if hasattr(config, "register_kv_cache_dtype") else {}
+    return chosen | named | {"attention_backend": "KVANT", "block_size": 64}
+
+
+def without_flash_attention_2():
+    """vLLM forces it for turboquant_*, but 3 does as well where 2 is not there; 3's schedule would take the layers in bf16 for
+    quantised ones."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.attention.backends import fa_utils, flash_attn
+
+    if fa_utils.is_fa_version_supported(2):
+        return
+    made = EngineArgs.create_engine_config
+
+    def with_any(self, *arguments, **options):
+        config = made(self, *arguments, **options)
+        config.attention_config.flash_attn_version = None
+        return config
+
+    EngineArgs.create_engine_config = with_any
+    flash_attn.FlashAttentionMetadataBuilder._get_scheduler_metadata = lambda self, **options: None
+
+
+class Filled:
+    """Whether DecodeBenchConnector fills the contexts of new requests."""
+
+    now = True
+
+    @classmethod
+    def options(cls):
+        from vllm.distributed.kv_transfer.kv_connector.v1 import decode_bench_connector
+
+        scheduler = decode_bench_connector.DecodeBenchConnectorScheduler
+        found = scheduler.get_num_new_matched_tokens
+        scheduler.get_num_new_matched_tokens = lambda self, *rest: found(self, *rest) if cls.now else (0, False)
+        extra = {"kv_connector_extra_config": {"startup_fill": True}}
+        return {"kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"} | extra}
 
 
 def engine(a, folder, **more):
     options = cache_options(a.cache)
+    if a.cache.startswith("turboquant_"):
+        without_flash_attention_2()
+    every = shapes(a.shapes) + shapes(a.prompts)
     if is_cpu():
         options |= {"enforce_eager": True}
     else:
-        sizes = sorted({1, 8, *(batch for batch, _ in shapes(a))})
+        sizes = sorted({1, 8, *(batch for batch, _ in every)})
         options |= {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}}
     from vllm import LLM
 
-    most, weights = max(batch for batch, _ in shapes(a)), "auto" if a.what == "ids" else "dummy"
+    most, weights = max(batch for batch, _ in every), "auto" if a.what == "ids" else "dummy"
     common = dict(model=folder, skip_tokenizer_init=True, load_format=weights, enable_prefix_caching=False, max_num_seqs=most)
     return LLM(**common | dict(max_num_batched_tokens=8192, disable_log_stats=True) | options | a.options | more)
 
 
-def generate(llm, prompts, n):
+def generate(llm, prompts, n, **sampling):
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=n)
+    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=n, **sampling)
     start = time.perf_counter()
     made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
-    return time.perf_counter() - start, [list(x.outputs[0].token_ids) for x in made]
+    return time.perf_counter() - start, [x.outputs[0] for x in made]
 
 
 def prompts_of(batch, context, vocabulary):
     return [[(i * 7919 + j * 31) % (vocabulary - 2) + 1 for j in range(context)] for i in range(batch)]
 
 
-def row(a, llm):
+def row(a, llm, batch, context):
     import torch
     import vllm
 
     config = llm.llm_engine.vllm_config.cache_config
-    device = "CPU" if is_cpu() else torch.cuda.get_device_name()
-    fit = config.num_gpu_blocks * config.block_size
-    return {"device": device, "vllm": vllm.__version__, "cache": a.cache, "layers": a.layers, "tokens_that_fit": fit}
+    made = {"vllm": vllm.__version__, "model": a.model, "cache": a.cache, "layers": a.layers, "batch": batch, "context": context}
+    made["device"] = "CPU" if is_cpu() else torch.cuda.get_device_name()
+    return made if a.gib else made | {"tokens_that_fit": config.num_gpu_blocks * config.block_size}
 
 
-def decode_rows(a, folder):
-    connector = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"startup_fill": True}}
-    llm = engine(a, folder, kv_transfer_config=connector)
-    for batch, context in shapes(a):
+def speed_rows(a, llm):
+    Filled.now = False
+    for batch, context in shapes(a.prompts):
+        prompts = prompts_of(batch, context, a.vocabulary)
+        times = [generate(llm, prompts, 1)[0] for _ in range(4)][1:]
+        yield row(a, llm, batch, context) | {"ttft_ms": round(1e3 * statistics.median(times), 2)}
+    Filled.now = True
+    for batch, context in shapes(a.shapes):
         prompts = prompts_of(batch, context, a.vocabulary)
         generate(llm, prompts, 2)
         few, many = generate(llm, prompts, FEW)[0], generate(llm, prompts, MANY)[0]
         tpot = (many - few) / (MANY - FEW)
-        yield row(a, llm) | {"batch": batch, "context": context, "tpot_ms": round(1e3 * tpot, 3), "tokens_per_s": round(batch * MANY / many, 1)}
+        yield row(a, llm, batch, context) | {"tpot_ms": round(1e3 * tpot, 3), "tokens_per_s": round(batch * MANY / many, 1)}
 
 
-def prompt_rows(a, folder):
-    llm = engine(a, folder)
-    prompt = prompts_of(1, a.prompt, a.vocabulary)
-    times = sorted(generate(llm, prompt, 1)[0] for _ in range(4))
-    yield row(a, llm) | {"batch": 1, "context": a.prompt, "ttft_ms": round(1e3 * times[0], 2)}
+def steps(made):
+    """The chosen tokens, and the most probable ones with their log-probabilities."""
+    return [[i, {j: p.logprob for j, p in step.items()}] for i, step in zip(made.token_ids, made.logprobs)]
+
+
+def answers(a, llm):
+    prompts, n = prompts_of(16, 150, a.vocabulary), 48
+    yield {"name": a.cache, "prompts": [steps(x) for x in generate(llm, prompts, n, logprobs=4)[1]]}
+    if a.cache == "auto":
+        alone = [steps(generate(llm, [prompt], n, logprobs=4)[1][0]) for prompt in prompts]
+        yield {"name": "auto, one prompt at a time", "prompts": alone}
 
 
 def run_engine(a):
     """In this process: rows as lines of JSON."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(a, folder)
-        if a.what == "ids":
-            found = generate(engine(a, folder), prompts_of(5, 150, a.vocabulary), 24)[1]
-            print("ROW", json.dumps({"cache": a.cache, "ids": found}), flush=True)
-            return
-        for made in prompt_rows(a, folder) if a.prompt else decode_rows(a, folder):
+        llm = engine(a, folder, **(Filled.options() if a.what == "speed" and shapes(a.shapes) else {}))
+        print("READY", flush=True)
+        sys.stdin.readline()
+        for made in (speed_rows if a.what == "speed" else answers)(a, llm):
             print("ROW", json.dumps(made), flush=True)
 
 
-def begun(a, cache, what):
-    """An engine in a process of its own."""
-    words = [sys.executable, __file__, "engine", "--cache", cache, "--prompt", str(a.prompt), "--options", json.dumps(a.options)]
-    for name in "layers hidden heads kv_heads head_dim feed_forward vocabulary shapes".split():
-        words += ["--" + name.replace("_", "-"), str(getattr(a, name))]
-    environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+# ---- the engines together ----
 
 
-def rows_of(cache, child):
-    """As they come."""
-    with child:
-        for line in child.stdout:
+class Engine:
+    def __init__(self, a, cache, what):
+        options = a.options | ({"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {})
+        words = [sys.executable, __file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
+        words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
+        environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + a.start
+        self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.child.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def ready(self):
+        """Waits for its start."""
+        try:
+            while (line := self.lines.get(timeout=max(0.1, self.end - time.monotonic()))) is not None:
+                if line == "READY\n":
+                    return
+        except queue.Empty:
+            self.child.kill()
+
+    def rows(self):
+        """As they come."""
+        try:
+            self.child.stdin.write("\n")
+            self.child.stdin.close()
+        except OSError:
+            pass
+        while (line := self.lines.get()) is not None:
             if line.startswith("ROW "):
                 yield json.loads(line[4:])
-    if child.returncode:
-        print(f"{cache}: the engine ended with {child.returncode}", file=sys.stderr)
+        if self.child.wait():
+            print(f"{self.cache}: the engine ended with {self.child.returncode}", file=sys.stderr)
+
+
+def write_csv(path, rows):
+    with pathlib.Path(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def speed(a):
-    end, rows = time.monotonic() + a.seconds, []
-    for cache in a.caches.split(","):
-        if time.monotonic() < end:
-            for made in rows_of(cache, begun(a, cache, "speed")):
+    end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches)
+    while time.monotonic() < end and (some := list(itertools.islice(caches, a.at_once))):
+        engines = [Engine(a, cache, "speed") for cache in some]
+        for one in engines:
+            one.ready()
+        for one in engines:
+            for made in one.rows():
                 rows.append(made)
                 print(",".join(str(made.get(name, "")) for name in COLUMNS), flush=True)
                 if a.csv:
-                    with pathlib.Path(a.csv).open("w", newline="") as file:
-                        writer = csv.DictWriter(file, COLUMNS)
-                        writer.writeheader()
-                        writer.writerows(rows)
+                    write_csv(a.csv, rows)
+
+
+def compare(stock, other):
+    """Where tokens first differ, and log-probabilities up to there, which follow the same tokens."""
+    firsts, gaps, changes = [], [], []
+    for x, y in zip(stock, other):
+        n = next((j for j in range(len(x)) if x[j][0] != y[j][0]), len(x))
+        firsts.append(n)
+        changes += [abs(p[i] - q[i]) for (_, p), (_, q) in zip(x[: n + 1], y) for i in p if i in q]
+        if n < len(x):
+            gaps.append(x[n][1][x[n][0]] - x[n][1].get(y[n][0], -float("inf")))
+    equal = sum(n == len(x) for n, x in zip(firsts, stock))
+    most = f"log-probabilities differ by {statistics.median(changes):.5f}, at most {max(changes):.5f}"
+    close = " ".join(f"{gap:.5f}" for gap in sorted(gaps))
+    return f"{equal} of {len(stock)} prompts equal; {most}; where tokens differ stock's two are apart by: {close or '-'}; after {firsts}"
 
 
 def ids(a):
-    """A small model: tokens of vLLM's own cache and of rows kept exactly."""
-    a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary, a.shapes = 2, 512, 8, 2, 64, 1024, 1024, "5x512"
-    a.options = {"gpu_memory_utilization": 0.1} | a.options
-    children = {cache: begun(a, cache, "ids") for cache in ("auto", "f32/f32", "turboquant4")}
-    found = {cache: [made["ids"] for made in rows_of(cache, child)] for cache, child in children.items()}
-    if not (found["auto"] and found["f32/f32"]):
+    """A small model: tokens of vLLM's own cache and of rows kept exactly, and of vLLM's own on other backends."""
+    a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary = 2, 512, 8, 2, 64, 1024, 1024
+    a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
+    against = [name for name in a.against.split(",") if name]
+    in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
+    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
+    for one in engines:
+        one.ready()
+    found = {}
+    for name, made in ((made["name"], made) for one in engines for made in one.rows()):
+        found[name] = [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in made["prompts"]]
+        stock = in_float[0] if name in in_float else "auto"
+        if name != stock and stock in found:
+            print(f"{name} beside {stock}: {compare(found[stock], found[name])}", flush=True)
+    if not {"auto", "f32/f32"} <= found.keys():
         sys.exit("an engine did not start")
-    stock = found["auto"][0]
-    for cache in ("f32/f32", "turboquant4"):
-        for ours in found[cache]:
-            firsts = [next((j for j in range(len(x)) if x[j] != y[j]), len(x)) for x, y in zip(stock, ours)]
-            kinds = len({x for ids in ours for x in ids})
-            print(f"{cache}: tokens until the first that differs, of {len(stock[0])}: {firsts}; {kinds} different tokens")
 
 
 def main():
@@ -208,7 +325,11 @@ def main():
     if a.what == "engine":
         a.what = os.environ["BENCH_VLLM"]
         run_engine(a)
-    else:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if a.what == "speed" and any(cache in PRESETS or "=file" in cache for cache in a.caches) and "KVANT_VLLM_CALIBRATION" not in os.environ:
+            os.environ["KVANT_VLLM_CALIBRATION"] = f"{folder}/random.kvcal"
+            write_calibration(a, os.environ["KVANT_VLLM_CALIBRATION"])
         {"speed": speed, "ids": ids}[a.what](a)
 
 

@@ -41,7 +41,7 @@ typedef struct eval_run {
     kv_config f16;
     eval_tally tallies[MAX_CONFIGS + 1]; /* f16 is the first */
     size_t n_tallies;
-    base_key key; /* but for the tokens */
+    base_key key; /* without the tokens */
     eval_state state;
     struct llama_batch batch;
     progress progress;

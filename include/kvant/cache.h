@@ -96,7 +96,13 @@ KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, in
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q,
                                           float *out, uint32_t n);
 
-/* The same for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
+/* For transform=first: the queries of tokens whose rows are appended next (tensor.h), on the cache's device. Keys learn best
+ * from the queries of their own tokens. Where nobody calls this, the queries of attention count for the rows after them. wants_queries:
+ * as kvant_tensor_wants_queries; on a GPU those of 64 tokens and more, until enough was learnt. */
+KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
+KVANT_API int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
+
+/* The same as append and attend for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
  * launch takes them all. After an error of append no sequence is longer. */
 KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                                                 uint32_t n_sequences, const float *k, const float *v, uint32_t n);

@@ -321,7 +321,7 @@ typedef struct kvant_cuda_block_args {
 /* Bytes of workspace; 0 when the problem is not taken (workspace and its size are not looked at). */
 KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 
-/* Every query token sees every token, but for the mask. Queries, weights and values are rounded to fp16.
+/* Every query token sees every token that the mask leaves. Queries, weights and values are rounded to fp16.
  * KVANT_ERR_UNSUPPORTED for what is not taken. */
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
 

@@ -10,6 +10,8 @@
 #include "../base/attributes.h"
 #include "../base/error.h"
 
+#define MOST_PARTS 4u /* of queries noted together */
+
 static kvant_status invalid(const char *what)
 {
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "cache: %s", what);
@@ -102,7 +104,8 @@ static kvant_status fill(kvant_cache *cache)
     KVANT_FORWARD(take_layers(cache));
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
     cache->tensors = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *cache->tensors);
-    if (!cache->slots || !cache->tensors || kvant_sequences_create(cache) != KVANT_OK)
+    cache->noted = kvant_alloc(cache->params.n_layers, sizeof *cache->noted);
+    if (!cache->slots || !cache->tensors || !cache->noted || kvant_sequences_create(cache) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     return cache->device->create(cache);
 }
@@ -138,6 +141,7 @@ void kvant_cache_free(kvant_cache **cache)
         (*cache)->device->destroy(*cache);
     kvant_sequences_destroy(*cache);
     kvant_free((*cache)->slots);
+    kvant_free((*cache)->noted);
     kvant_free((*cache)->layers);
     kvant_scheme_free(&(*cache)->own_scheme);
     kvant_free(*cache);
@@ -186,6 +190,8 @@ kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const 
     }
     while (status != KVANT_OK && placed)
         cache->sequences[sequences[--placed / n]].lengths[layer]--;
+    if (status == KVANT_OK)
+        cache->noted[layer] = cache->noted[layer] == KVANT_NOTED_NEXT ? KVANT_NOTED_NEWEST : KVANT_NOTED_NONE;
     return say_refused(status, layer);
 }
 
@@ -194,6 +200,38 @@ kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequ
 {
     KVANT_RETURN_IF(!kvant_sequence_of(cache, sequence), KVANT_ERR_ARGUMENT);
     return kvant_cache_append_batch(cache, layer, &sequence, 1, k, v, n);
+}
+
+/* Of a long call as many queries are looked at as of several of KVANT_CACHE_BATCH tokens. */
+static uint32_t parts_of(uint32_t n_tokens)
+{
+    const uint32_t n = n_tokens / KVANT_CACHE_BATCH + (n_tokens % KVANT_CACHE_BATCH != 0);
+    return n < MOST_PARTS ? n : MOST_PARTS;
+}
+
+kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
+{
+    if (!cache || layer >= cache->params.n_layers || !queries || queries->size != sizeof *queries || !queries->q)
+        return invalid("no such layer, or the queries are missing or their size field is not set");
+    if (!cache->device->note_queries)
+        return KVANT_OK;
+    cache->noted[layer] = KVANT_NOTED_NEXT;
+    kvant_status status = KVANT_OK;
+    const uint32_t parts = parts_of(queries->n_tokens);
+    for (uint32_t i = 0; i < parts && status == KVANT_OK; i++) {
+        const size_t first = (size_t)i * queries->n_tokens / parts;
+        kvant_queries part = *queries;
+        part.q += first * queries->token_stride;
+        part.n_tokens = (uint32_t)((i + 1) * (uint64_t)queries->n_tokens / parts - first);
+        status = cache->device->note_queries(cache, layer, &part);
+    }
+    return status;
+}
+
+int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
+{
+    return cache && layer < cache->params.n_layers && cache->device->wants_queries &&
+           cache->device->wants_queries(cache, layer, n_tokens);
 }
 
 kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k,

@@ -33,8 +33,12 @@ struct kvant_cache {
     uint32_t *references;  /* per block: sequences that hold it; 0: free */
     uint32_t n_free;
     int64_t *slots;        /* of a batch of rows */
+    uint8_t *noted;        /* per layer: whose queries the caller noted */
     kvant_sequence *sequences;
 };
+
+/* kvant_cache.noted */
+enum { KVANT_NOTED_NONE, KVANT_NOTED_NEXT, KVANT_NOTED_NEWEST }; /* of the rows that are appended next, of those appended last */
 
 #define KVANT_CACHE_BATCH 512u /* rows that are written together */
 
@@ -64,6 +68,10 @@ struct kvant_device {
 
     /* What cache.h says of kvant_cache_read; tokens are there. */
     kvant_status (*read)(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k, float *v);
+
+    /* kvant_tensor_note_queries and kvant_tensor_wants_queries of the keys; NULL: nothing is learnt from queries. */
+    kvant_status (*note_queries)(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
+    bool (*wants_queries)(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
     /* kvant_steps_begin, kvant_steps_next, kvant_cache_step; NULL: there are no steps. */
     kvant_status (*steps_begin)(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);

@@ -80,8 +80,18 @@ static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
                : kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes of workspace for attention", bytes);
 }
 
-/* The next rows are learnt from with the queries of those before them. */
-static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
+static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
+{
+    return kvant_tensor_note_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), queries, cache->params.n_threads);
+}
+
+static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
+{
+    return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
+}
+
+/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
+static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
 {
     const kvant_queries queries = { .size = sizeof queries,
                                     .q = problem->q,
@@ -89,7 +99,7 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
                                     .head_stride = problem->q_head_stride,
                                     .n_tokens = problem->n_queries,
                                     .n_heads = problem->n_heads };
-    return kvant_tensor_note_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), &queries, problem->n_threads);
+    return cache->noted[layer] == KVANT_NOTED_NONE ? note_queries(cache, layer, &queries) : KVANT_OK;
 }
 
 static kvant_status attend_one(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
@@ -112,7 +122,7 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
         p.n_tokens = s->lengths[layer];
         p.block_table = s->table;
         KVANT_FORWARD(attend_one(cache, layer, &p));
-        KVANT_FORWARD(note_queries(cache, layer, &p));
+        KVANT_FORWARD(note_attended(cache, layer, &p));
         p.q += p.n_queries * p.q_token_stride;
         p.out += p.n_queries * p.out_token_stride;
     }
@@ -145,4 +155,6 @@ const kvant_device kvant_device_cpu = { .create = create,
                                         .destroy = destroy,
                                         .append = append,
                                         .attend = attend,
-                                        .read = read_rows };
+                                        .read = read_rows,
+                                        .note_queries = note_queries,
+                                        .wants_queries = wants_queries };

@@ -159,8 +159,8 @@ KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float
                : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
 }
 
-/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for
- * the sign, floats are in the order of whole numbers. */
+/* The warp's largest number, by one instruction: with the bits of negative ones inverted,
+ * except the sign, floats are in the order of whole numbers. */
 KVANT_INLINE float largest_of(float x)
 {
     const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));

@@ -9,7 +9,7 @@ enum { AT_ONCE = 64 }; /* packs that are decoded before they are sent */
 
 struct kvant_index_gpu {
     const kvant_index *index;
-    size_t n;
+    uint64_t changes; /* of the index, when it was copied */
     kvant_cuda_index *codes;
 };
 
@@ -66,7 +66,7 @@ kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **
     if (!made)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory");
     made->index = index;
-    made->n = index->n;
+    made->changes = index->changes;
     const kvant_status status = copy_codes(index, made, &error);
     if (status == KVANT_OK)
         *gpu = made;
@@ -88,7 +88,7 @@ kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_inde
                                     uint64_t *ids)
 {
     KVANT_RETURN_IF(!gpu, KVANT_ERR_ARGUMENT);
-    if (gpu->n != gpu->index->n)
+    if (gpu->changes != gpu->index->changes)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the index has changed since it was copied to the GPU");
     return kvant_index_search_on(gpu->codes, gpu->index, query, scores, ids);
 }

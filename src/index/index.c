@@ -347,6 +347,7 @@ static void count_added(kvant_index *index, const uint64_t *ids, size_t n)
         if (ids[i] >= index->next_id)
             index->next_id = ids[i] + 1;
     index->n += n;
+    index->changes++;
 }
 
 static kvant_status add_flat(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
@@ -445,5 +446,6 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     else
         kvant_index_replace(index, index->n - 1, slot);
     index->n--;
+    index->changes++;
     return KVANT_OK;
 }

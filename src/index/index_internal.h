@@ -50,6 +50,7 @@ struct kvant_index {
     uint32_t *owners; /* by pack: its list */
     size_t n_packs;
     uint64_t next_id;
+    uint64_t changes;      /* grows with every call that adds or removes: a copy knows that it is old */
     kvant_id_table table;  /* with ids only */
     const uint8_t *mapped; /* a view: the file, to which the arrays belong */
     size_t mapped_bytes;

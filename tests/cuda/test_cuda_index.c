@@ -233,6 +233,8 @@ static void what_is_wrong_is_refused(void **state)
     query.n = 1;
     assert_int_equal(kvant_index_remove(index, 7), KVANT_OK);
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_index_add(index, rows, s.dim, 1, NULL, 1), KVANT_OK); /* as many as were copied, but others */
+    assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_ARGUMENT);
     lists = filled(&(shape){ .spec = "turboquant-4:lists=4", .dim = 8, .n = 50, .centre = true }, rows);
     assert_int_equal(kvant_index_gpu_create(lists, &none, err, sizeof err), KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "lists="));

@@ -47,7 +47,7 @@ static float *steps(const harness_options *options)
     return logits;
 }
 
-/* Stock on a CPU rounds queries to 8 bits and sums to 16: with the same rows it is no nearer to an f16 cache, but for
+/* Stock on a CPU rounds queries to 8 bits and sums to 16: with the same rows it is no nearer to an f16 cache, except by
  * chance: a factor as in test_plugin_gpu.c. */
 static void attention_is_no_worse_than_stocks(void **state)
 {

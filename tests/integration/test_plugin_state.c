@@ -111,7 +111,7 @@ static void restoring_does_not_quantise_twice(void **state)
      * quantisation at most, of rows less a centre, which are no larger than the rows. */
     assert_true(restored_difference("turboquant-4:center=first") < sqrt(0.0095));
     /* The same with the factors that the default without a calibration has before it sees queries. The trellis has more levels, and a mean squared error of .0050; factors of the restored
-     * rows are those of the first ones but for their noise. */
+     * rows are those of the first ones besides their noise. */
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
 }

@@ -256,7 +256,7 @@ static void encode_decode(const char *spec, uint32_t d, kvant_role role, const f
 }
 
 /* The closed form finds what a search through all codewords finds: the decoded chunk is as close in angle
- * as the best of all of them, but for the rounding of 4 products and 3 sums in either order, 7 x 2^-24 of
+ * as the best of all of them, besides the rounding of 4 products and 3 sums in either order, 7 x 2^-24 of
  * sum |x_i w_i| <= |x|, twice. */
 static void the_search_finds_the_nearest_codeword(void **state)
 {
@@ -329,7 +329,7 @@ static void error_is_that_of_direction_and_radius(void **state)
     }
 }
 
-/* scale=unbiased gives the coded part of a row its length back: <y, decoded> = |y|^2 but for the rounding
+/* scale=unbiased gives the coded part of a row its length back: <y, decoded> = |y|^2 besides the rounding
  * of the stored scale, when no chunk has radius 0, which normal rows rarely have at 4 bits. */
 static void unbiased_scale(void **state)
 {

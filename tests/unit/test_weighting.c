@@ -216,7 +216,7 @@ static void weights_make_errors_of_scores_small(void **state)
     }
 }
 
-/* Lengths of keys are kept, so that scales stay where fp16 has them: tr(W^2 K) = tr K, but for the floors. */
+/* Lengths of keys are kept, so that scales stay where fp16 has them: tr(W^2 K) = tr K, except for the floors. */
 static void weights_keep_the_length_of_keys(void **state)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], squared[SMALL * SMALL];

@@ -127,14 +127,16 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
-/* Centre and scale from a batch of many tokens. */
-static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
+/* Centre and scale, or a matrix, from a batch of many tokens. */
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
     kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
     const abi_tensor *rows = node->src[0];
 
     if (cells == NULL)
         return false;
+    if (kvp_gpu_weigh_wants(b, node, values))
+        return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
 }
@@ -175,8 +177,10 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     kvant_status status = KVANT_OK;
 
     for (int i = 0; i < n; i++)
-        if (!learn_first(b, nodes[i]))
+        if (!learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
+    if (values != NULL)
+        kvp_gpu_gather_rows(b, node, values);
     cache = kvp_gpu_cells_of(node)->cache;
     if (!cache->keeps || !cache->waits)
         status = append(b, nodes, n, false);
@@ -419,6 +423,9 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
+    kvp_gpu_gather_queries(b, node);
+    if (!kvp_gpu_weigh_queries(b, node))
+        return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
@@ -434,18 +441,6 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
 /* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
 
-/* A copy in the computer's memory; the caller frees its data. */
-static bool fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to)
-{
-    const size_t bytes = kvp_api.nbytes(from);
-
-    *to = *from;
-    to->data = malloc(bytes);
-    return to->data != NULL &&
-           kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->stream), "copying");
-}
-
 static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 {
     abi_tensor positions = { 0 }, factors = { 0 }, copy = *node;
@@ -454,7 +449,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     copy.src[1] = &positions;
     if (node->src[2] != NULL)
         copy.src[2] = &factors;
-    if (fetch(b, node->src[1], &positions) && (node->src[2] == NULL || fetch(b, node->src[2], &factors)))
+    if (kvp_gpu_fetch(b, node->src[1], &positions) && (node->src[2] == NULL || kvp_gpu_fetch(b, node->src[2], &factors)))
         status = kvp_rope(&b->compute, &copy);
     free(positions.data);
     free(factors.data);

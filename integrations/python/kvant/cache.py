@@ -220,6 +220,26 @@ class Cache(Owned):
             status = library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n) if n else 0
             check("append", status, SAID)
 
+    def note_queries(self, layer: int, q: Any) -> None:
+        """The queries of tokens that are appended next, float32 [n, n_heads, head_dim]: from them and
+        the keys the presets learn how to store keys (transform=first). Where nobody calls this, the
+        queries of attend count for the tokens after them."""
+        layer = self._layer(layer)
+        q = self._place.take(q, "q", "float32", (None, self.n_heads, self.head_dim), rows=True)
+        noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
+        noted.n_tokens, noted.n_heads = q.shape[:2]
+        with self._lock:
+            self._open()
+            check("queries", library().kvant_cache_note_queries(self._handle, layer, c.byref(noted)), SAID)
+
+    def wants_queries(self, layer: int, n: int = 1) -> bool:
+        """Whether note_queries would look at those of n tokens: never without transform=first, and
+        not for few tokens once enough was learnt."""
+        layer, n = self._layer(layer), checks.count(n, "n", least=0)
+        with self._lock:
+            self._open()
+            return bool(library().kvant_cache_wants_queries(self._handle, layer, n))
+
     def attend(
         self,
         layer: int,

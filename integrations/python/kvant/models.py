@@ -6,21 +6,19 @@ for row in kvant.evaluate(model, texts, tokenizer, ["balanced", {"preset": "smal
 
 from __future__ import annotations
 
-import contextlib
 import math
-from contextvars import ContextVar
 from typing import Any, Callable, Iterator, NamedTuple, Sequence, Union
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 
 from . import checks, moments
 from .calibration import Calibration, Calibrator
 from .library import PAGE_TOKENS
-from .transformers import KvantCache, attention, dense, mask
+from .transformers import KvantCache, dense
 from .transformers.fingerprint import fingerprint
+from .watching import Seen, attending, model_name, watch
 
 Texts = Union[str, Sequence[str], Tensor]
 
@@ -53,20 +51,6 @@ def _contexts(texts: Texts, tokenizer: Any, length: int, most: int) -> list[Tens
     return found
 
 
-@contextlib.contextmanager
-def _attending(model: Any, implementation: str) -> Iterator[None]:
-    before = model.config._attn_implementation
-    training = model.training
-    model.set_attn_implementation(implementation)
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.set_attn_implementation(before)
-        model.train(training)
-
-
 # Calibration
 
 
@@ -76,45 +60,23 @@ class _Gathering:
     def __init__(self, **options: Any) -> None:
         self.options, self.calibrator = options, None  # type: ignore[var-annotated]
 
-    def add(self, module: Any, role: str, rows: Tensor, sums: dict[str, Any]) -> None:
+    def see(self, seen: Seen) -> None:
+        q, k, v = seen.q, seen.k, seen.v
+        sums = moments.of_keys(k) | moments.of_queries(q, len(k))
+        some = q[:, _SAMPLED - 1 :: _SAMPLED]
+        if not seen.softcap and some.shape[1]:  # scores that are not <q, k> times a factor are left out
+            added = dense.bias(seen.mask, seen.window, True, q.shape[1], k.shape[1], q.device)
+            added = added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED]
+            sums |= moments.of_attention(some, k, added, seen.scale, PAGE_TOKENS)
+        self._add(seen.module, "k", k, sums)
+        self._add(seen.module, "v", v, moments.of_rows(v))
+
+    def _add(self, module: Any, role: str, rows: Tensor, sums: dict[str, Any]) -> None:
         if self.calibrator is None:
             self.calibrator = Calibrator(model_fingerprint=fingerprint(module), **self.options)
         named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
         sampled = rows.transpose(0, 1).to("cpu", torch.float32).contiguous().numpy() if self.options["clusters"] else None
         self.calibrator.add_sums(module.layer_idx, role, rows.shape[1], rows=sampled, **named)
-
-
-_gathering: ContextVar[_Gathering] = ContextVar("gathering")
-
-
-def _observe(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    gather, q, k = _gathering.get(), query[0], key[0]
-    sums = moments.of_keys(k) | moments.of_queries(q, len(k))
-    some = q[:, _SAMPLED - 1 :: _SAMPLED]
-    if not softcap and some.shape[1]:  # scores that are not <q, k> times a factor are left out
-        window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
-        added = dense.bias(attention_mask, window, True, q.shape[1], k.shape[1], query.device)
-        added = added.expand(1, 1, *added.shape[2:])[0, 0, _SAMPLED - 1 :: _SAMPLED]
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        sums |= moments.of_attention(some, k, added, scale, PAGE_TOKENS)
-    gather.add(module, "k", k, sums)
-    gather.add(module, "v", value[0], moments.of_rows(value[0]))
-    named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
-    return attention(module, query, key, value, attention_mask, **named, **options)
-
-
-AttentionInterface.register("kvant_observe", _observe)
-AttentionMaskInterface.register("kvant_observe", mask)
 
 
 def calibrate(
@@ -138,22 +100,13 @@ def calibrate(
     A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
     models' keys differently, and `kvant calibrate` makes the file for it."""
     contexts = [part for part in _contexts(texts, tokenizer, context, n_tokens) if len(part) >= _SAMPLED]
-    total, done = sum(map(len, contexts)), 0
+    total = sum(map(len, contexts))
     least = max(clusters, default=_SAMPLED)
     if total < least:
         raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
-    name = getattr(model.config, "_name_or_path", "") or model.config.model_type
-    gather = _Gathering(model=name, seed=seed, clusters=tuple(clusters), n_threads=n_threads)
-    token, share = _gathering.set(gather), 0.5 if clusters else 1.0
-    try:
-        with _attending(model, "kvant_observe"):
-            for part in contexts:
-                model(part[None].to(model.device), use_cache=False, logits_to_keep=1)
-                done += len(part)
-                if progress:
-                    progress(share * done / total)
-    finally:
-        _gathering.reset(token)
+    gather = _Gathering(model=model_name(model), seed=seed, clusters=tuple(clusters), n_threads=n_threads)
+    share = 0.5 if clusters else 1.0
+    watch(model, contexts, gather.see, progress and (lambda done: progress(share * done)))
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
         raise ValueError("model: it has no attention that kvant sees")
@@ -237,7 +190,7 @@ def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[
     for part in parts:
         # Row i says what follows token i.
         scored, targets = slice(first, len(part) - 1), part[first + 1 :]
-        with _attending(model, _stock_attention(model)):
+        with attending(model, _stock_attention(model)):
             stock = DynamicCache(config=model.config)
             reference = torch.cat(list(_logits(model, part, stock)))[scored]
         sums[0].add(reference, reference, targets)
@@ -248,7 +201,7 @@ def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[
             if x is not None
         ]
         sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
-        with _attending(model, "kvant"):
+        with attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
                 cache = KvantCache(model.config, **options)
                 total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)

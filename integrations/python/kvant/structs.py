@@ -157,6 +157,17 @@ class BlockInfo(Struct):
     ]
 
 
+class Queries(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("q", c.c_void_p),
+        ("token_stride", c.c_size_t),
+        ("head_stride", c.c_size_t),
+        ("n_tokens", c.c_uint32),
+        ("n_heads", c.c_uint32),
+    ]
+
+
 class TensorInfo(Struct):
     _fields_ = [
         ("size", c.c_size_t),

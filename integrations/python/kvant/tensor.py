@@ -12,6 +12,7 @@ from . import structs as s
 from .arrays import np
 from .codec import Codec, tensor_params
 from .library import PAGE_TOKENS, SAID, Owned, check, library
+from .places import Host
 
 
 class TensorInfo(NamedTuple):
@@ -121,6 +122,27 @@ class Tensor(Owned):
                     self._handle, slots.ctypes.data, slots.size, rows.ctypes.data, stride, self._n_threads
                 ),
             )
+
+    def note_queries(self, q: np.ndarray) -> None:
+        """Queries float32 [n, heads, head_dim], from which the next write learns (transform=first):
+        those of the same tokens. Heads that share a kv head follow each other."""
+        q = Host().take(q, "q", "float32", (None, None, self._row[1]), rows=True)
+        noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
+        noted.n_tokens, noted.n_heads = q.shape[:2]
+        check("queries", library().kvant_tensor_note_queries(self._handle, c.byref(noted), self._n_threads))
+
+    def wants_queries(self, n: int = 1) -> bool:
+        """Whether note_queries would look at those of n tokens."""
+        return bool(library().kvant_tensor_wants_queries(self._handle, checks.count(n, "n", least=0)))
+
+    def make_codec(self, block: int, kv_head: int, like: Codec) -> Codec:
+        """A codec like another one, with the centre, scale and matrix that a block has, as if a
+        calibration gave them: for pages that lie elsewhere."""
+        block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
+        made, given = c.c_void_p(), checks.handle(like, "like", "kvant_codec_free")
+        check("codec", library().kvant_tensor_make_codec(self._handle, block, head, given, c.byref(made)))
+        return Codec.owning(made.value)
 
     def read(self, first: int, n: int) -> np.ndarray:
         """The n slots from first on: a new float32 array [n, n_kv_heads, head_dim]. Slots never

@@ -10,7 +10,6 @@ cache_append and cache_attend work on a kvant.Cache, named by the number that re
 from __future__ import annotations
 
 import contextlib
-import ctypes as c
 import functools
 import itertools
 import weakref
@@ -23,16 +22,21 @@ from . import checks
 from . import structs as s
 from .cache import Cache
 from .codec import Codec
-from .library import PAGE_TOKENS, check, library
+from .gpu import GpuCodec, call, pointer
+from .library import PAGE_TOKENS
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
+
+_MOST_QUERIES = {"cpu": 2048, "cuda": 128}  # tokens of a call whose queries are noted; from a GPU they travel
 
 _operators = torch.library.Library("kvant", "FRAGMENT")
 _operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
 _operators.define(
     "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, Tensor? scale=None) -> Tensor"
 )
-_operators.define("cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences) -> ()")
+_operators.define(
+    "cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences, Tensor? q=None) -> ()"
+)
 _operators.define(
     "cache_attend(Tensor lengths, Tensor q, int cache, int layer, int[] sequences, int v_head_dim, Tensor? mask=None, "
     "Tensor? sinks=None, int window=0, bool causal=True, float? scale=None, float? softcap=None, bool exact=False) "
@@ -63,24 +67,11 @@ def _codec(spec: str, head_dim: int, role: str) -> Codec:
 
 @functools.lru_cache(maxsize=256)
 def _gpu_codec(spec: str, head_dim: int, role: str) -> Any:
-    from .paged import _GpuCodec
-
-    return _GpuCodec.of(_codec(spec, head_dim, role))
+    return GpuCodec.of(_codec(spec, head_dim, role))
 
 
 def _channels(value: Tensor | None, like: Tensor) -> Tensor | None:
     return None if value is None else value.to(like.device, torch.float32).contiguous()
-
-
-def _pointer(value: Tensor | None) -> int | None:
-    return None if value is None else value.data_ptr()
-
-
-def _on_stream(name: str, arguments: Any, like: Tensor) -> None:
-    with torch.cuda.device(like.device):
-        check(
-            name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream)
-        )
 
 
 def _check_rows(rows: Tensor) -> None:
@@ -105,12 +96,12 @@ def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, sc
         rows=rows.data_ptr(),
         token_stride=rows.shape[1],
         head_stride=rows.shape[1],
-        center=_pointer(center),
-        scale=_pointer(scale),
+        center=pointer(center),
+        scale=pointer(scale),
     )
     arguments = s.CudaAppendArgs.new(type=_TYPES[rows.dtype], n_tokens=n, n_kv_heads=1, slots=slots.data_ptr())
     setattr(arguments, role, part)
-    _on_stream("append", arguments, rows)
+    call("append", arguments, rows.device)
     return pages
 
 
@@ -140,10 +131,10 @@ def _decode(
         out=out.data_ptr(),
         token_stride=head_dim,
         head_stride=head_dim,
-        center=_pointer(center),
-        scale=_pointer(scale),
+        center=pointer(center),
+        scale=pointer(scale),
     )
-    _on_stream("decode", arguments, pages)
+    call("decode", arguments, pages.device)
     return out[:n].clone()
 
 
@@ -193,10 +184,18 @@ def _plain(rows: Tensor) -> Tensor:
 
 
 @_implement("cache_append")
-def _cache_append(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int]) -> None:
-    """k and v: [sequences, n, kv heads, head_dim] of any float type."""
+def _cache_append(
+    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int], q: Tensor | None = None
+) -> None:
+    """k and v: [sequences, n, kv heads, head_dim] of any float type; q: the queries of the same tokens,
+    [sequences, n, heads, head_dim], which the cache may learn from."""
+    held = _cache(cache)
     with on_its_gpu(k):
-        _cache(cache).append_batch(layer, sequences, _plain(k), _plain(v))
+        if q is not None and held.wants_queries(layer, q.shape[1]):
+            step = max(1, q.shape[1] // _MOST_QUERIES[q.device.type])
+            for queries in q.detach()[:, ::step]:
+                held.note_queries(layer, _plain(queries) if q.is_cuda else queries.to(torch.float32))
+        held.append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
 
 
@@ -269,7 +268,7 @@ def _cache_step(
         scale=scale or 0,
         logit_softcap=softcap or 0,
         stream=stream_of(q) or None,
-        sinks=_pointer(sinks),
+        sinks=pointer(sinks),
     )
     with on_its_gpu(q):
         held.step(layer, step)
@@ -291,7 +290,9 @@ def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple
 
 
 @torch.library.register_fake("kvant::cache_append", lib=_operators)
-def _cache_append_shape(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any) -> None:
+def _cache_append_shape(
+    lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any, q: Tensor | None = None
+) -> None:
     return None
 
 

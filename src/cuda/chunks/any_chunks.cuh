@@ -220,7 +220,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         }
     }
 
-    /* The level above 0 whose code x has x ^ x >> 1 == folded but for the highest bit. */
+    /* The level above 0 whose code x has x ^ x >> 1 == folded except in the highest bit. */
     __device__ static float level(const ChunkSizes &sizes, uint32_t folded)
     {
         const int c = sizes.index_bits / 2;

@@ -168,17 +168,16 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint3
         transform_back(args, head, y, x);
     for (uint32_t j = 0; args->transformed && j < d; j++)
         x[j] = fminf(fmaxf(y[j] + (args->center ? args->center[head * d + j] : 0), -65504), 65504);
-    if (args->type == KVANT_CUDA_F32)
-        memcpy((float *)args->out + at, x, d * sizeof *x);
-    else
-        host_kernels()->float_to_half(x, (uint16_t *)args->out + at, d);
+    for (uint32_t j = 0; j < d; j++)
+        if (args->type == KVANT_CUDA_F32)
+            ((float *)args->out)[at + j] = x[j];
+        else
+            ((uint16_t *)args->out)[at + j] = args->type == KVANT_CUDA_F16 ? kvant_half_from_float(x[j]) : kvant_bf16_from_float(x[j]);
 }
 
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     ANSWER(decode, args, stream);
-    if (args->type == KVANT_CUDA_BF16 || (!args->transformed && args->type != KVANT_CUDA_F32))
-        return KVANT_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < args->n_blocks; i++)
         for (uint32_t head = 0; head < args->n_kv_heads; head++)
             for (uint32_t t = 0; t < TOKENS; t++)

@@ -253,7 +253,7 @@ class Damage(TestCase):
 
 
 class Gpu(TestCase):
-    """Float32 alone: the stand-in decodes to nothing else."""
+    """In float32, which hides no difference."""
 
     CODECS = (
         dict(k="turboquant-4", v="int-4"),
@@ -297,7 +297,7 @@ class Gpu(TestCase):
 
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU")
 class Real(TestCase):
-    """A GPU of this machine: the CPU's bytes but for a chunk's own centers, and each reads what the other wrote."""
+    """A GPU of this machine: the CPU's bytes, except a chunk's own centers, and each reads what the other wrote."""
 
     def test_each_reads_the_other_s(self):
         for words in (*Gpu.CODECS[:2], dict(k="int-4", v="turboquant-4")):

@@ -18,7 +18,7 @@ from common import TestCase, np  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import batch, chosen, codecs, gpu, impl, pages  # noqa: E402
+from kvant.vllm import batch, chosen, codecs, gpu, gpu_pages, impl, pages  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
@@ -28,6 +28,7 @@ DECODES = [(1, 1), (70, 1), (200, 1)]
 DRAFTS = [(67, 4), (130, 2), (5, 5)]
 CHUNKS = [(104, 40), (300, 110)]
 PROMPTS = [(30, 30), (129, 129)]
+LONG = [(500, 200), (329, 129)]  # whose past is unpacked to rows
 
 
 class CpuImpl(impl.Impl):
@@ -215,27 +216,66 @@ class Cases:
             for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file", "int-8:center=file"):
                 with self.subTest(keys):
                     self.check(f"{keys},sink=0/int-8:center=file,sink=0", DECODES + CHUNKS, layer=1, calibration=path)
+            if self.kind is gpu.Impl:
+                for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file"):
+                    self.check_long(f"{keys},sink=0/int-8:center=file,sink=0", layer=1, calibration=path)
             self.check("balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path)
 
 
 class Gpu(Cases, TestCase):
     kind = gpu.Impl
 
-    def test_prompts_by_flash_attention(self):
-        """What reaches it, and that it alone sees whole prompts."""
+    def flash(self, window=0, sinks=None):
+        """A stand-in for FlashAttention, and what it was called with."""
         calls = []
 
-        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
-            calls.append((cu_seqlens_q.tolist(), max_seqlen_q, max_seqlen_k, options))
-            for first, last in zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist()[1:]):
-                out[first:last] = torch.from_numpy(attention(*(x[first:last].cpu() for x in (q, k, v)), window=50)).to(out)
+        def call(q, k, v, out, cu_seqlens_q, cu_seqlens_k, **options):
+            starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+            calls.append((starts, key_starts, tuple(out.shape[1:]), options))
+            for i, (first, last) in enumerate(zip(starts, starts[1:])):
+                keys = slice(key_starts[i], key_starts[i + 1])
+                out[first:last] = torch.from_numpy(attention(q[first:last].cpu(), k[keys].cpu(), v[keys].cpu(), window=window)).to(out)
 
+        return calls, (call, {"fa_version": 3})
+
+    def test_prompts_by_flash_attention(self):
+        """What reaches it, and that it alone sees whole prompts."""
+        calls, flash = self.flash(window=50)
         made, step = made_impl("f32/f32", window=50), Step(DECODES + CHUNKS + PROMPTS, torch.float16)
-        made.flash = flash, {"fa_version": 3}
+        made.flash = flash
         found = step.run(made, made_builder().build(0, step.common()))
         self.close(found, step.expected(round_trip(made), window=50), torch.float16)
         options = {"softmax_scale": DIM**-0.5, "causal": True, "window_size": [49, 0], "softcap": 0.0, "fa_version": 3}
-        self.assertEqual(calls, [([153, 183, 312], 129, 129, options)])
+        options |= {"max_seqlen_q": 129, "max_seqlen_k": 129}
+        self.assertEqual(calls, [([153, 183, 312], [153, 183, 312], (HEADS, DIM), options)])
+
+    def check_long(self, stored, dtype=torch.float16, window=0, flash=None, layer=0, **options):
+        """Of long parts FlashAttention sees the past as the codecs keep it, and their own rows."""
+        made, step = made_impl(stored, window=window or None, **options), Step(DECODES + LONG + PROMPTS, dtype, layer)
+        calls, stand_in = self.flash(window)
+        made.flash = flash or stand_in
+        round_trips, expected = round_trip(made, layer), []
+        for i, (n, m) in enumerate(step.sequences):
+            rows = round_trips(*step.rows[i])
+            if (n, m) in LONG + PROMPTS:
+                rows = [np.concatenate([x[: n - m], own[n - m :].float().numpy()]) for x, own in zip(rows, step.rows[i])]
+            expected.append(attention(step.queries[step.starts[i] : step.starts[i + 1]], *rows, window=window))
+        found = step.run(made, made_builder().build(0, step.common()))
+        self.close(found, np.concatenate(expected), dtype, stored)
+        return [call[:3] for call in calls]
+
+    def test_long_parts_of_prompts(self):
+        whole, prompts = (HEADS, DIM), ([332, 362, 491], [332, 362, 491], (HEADS, DIM))
+        for stored in ("f32/f32", "turboquant4", "int-8/trellis-3"):
+            with self.subTest(stored):
+                calls = self.check_long(stored)
+                self.assertEqual(calls, [([3, 203], [0, 500], whole), ([203, 332], [0, 329], whole), prompts])
+        self.assertEqual(self.check_long("int4", window=70)[:2], [([3, 203], [0, 308], whole), ([203, 332], [0, 201], whole)])
+        rows = 2 * 2 * DIM * 500  # bytes of keys and values of a kv head, in fp16
+        with mock.patch.object(gpu_pages, "_ROWS_BYTES", rows), mock.patch.dict(gpu_pages._rows, clear=True):
+            half = (GROUP, DIM)
+            calls = self.check_long("int4")
+            self.assertEqual(calls, [([3, 203], [0, 500], half)] * 2 + [([203, 332], [0, 329], half)] * 2 + [prompts])
 
     @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
     def test_prompts_by_vllm_s_flash_attention(self):
@@ -245,6 +285,24 @@ class Gpu(Cases, TestCase):
             self.assertIsNotNone(made.flash)
             found = step.run(made, made_builder().build(0, step.common()))
             self.close(found, step.expected(round_trip(made), window=window or 0), torch.bfloat16)
+            for stored in ("f32/f32", "turboquant4"):
+                self.check_long(stored, torch.bfloat16, window or 0, flash=made.flash)
+
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+    def test_exact_rows_are_no_further_from_float64_than_flash_attention(self):
+        made, step = made_impl("f32/f32"), Step([(200, 1), (500, 1), (900, 1)], torch.bfloat16)
+        expected = step.expected(lambda *rows: rows)
+        flash, options = gpu._flash_attention(DIM)
+        theirs = []
+        for q, (k, v) in zip(step.queries, step.rows):
+            keys = torch.tensor([0, len(k)], dtype=torch.int32, device=DEVICE)
+            at = dict(cu_seqlens_q=keys.clamp(max=1), cu_seqlens_k=keys, max_seqlen_q=1, max_seqlen_k=len(k), causal=True)
+            theirs.append(flash(q[None].to(DEVICE), k.to(DEVICE), v.to(DEVICE), softmax_scale=DIM**-0.5, **at, **options))
+        found = [step.run(made, made_builder().build(0, step.common())), torch.cat(theirs).float().cpu().numpy()]
+        found.append(torch.tensor(expected).bfloat16().double().numpy())
+        ours, flash, rounded = (np.sqrt(np.square(x - expected).mean() / np.square(expected).mean()) for x in found)
+        print(f"rms error: kvant {ours:.6f}, FlashAttention {flash:.6f}, the output's rounding {rounded:.6f}")
+        self.assertLess(ours, 1.05 * flash)
 
     def test_steps_of_a_graph(self):
         """A decode step that was captured, of other lengths, blocks and rows; without a GPU it is called again."""

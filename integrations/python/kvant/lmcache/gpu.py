@@ -1,10 +1,9 @@
-"""Rows to pages and back on a GPU: the same bytes as pages.py writes, but for centers and scales of chunks, whose last bits differ.
+"""Rows to pages and back on a GPU: the same bytes as pages.py writes, except centers and scales of chunks, whose last bits differ.
 
 All layers are one call where nothing depends on the layer: tokens of layer 1 follow those of layer 0 in rows and in pages."""
 
 from __future__ import annotations
 
-import ctypes as c
 from typing import Any, NamedTuple
 
 import torch
@@ -12,26 +11,24 @@ from torch import Tensor
 
 from .. import structs as s
 from ..arrays import np
-from ..library import PAGE_TOKENS, Error, check, library
-from ..paged import _GpuCodec, _pointer, _type
+from ..gpu import GpuCodec, Numbers, calls, type_of
+from ..library import PAGE_TOKENS, Error
 from . import container, state
 from .layout import RAW, Layout, align
-from .stored import Stored, tables
+from .stored import Stored
 
 _UNIT = 4096  # bytes of a checksum's sum
 _REFUSED = {1: (50, "a NaN or an infinity"), 2: (51, "a row beyond fp16's range")}
 
 
 class _Role(NamedTuple):
-    """What a call needs of one role, on the GPU; the tensors have a first dimension of layers, or are None."""
+    codec: GpuCodec
+    numbers: Numbers
 
-    codec: _GpuCodec
-    center: Tensor | None
-    scale: Tensor | None
-    weights: Tensor | None
-    inverse_weights: Tensor | None
-    feedback: Tensor | None
-    centroids: Tensor | None
+    def of(self, name: str, layer: int, own: Tensor | None = None) -> int | None:
+        """The numbers of a layer; own: a chunk's, which go first."""
+        table = getattr(self.numbers, name) if own is None else own
+        return None if table is None else table.data_ptr() + 4 * layer * table.stride(0)  # float32
 
 
 class _Plan(NamedTuple):
@@ -111,29 +108,23 @@ class GpuPages:
         body = torch.zeros(align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device)
         refused = torch.zeros((), dtype=torch.int32, device=self.device)
         own = self._own_state(rows, stored, plan, body)
-        args = s.CudaAppendArgs.new(
-            type=_type(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, slots=plan.slots.data_ptr(), refused=refused.data_ptr()
-        )
+        args = s.CudaAppendArgs.new(type=type_of(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, refused=refused.data_ptr())
         if plan.per_layer:
             args.n_tokens = layout.n_tokens
-        for layer in range(layout.n_layers if plan.per_layer else 1):
-            args.slots = plan.slots.data_ptr() + 8 * layer * layout.n_tokens
-            for role, name in enumerate("kv"):
-                half, center, scale = plan.roles[role], *own[role]
-                part = s.CudaRows(
-                    codec=half.codec.handle,
-                    pages=_pages(body, stored, role),
-                    rows=_row(rows, layout, role, layer),
-                    token_stride=layout.row,
-                    head_stride=layout.head_stride,
-                    center=_of(half.center if center is None else center, layer),
-                    scale=_of(half.scale if scale is None else scale, layer),
-                    weights=_of(half.weights, layer),
-                )
-                setattr(args, name, part)
-                args.centroids[role] = _of(half.centroids, layer)
-            args.k_feedback = _of(plan.roles[0].feedback, layer)
-            self._call("append", args)
+        parts = args.k, args.v
+        for role, part in enumerate(parts):
+            part.codec, part.pages = plan.roles[role].codec.handle, _pages(body, stored, role)
+            part.token_stride, part.head_stride = layout.row, layout.head_stride
+        with calls(self.device) as run:
+            for layer in range(layout.n_layers if plan.per_layer else 1):
+                args.slots = plan.slots.data_ptr() + 8 * layer * layout.n_tokens
+                for role, part in enumerate(parts):
+                    half, (center, scale) = plan.roles[role], own[role]
+                    part.rows = _row(rows, layout, role, layer)
+                    part.center, part.scale = half.of("center", layer, center), half.of("scale", layer, scale)
+                    part.weights, args.centroids[role] = half.of("weights", layer), half.of("centroids", layer)
+                args.k_feedback = plan.roles[0].of("feedback", layer)
+                run("append", args)
         return body, self.sums(body), refused
 
     def from_pages(self, body: Tensor, stored: Stored, rows: Tensor) -> None:
@@ -141,26 +132,23 @@ class GpuPages:
         plan, layout = self._plan(stored), stored.layout
         whole = layout._replace(shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row))
         out = rows if whole == layout and rows.is_contiguous() else rows.new_empty(whole.shape)
-        own = self._read_state(body, stored)
-        for layer in range(layout.n_layers if plan.per_layer else 1):
+        own, per_layer = self._read_state(body, stored), plan.per_layer
+        with calls(self.device) as run:
             for role, half in enumerate(plan.roles):
-                center, scale = own[role]
                 args = s.CudaDecodeArgs.new(
                     codec=half.codec.handle,
-                    pages=_pages(body, stored, role, layer if plan.per_layer else 0),
                     blocks=plan.blocks.data_ptr(),
-                    n_blocks=layout.n_blocks * (1 if plan.per_layer else layout.n_layers),
+                    n_blocks=layout.n_blocks * (1 if per_layer else layout.n_layers),
                     n_kv_heads=layout.n_kv_heads,
-                    type=_type(out),
-                    out=_row(out, whole, role, layer),
+                    type=type_of(out),
                     token_stride=layout.row,
                     head_stride=layout.head_stride,
-                    center=_of(half.center if center is None else center, layer),
-                    scale=_of(half.scale if scale is None else scale, layer),
-                    inverse_weights=_of(half.inverse_weights, layer),
-                    centroids=_of(half.centroids, layer),
                 )
-                self._call("decode", args)
+                for layer in range(layout.n_layers if per_layer else 1):
+                    args.pages, args.out = _pages(body, stored, role, layer), _row(out, whole, role, layer)
+                    args.center, args.scale = half.of("center", layer, own[role][0]), half.of("scale", layer, own[role][1])
+                    args.inverse_weights, args.centroids = half.of("inverse_weights", layer), half.of("centroids", layer)
+                    run("decode", args)
         if out is not rows:
             rows.copy_(out[:, :, : layout.n_tokens])
 
@@ -170,13 +158,6 @@ class GpuPages:
         mixed = (words >> 32) & 0xFFFFFFFF
         mixed ^= words
         return (mixed.view(-1, _UNIT // 8) * self._weights).sum(1)
-
-    def _call(self, name: str, args: Any) -> None:
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(args), torch.cuda.current_stream().cuda_stream))
-        else:
-            check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(args), None))
 
     def _own_state(self, rows: Tensor, stored: Stored, plan: _Plan, body: Tensor) -> list[list[Tensor | None]]:
         """Centers and scales of the chunk, per role, written to body."""
@@ -217,7 +198,7 @@ class GpuPages:
         roles = self._role(stored, 0), self._role(stored, 1)
         tokens = torch.arange(layout.n_tokens, dtype=torch.int64)
         first = torch.arange(layout.n_layers, dtype=torch.int64) * (layout.n_blocks * PAGE_TOKENS)
-        per_layer = any(map(any, stored.own)) or any(x is not None for role in roles for x in role[1:])
+        per_layer = any(map(any, stored.own)) or any(role.numbers.any for role in roles)
         return _Plan(
             roles,
             (first[:, None] + tokens).reshape(-1).to(self.device),
@@ -230,33 +211,7 @@ class GpuPages:
         codecs = [layer[role] for layer in stored.codecs]
         if any(codec.spec != codecs[0][0].spec for layer in codecs for codec in layer):
             raise Error("codecs", 30, "a GPU keeps all layers with equal specs")
-        found = [[tables(codec) for codec in layer] for layer in codecs]
-        of = found[0][0]
-        dim = stored.layout.head_dim
-
-        def gather(name: str, n: int) -> Tensor | None:
-            if not n or not getattr(of, name):
-                return None
-            made = np.empty((len(found), len(found[0]), n), np.float32)
-            for layer, row in enumerate(found):
-                for head, table in enumerate(row):
-                    c.memmove(made[layer, head].ctypes.data, getattr(table, name), 4 * n)
-            return torch.from_numpy(made)
-
-        pivots, columns = gather("pivots", dim), gather("columns", dim * dim)
-        made = [
-            gather("center", dim),
-            gather("scale", dim),
-            gather("weights", of.n_weights),
-            gather("inverse_weights", of.n_weights),
-            None if pivots is None or columns is None else torch.cat([pivots, columns], 2),
-            gather("centroids", of.n_centroids),
-        ]
-        return _Role(_GpuCodec.of(codecs[0][0]), *(x if x is None else x.contiguous().to(self.device) for x in made))
-
-
-def _of(table: Tensor | None, layer: int) -> int | None:
-    return None if table is None else _pointer(table[layer])
+        return _Role(GpuCodec.of(codecs[0][0]), Numbers(codecs, self.device))
 
 
 def _pages(body: Tensor, stored: Stored, role: int, layer: int = 0) -> s.CudaPages:

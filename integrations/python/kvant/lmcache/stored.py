@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 import logging
 import math
 import threading
@@ -10,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Iterator, NamedTuple
 
-from .. import structs as s
 from ..calibration import Calibration
 from ..codec import Codec
-from ..library import Error, check, library
+from ..gpu import tables
+from ..library import Error
 from ..scheme import Scheme
 from . import container
 from .layout import RAW, Layout, align
@@ -89,13 +88,6 @@ class Stored:
 
     def header(self, key: bytes) -> bytes:
         return container.header(self.layout, self.size, self.fingerprint, key, self.specs)
-
-
-def tables(codec: Codec) -> Any:
-    """The numbers that a calibration gives a codec, which owns them."""
-    found = s.CudaTables.new()
-    check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
-    return found
 
 
 class Codecs:

@@ -68,11 +68,11 @@ class KvantLayer(CacheLayerMixin):
         length = self.get_seq_length()
         return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
 
-    def _flush(self, hidden: tuple[int, ...] | None) -> None:
+    def _flush(self, hidden: tuple[int, ...] | None, query: Tensor | None = None) -> None:
         if self.pending is not None:
             assert self.store is not None
             (k, v), self.pending = self.pending, None
-            self.store.append(self.number, k, v, hidden)
+            self.store.append(self.number, k, v, hidden, query)
 
     def attend(
         self,
@@ -95,16 +95,16 @@ class KvantLayer(CacheLayerMixin):
             return self.store.steps.attend(self.store, self.number, query, rows, window, scale, softcap, sinks)
         options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
         if shape is None or shape.holes or not causal or self.pending is None or query.shape[2] <= PASS:
-            self._flush(None if shape is None else shape.hidden)
+            self._flush(None if shape is None else shape.hidden, query)
             return self.store.attend(self.number, query, mask, shape, causal, *options)
         return self._attend_in_parts(query, shape, options)
 
     def _attend_in_parts(self, query: Tensor, shape: Shape, options: Any) -> Tensor:
-        """A long prompt in passes of PASS tokens: rows first, then their queries."""
+        """A long prompt in passes of PASS tokens: rows with their queries, then attention."""
         assert self.store is not None and self.pending is not None
         (k, v), self.pending, found = self.pending, None, []
         for q, k, v in zip(*(x.split(PASS, 2) for x in (query, k, v))):
-            self.store.append(self.number, k, v, shape.hidden)
+            self.store.append(self.number, k, v, shape.hidden, q)
             here = shape._replace(hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden))
             found.append(self.store.attend(self.number, q, None, here, True, *options))
         return torch.cat(found, 1)

@@ -116,24 +116,27 @@ class Store:
             self._begin(row, length, n, 0 if hidden is None else hidden[row])
         return [length + n - max(length, min(start, length + n)) for start in self.starts]
 
-    def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
+    def append(
+        self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None, q: Tensor | None = None
+    ) -> None:
         """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
-        are padding; None: nobody knows, and all are stored."""
+        are padding; None: nobody knows, and all are stored. q: the queries of the same tokens."""
         n = k.shape[2]
         counts = self._place(layer, n, hidden)
         assert self.sequences is not None
         k, v = k.transpose(1, 2), v.transpose(1, 2)
+        # Those of a single token may come with attention.
+        q = None if q is None or n == 1 or q.shape[2] != n else q.transpose(1, 2)
         append, place = torch.ops.kvant.cache_append, self.places[layer]
         try:
             if min(counts) == n:
-                append(self._state, k, v, self._number, place, self.sequences.numbers)
+                append(self._state, k, v, self._number, place, self.sequences.numbers, q)
             else:
                 for row, count in enumerate(counts):
                     if count:
                         part = slice(row, row + 1), slice(n - count, n)
-                        append(
-                            self._state, k[part], v[part], self._number, place, self.sequences.numbers[row : row + 1]
-                        )
+                        here = self.sequences.numbers[row : row + 1]
+                        append(self._state, k[part], v[part], self._number, place, here, None if q is None else q[part])
         except Error as error:
             if error.status != 60:
                 raise

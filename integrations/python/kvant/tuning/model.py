@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextvars import ContextVar
 from typing import Any, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..calibration import Calibration
-from ..models import Texts, _attending, _contexts, _measured
-from ..transformers import attention, mask
+from ..models import Texts, _contexts, _measured
 from ..transformers.fingerprint import fingerprint
+from ..watching import Seen, model_name, watch
 from . import captures, probes, sensitivity, settings
 from .store import Store
 
@@ -32,53 +30,22 @@ class _Kept:
         self.layers: dict[int, captures.Shape] = {}
         self._rows: dict[tuple[int, str], list[Any]] = {}
 
-    def add(self, module: Any, shape: captures.Shape, **rows: Tensor) -> None:
-        self.fingerprint = self.fingerprint or fingerprint(module)
-        self.layers[module.layer_idx] = shape
-        for kind, x in rows.items():
-            self._rows.setdefault((module.layer_idx, kind), []).append(x.to("cpu", torch.float32).numpy())
+    def see(self, seen: Seen) -> None:
+        if seen.s_aux is not None:
+            raise ValueError("model: attention with sinks of its own cannot be tuned")
+        layer, dims = seen.module.layer_idx, (seen.k.shape[2], seen.v.shape[2])
+        self.fingerprint = self.fingerprint or fingerprint(seen.module)
+        self.layers[layer] = captures.Shape(len(seen.k), len(seen.q), dims, seen.scale, 0.0, seen.softcap, seen.window)
+        for kind, x in ("k", seen.k), ("v", seen.v), ("q", seen.q[:, _QUERY_STEP - 1 :: _QUERY_STEP]):
+            self._rows.setdefault((layer, kind), []).append(x.to("cpu", torch.float32).numpy())
 
     def rows(self, layer: int, kind: str) -> Any:
         return np.concatenate(self._rows[layer, kind], 1)
 
 
-_keeping: ContextVar[_Kept] = ContextVar("keeping")
-
-
-def _keep(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    if s_aux is not None:
-        raise ValueError("model: attention with sinks of its own cannot be tuned")
-    window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    heads = key.shape[1], query.shape[1], (key.shape[3], value.shape[3])
-    rows = {"k": key[0], "v": value[0], "q": query[0][:, _QUERY_STEP - 1 :: _QUERY_STEP]}
-    _keeping.get().add(module, captures.Shape(*heads, scale, 0.0, softcap or 0.0, window), **rows)
-    return attention(module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, **options)
-
-
-AttentionInterface.register("kvant_keep", _keep)
-AttentionMaskInterface.register("kvant_keep", mask)
-
-
 def _capture(model: Any, parts: Sequence[Tensor]) -> _Kept:
     kept = _Kept(len(parts[0]), sum(map(len, parts)))
-    token = _keeping.set(kept)
-    try:
-        with _attending(model, "kvant_keep"):
-            for part in parts:
-                model(part[None].to(model.device), use_cache=False, logits_to_keep=1)
-    finally:
-        _keeping.reset(token)
+    watch(model, parts, kept.see)
     if sorted(kept.layers) != list(range(model.config.get_text_config(decoder=True).num_hidden_layers)):
         raise ValueError("model: it has layers without attention that kvant sees; settings need it in all")
     return kept
@@ -115,8 +82,7 @@ def tune(
     budget = bits * sum(site.numbers for site in sites) / 8
     if budget < sensitivity.least_bytes(sites):
         raise ValueError(f"bits: the smallest candidates take {bits * sensitivity.least_bytes(sites) / budget:.2f}")
-    name = getattr(model.config, "_name_or_path", "") or model.config.model_type
-    writer = settings.Writer(sites, name, kept.fingerprint, known and (os.fspath(calibration), known.info))  # type: ignore[type-var]
+    writer = settings.Writer(sites, model_name(model), kept.fingerprint, known and (os.fspath(calibration), known.info))  # type: ignore[type-var]
     zero = probes.probe(lambda wanted: _divergences(model, parts[0], probes.probe_window(context), writer, wanted), sites)
     choice = sensitivity.choose(sites, budget)
     writer.save(choice, os.fspath(path))

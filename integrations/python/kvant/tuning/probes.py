@@ -4,8 +4,8 @@ A text is cut into equal parts. The first context of each part is captured. The 
 probed: errors differ from context to context more than weights do, and cost less. The check takes the next
 contexts of the parts, in turn, text by text, or contexts of a text of its own.
 
-A probe makes a whole layer coarse, keys and values at once: their weights are alike, but for a factor that all layers share. The
-keys of every fourth layer are probed alone, too, and tell this factor."""
+A probe makes a whole layer coarse, keys and values at once: their weights are alike, except for a factor that all layers
+share. The keys of every fourth layer are probed alone, too, and tell this factor."""
 
 from __future__ import annotations
 

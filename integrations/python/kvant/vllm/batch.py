@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
+import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+
+
+LONG = 128  # queries of a sequence from which on its past is unpacked to rows
 
 
 class Part(NamedTuple):
@@ -20,6 +24,11 @@ class Part(NamedTuple):
     most_queries: int  #: of one sequence
     most_tokens: int  #: of one sequence; 0: the host does not know
     fresh: bool  #: prompts from their first token on
+    key_starts: Tensor | None = None  #: of one sequence with many queries: 0 and its tokens, on the device
+
+    @property
+    def long(self) -> bool:
+        return self.key_starts is not None
 
 
 @dataclass
@@ -41,14 +50,16 @@ class Options:
     causal: bool = True
 
 
-def _prefills(starts: list[int], lengths: list[int], first: int) -> Iterator[Part]:
-    """Runs of sequences that are all fresh, or all not."""
+def _prefills(starts: list[int], lengths: list[int], first: int, seq_lens: Tensor) -> Iterator[Part]:
+    """Runs of sequences that are all fresh, or all not. Those with many queries are parts of their own."""
     at, last = first, len(starts) - 1
-    is_fresh = [starts[i + 1] - starts[i] == lengths[i] for i in range(last)]
+    queries = [starts[i + 1] - starts[i] for i in range(last)]
+    kinds = ["fresh" if n == length else "long" if n >= LONG else "short" for n, length in zip(queries, lengths)]
     while at < last:
-        end = next((i for i in range(at, last) if is_fresh[i] != is_fresh[at]), last)
-        most = max(starts[i + 1] - starts[i] for i in range(at, end))
-        yield Part(at, end, starts[at], starts[end], most, max(lengths[at:end]), is_fresh[at])
+        kind = kinds[at]
+        end = at + 1 if kind == "long" else next((i for i in range(at, last) if kinds[i] != kind), last)
+        key_starts = torch.nn.functional.pad(seq_lens[at:end], (1, 0)) if kind == "long" else None
+        yield Part(at, end, starts[at], starts[end], max(queries[at:end]), max(lengths[at:end]), kind == "fresh", key_starts)
         at = end
 
 
@@ -59,7 +70,8 @@ def _parts(common: Any, threshold: int) -> Iterator[Part]:
     if n_prefills:
         known = getattr(common, "seq_lens_cpu_upper_bound", None)
         lengths = (common.seq_lens.cpu() if known is None else known).tolist()
-        yield from _prefills(common.query_start_loc_cpu[: common.num_reqs + 1].tolist(), lengths, n_decodes)
+        starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
+        yield from _prefills(starts, lengths, n_decodes, common.seq_lens)
 
 
 class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]

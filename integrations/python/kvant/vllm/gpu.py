@@ -1,4 +1,4 @@
-"""The attention backend of vLLM on NVIDIA GPUs: kvant's pages, FlashAttention for prompts that nothing is cached of."""
+"""The attention backend of vLLM on NVIDIA GPUs: kvant's pages, FlashAttention over rows for prompts and their long parts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from ..library import MAX_HEAD_DIM, PAGE_TOKENS
-from . import impl, is_ours
-from .batch import Batch, Builder, Part
-from .gpu_pages import LayerPages, workspace
+from . import impl
+from .batch import Batch, Part
+from .gpu_pages import LayerPages, room_for_rows, workspace
 
 
 def _flash_attention(head_size: int) -> tuple[Any, dict[str, Any]] | None:
@@ -40,36 +40,54 @@ class Impl(impl.Impl):
         if torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
             workspace(self.head_size, device)  # before vLLM measures how much memory is left
+            room_for_rows(device)
 
-    def attend_fresh(self, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
+    def attend_rows(self, pages: LayerPages, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
         if self.flash is None or not batch.causal or q.dtype == torch.float32:
             return False
-        function, options = self.flash
         starts = batch.query_start_loc[part.first : part.last + 1]
-        if self.sinks is not None:
-            options = options | {"s_aux": self.sinks}
+        if part.fresh:
+            self._flash(part, q, k, v, out, starts, starts, self.sinks)
+            return True
+        past, key_starts = part.most_tokens - part.most_queries, part.key_starts
+        unseen = max(0, past + 1 - self.sliding_window) // PAGE_TOKENS if self.sliding_window else 0  # blocks, which vLLM may have dropped
+        if unseen:
+            key_starts = (key_starts - unseen * PAGE_TOKENS).clamp_(min=0)
+        blocks = batch.block_table[part.first, unseen : -(-past // PAGE_TOKENS)]
+        own, group = slice(part.first_row, part.last_row), self.num_heads // self.num_kv_heads
+        for heads, keys, values in pages.rows(blocks, past - unseen * PAGE_TOKENS, k[own], v[own]):
+            of = slice(heads.start * group, heads.stop * group)
+            sinks = None if self.sinks is None else self.sinks[of]
+            self._flash(part, q[:, of], keys, values, out[:, of], starts, key_starts, sinks)
+        return True
+
+    def _flash(
+        self, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor, key_starts: Tensor | None, sinks: Tensor | None
+    ) -> None:
+        assert self.flash is not None
+        function, options = self.flash
+        if sinks is not None:
+            options = options | {"s_aux": sinks}
         function(
             q=q,
             k=k,
             v=v,
             out=out,
             cu_seqlens_q=starts,
-            cu_seqlens_k=starts,
+            cu_seqlens_k=key_starts,
             max_seqlen_q=part.most_queries,
-            max_seqlen_k=part.most_queries,
+            max_seqlen_k=part.most_tokens,
             softmax_scale=self.scale,
             causal=True,
             window_size=[self.sliding_window - 1 if self.sliding_window else -1, 0 if self.sliding_window else -1],
             softcap=self.logits_soft_cap,
             **options,
         )
-        return True
 
 
-class Backend(AttentionBackend):  # type: ignore[misc]
+class Backend(impl.Backend, AttentionBackend):  # type: ignore[misc]
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    customize_spec = staticmethod(impl.customize_spec)
 
     @staticmethod
     def get_name() -> str:
@@ -78,14 +96,6 @@ class Backend(AttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_impl_cls() -> type[Impl]:
         return Impl
-
-    @staticmethod
-    def get_builder_cls() -> type[Builder]:
-        return Builder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
-        return [PAGE_TOKENS]
 
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
@@ -98,10 +108,6 @@ class Backend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 16 == 0 and head_size <= MAX_HEAD_DIM
-
-    @classmethod
-    def supports_kv_cache_dtype(cls, kv_cache_dtype: Any) -> bool:
-        return is_ours(kv_cache_dtype)
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import structs as s
 from ..codec import Codec
+from ..gpu import SCRATCH_BYTES, GpuCodec, Numbers, call, pointer, type_of
 from ..library import PAGE_TOKENS, check, library, text_buffer
-from ..paged import _GpuCodec
 from . import Stored
 from .codecs import codecs
 
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
-_SCRATCH_BYTES = 129 << 20  # KVANT_CUDA_SCRATCH_BYTES
+_ROWS_BYTES = 256 << 20  # of keys and values that chunks of prompts see as rows
 _workspaces: dict[tuple[str, int], Tensor] = {}  # by GPU and head_dim: vLLM's attention runs on one stream
+_rows: dict[str, Tensor] = {}  # by GPU
 
 
 def workspace(head_dim: int, device: torch.device) -> Tensor:
@@ -29,73 +28,85 @@ def workspace(head_dim: int, device: torch.device) -> Tensor:
             text = text_buffer()
             check("GPU", library().kvant_cuda_available(text, len(text)), text)
             raise RuntimeError("kvant: libkvant_cuda has no code for this GPU")
-        _workspaces[key] = torch.zeros(size + _SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        _workspaces[key] = torch.zeros(size + SCRATCH_BYTES, dtype=torch.uint8, device=device)
     return _workspaces[key]
 
 
-def _call(name: str, arguments: Any, device: torch.device) -> None:
-    """On the stream that is current on the current GPU."""
-    stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else None
-    check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream))
-
-
-def _floats(address: int, n: int) -> np.ndarray:
-    return np.ctypeslib.as_array((c.c_float * n).from_address(address))
-
-
-class Numbers:
-    """What a calibration gives the codecs of a role's kv heads, on the GPU; None: nothing."""
-
-    def __init__(self, made: Sequence[Codec], device: torch.device) -> None:
-        self.head_dim, self.device, self.tables = made[0].head_dim, device, [self._tables(codec) for codec in made]
-        first = self.tables[0]
-        self.n_weights = first.n_weights
-        self.center, self.scale = self._gather("center", self.head_dim), self._gather("scale", self.head_dim)
-        self.weights, self.inverse = (self._gather(name, first.n_weights) for name in ("weights", "inverse_weights"))
-        self.centroids = self._gather("centroids", first.n_centroids)
-        pivots, columns = self._gather("pivots", self.head_dim), self._gather("columns", self.head_dim**2)
-        self.feedback = None if pivots is None else torch.cat([pivots, columns], 1).contiguous()
-        self.has_matrix = first.n_weights > self.head_dim
-        diagonal = None if self.has_matrix else self.inverse
-        parts = [x for x in (self.scale, diagonal) if x is not None]
-        self.attention_scale = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else None
-
-    @staticmethod
-    def _tables(codec: Codec) -> Any:
-        tables = s.CudaTables.new()
-        check("codec tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(tables)))
-        return tables
-
-    def _gather(self, name: str, n: int) -> Tensor | None:
-        """[kv heads, n]."""
-        addresses = [getattr(tables, name) for tables in self.tables]
-        if not n or not addresses[0]:
-            return None
-        return torch.from_numpy(np.stack([_floats(address, n) for address in addresses])).to(self.device)
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def room_for_rows(device: torch.device) -> Tensor:
+    key = str(device)
+    if key not in _rows:
+        _rows[key] = torch.empty(_ROWS_BYTES, dtype=torch.uint8, device=device)
+    return _rows[key]
 
 
 class Role:
-    def __init__(self, made: Sequence[Codec], base: int, block_stride: int, head_stride: int, device: Any) -> None:
-        self.codec, self.numbers, self.codecs = _GpuCodec.of(made[0]), Numbers(made, device), made
-        self.pages = s.CudaPages(base, block_stride, head_stride)
+    def __init__(self, made: Sequence[Codec], base: int, block_stride: int, head_stride: int, device: torch.device) -> None:
+        self.codec, self.codecs, self.device = GpuCodec.of(made[0]), made, device
+        self.base, self.block_stride, self.head_stride = base, block_stride, head_stride
+        self.numbers = numbers = Numbers([made], device)  # of one layer
+        self.has_matrix = numbers.n_weights > made[0].head_dim
+        parts = [x for x in (numbers.scale, None if self.has_matrix else numbers.inverse_weights) if x is not None]
+        self.attention_scale = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else None
+        if self.has_matrix:
+            self._back, self._back_scale = self._matrix_back(made[0].head_dim)
 
-    def rows(self, rows: Tensor) -> Any:
+    def _matrix_back(self, dim: int) -> tuple[Tensor, float]:
+        """W^-1 with a row's scale, [kv heads, head_dim, head_dim] in fp16, and what all of it was divided by."""
+        assert self.numbers.inverse_weights is not None
+        matrix = self.numbers.inverse_weights[0].view(-1, dim, dim).transpose(1, 2)
+        if self.numbers.scale is not None:
+            matrix = matrix * self.numbers.scale[0][:, None]
+        most = float(matrix.abs().max())
+        return (matrix / most).half().contiguous(), most
+
+    def pages(self, head: int = 0) -> Any:
+        return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
+
+    def written(self, rows: Tensor) -> Any:
         """The structure of an append of rows [n, kv heads, head_dim], each contiguous."""
-        numbers = self.numbers
         return s.CudaRows(
             codec=self.codec.handle,
-            pages=self.pages,
+            pages=self.pages(),
             rows=rows.data_ptr(),
             token_stride=rows.stride(0),
             head_stride=rows.stride(1),
-            center=pointer(numbers.center),
-            scale=pointer(numbers.scale),
-            weights=pointer(numbers.weights),
+            center=pointer(self.numbers.center),
+            scale=pointer(self.numbers.scale),
+            weights=pointer(self.numbers.weights),
         )
+
+    def read(self, blocks: Tensor, heads: slice, out: Tensor, room: Tensor) -> None:
+        """Rows of some kv heads of whole blocks, int32 [n], to out [64 n, heads, head_dim]. room: of as many 16-bit numbers."""
+        if not self.has_matrix:
+            self._decode(blocks, heads, out, False)
+            return
+        turned, rows = out.view(torch.float16), room.view(torch.float16).view(out.shape[1], len(out), -1)
+        self._decode(blocks, heads, turned, True)
+        torch.bmm(turned.transpose(0, 1), self._back[heads], out=rows)
+        assert self.numbers.center is not None  # of transform=file
+        torch.add(self.numbers.center[0, heads], rows.transpose(0, 1), alpha=self._back_scale, out=out)
+
+    def _decode(self, blocks: Tensor, heads: slice, out: Tensor, transformed: bool) -> None:
+        of = self.numbers
+        numbers = (None, None, None) if transformed else (of.center, of.scale, of.inverse_weights)
+        center, scale, inverse, centroids = (None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids))
+        arguments = s.CudaDecodeArgs.new(
+            codec=self.codec.handle,
+            pages=self.pages(heads.start),
+            blocks=blocks.data_ptr(),
+            n_blocks=len(blocks),
+            n_kv_heads=out.shape[1],
+            type=type_of(out),
+            out=out.data_ptr(),
+            token_stride=out.stride(0),
+            head_stride=out.stride(1),
+            center=center,
+            scale=scale,
+            inverse_weights=inverse,
+            transformed=transformed,
+            centroids=centroids,
+        )
+        call("decode", arguments, self.device)
 
 
 class LayerPages:
@@ -122,16 +133,31 @@ class LayerPages:
             return
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         arguments = s.CudaAppendArgs.new(
-            k=self.k.rows(keys),
-            v=self.v.rows(values),
-            type=_TYPES[keys.dtype],
+            k=self.k.written(keys),
+            v=self.v.written(values),
+            type=type_of(keys),
             n_tokens=len(slots),
             n_kv_heads=self.n_kv_heads,
             slots=slots.data_ptr(),
             k_feedback=pointer(self.k.numbers.feedback),
             centroids=(c.c_void_p * 2)(pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)),
         )
-        _call("append", arguments, self.device)
+        call("append", arguments, self.device)
+
+    def rows(self, blocks: Tensor, past: int, keys: Tensor, values: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Of a sequence whose first `past` tokens lie in blocks and whose others are rows [n, kv heads, head_dim]: rows of all,
+        per run of kv heads for which there is room. Each is valid until the next."""
+        n = past + len(keys)
+        room = room_for_rows(self.device).view(keys.dtype)
+        most = room.numel() // (2 * n * self.head_dim)
+        for first in range(0, self.n_kv_heads, max(1, most)):
+            heads = slice(first, min(first + most, self.n_kv_heads))
+            made = room[: 2 * n * (heads.stop - first) * self.head_dim].view(2, n, heads.stop - first, self.head_dim)
+            read = slice(len(blocks) * PAGE_TOKENS)
+            for role, newest, out in zip((self.k, self.v), (keys, values), made):  # values last: keys need their room
+                role.read(blocks, heads, out[read], made[1][read])
+                out[past:] = newest[:, heads]
+            yield heads, *made
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
         """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
@@ -141,31 +167,31 @@ class LayerPages:
             batch=part.last_row - part.first_row,
             n_heads=q.shape[1],
             n_kv_heads=self.n_kv_heads,
-            type=_TYPES[q.dtype],
+            type=type_of(q),
             q=q[rows].data_ptr(),
             q_batch_stride=q.stride(0),
             q_head_stride=q.stride(1),
-            inverse_weights=pointer(self.k.numbers.inverse),
+            inverse_weights=pointer(self.k.numbers.inverse_weights),
             out=turned[rows].data_ptr(),
         )
-        _call("transform_queries", arguments, self.device)
+        call("transform_queries", arguments, self.device)
         return turned
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
         """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
         if part.first_row == part.last_row:
             return
-        k, v, target = self.k.numbers, self.v.numbers, out
+        k, v, target = self.k, self.v, out
         if k.has_matrix:
             q, target = self._turned(q, part), torch.empty(out.shape, dtype=torch.float32, device=out.device)
         sinks = None if options.sinks is None else options.sinks.detach().to(self.device, torch.float32).contiguous()
         room, table = workspace(self.head_dim, self.device), batch.block_table
         n_blocks = -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]  # few: more heads fit into the workspace
         arguments = s.CudaAttentionArgs.new(
-            k_codec=self.k.codec.handle,
-            v_codec=self.v.codec.handle,
-            k=self.k.pages,
-            v=self.v.pages,
+            k_codec=k.codec.handle,
+            v_codec=v.codec.handle,
+            k=k.pages(),
+            v=v.pages(),
             block_table=table[part.first].data_ptr(),
             table_stride=table.stride(0),
             blocks_per_row=n_blocks,
@@ -173,13 +199,13 @@ class LayerPages:
             batch=part.last - part.first,
             n_heads=q.shape[1],
             n_kv_heads=self.n_kv_heads,
-            type=_TYPES[q.dtype],
+            type=type_of(q),
             q=q.data_ptr(),
             q_head_stride=q.stride(1),
             out=target.data_ptr(),
             out_head_stride=target.stride(1),
             scale=options.scale,
-            v_center=pointer(v.center),
+            v_center=pointer(v.numbers.center),
             k_scale=pointer(k.attention_scale),
             v_scale=pointer(v.attention_scale),
             workspace=room.data_ptr(),
@@ -192,9 +218,9 @@ class LayerPages:
             window=options.window,
             logit_softcap=options.softcap,
             sinks=pointer(sinks),
-            centroids=(c.c_void_p * 2)(pointer(k.centroids), pointer(v.centroids)),
+            centroids=(c.c_void_p * 2)(pointer(k.numbers.centroids), pointer(v.numbers.centroids)),
         )
-        _call("attention", arguments, self.device)
+        call("attention", arguments, self.device)
         if target is not out:
             rows = slice(part.first_row, part.last_row)
             out[rows] = target[rows].to(out.dtype)

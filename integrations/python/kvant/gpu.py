@@ -1,0 +1,111 @@
+"""What calls of libkvant's GPU side need: codecs there, the numbers that a calibration gives them, and the stream."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as c
+from typing import Any, Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .codec import Codec
+from .library import PAGE_TOKENS, Owned, check, library, text_buffer
+from .structs import CodecInfo, CudaTables
+
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
+_LEARNT_TOGETHER = 512  # rows, as a cache writes them
+SCRATCH_ROWS, SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
+
+
+def type_of(tensor: Tensor) -> int:
+    return _TYPES[checks.name_of(tensor.dtype)]
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@contextlib.contextmanager
+def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
+    """run(name, arguments): kvant_cuda_NAME on the current stream of a GPU; on a CPU it is the tests' stand-in."""
+    on_gpu = device.type != "cpu"
+    with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+        yield lambda name, arguments: check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream))
+
+
+def call(name: str, arguments: Any, device: torch.device) -> None:
+    with calls(device) as run:
+        run(name, arguments)
+
+
+class GpuCodec(Owned):
+    """The GPU's side of a codec."""
+
+    def __init__(self, make: Callable[..., int], what: str, source: Any, *text: Any) -> None:
+        super().__init__("kvant_cuda_codec_free")
+        check(what, make(source, c.byref(self._handle), *text, *map(len, text)), *text)
+        info = CodecInfo.new()
+        check("codec info", library().kvant_cuda_codec_get_info(self._handle, c.byref(info)))
+        self.page_bytes = info.page_bytes
+
+    @classmethod
+    def of(cls, codec: Codec) -> GpuCodec:
+        return cls(library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer())
+
+    def open(self) -> GpuCodec:
+        """The codec of open pages whose rows this one will quantise."""
+        return GpuCodec(library().kvant_cuda_codec_create_open, "open codec", self._handle)
+
+
+def tables(codec: Codec) -> Any:
+    """The numbers that a calibration gives a codec, which owns them."""
+    found = CudaTables.new()
+    check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
+    return found
+
+
+def learn(like: Codec, keys: Tensor, queries: Tensor) -> list[Codec]:
+    """Codecs like one with transform=first, per kv head, with centre and matrix as a cache on the CPU learns them: from rows of the
+    first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]."""
+    from .tensor import Tensor as Rows
+
+    quick = Codec(f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim)  # and learns the same
+    k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
+    rows, at = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)), torch.arange(len(k))
+    for part in zip(k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)):
+        here, asked, slots = (x.numpy() for x in part)
+        rows.note_queries(asked)
+        rows.write(slots, here)
+    return [rows.make_codec(rows.n_blocks - 1, head, like) for head in range(k.shape[1])]
+
+
+class Numbers:
+    """What a calibration gives the codecs of one role, [layers, kv heads, n] on a GPU each; None: nothing."""
+
+    def __init__(self, codecs: Sequence[Sequence[Codec]], device: torch.device) -> None:
+        """codecs: per layer one per kv head."""
+        self._found, self._device = [[tables(codec) for codec in layer] for layer in codecs], device
+        first, dim = self._found[0][0], codecs[0][0].head_dim
+        self.n_weights = first.n_weights
+        self.center, self.scale = self._gather("center", dim), self._gather("scale", dim)
+        self.weights, self.inverse_weights = (self._gather(name, first.n_weights) for name in ("weights", "inverse_weights"))
+        self.centroids = self._gather("centroids", first.n_centroids)
+        pivots, columns = self._gather("pivots", dim), self._gather("columns", dim * dim)
+        self.feedback = None if pivots is None or columns is None else torch.cat([pivots, columns], 2).contiguous()
+        del self._found
+
+    def _gather(self, name: str, n: int) -> Tensor | None:
+        if not n or not getattr(self._found[0][0], name):
+            return None
+        made = torch.empty(len(self._found), len(self._found[0]), n)
+        for layer, row in zip(made, self._found):
+            for head, table in zip(layer, row):
+                c.memmove(head.data_ptr(), getattr(table, name), 4 * n)
+        return made.to(self._device)
+
+    @property
+    def any(self) -> bool:
+        return any(x is not None for x in (self.center, self.scale, self.weights, self.centroids, self.feedback))

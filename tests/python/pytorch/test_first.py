@@ -1,0 +1,161 @@
+"""transform=first through KvantCache: queries reach the cache before the keys of the same tokens, padding left out, and tokens are
+those of a cache that rounds nothing."""
+
+import copy
+import unittest
+from unittest import mock
+
+import models
+import torch
+from common import TestCase
+from test_transformers import MODES, generate
+
+from kvant.cache import Cache
+from kvant.transformers import KvantCache
+from kvant.transformers.cache import KvantLayer
+
+SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
+NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows behind the matrix
+N = 700
+
+
+def make(implementation, device="cpu", **shape):
+    """A model whose channels of keys, and of queries, belong together, as those of trained models do."""
+    rope = {"rope_type": "default", "rope_theta": 1e12}  # most channels hardly turn
+    model, generator = models.make("llama", implementation, rope_parameters=rope, **shape), torch.Generator().manual_seed(7)
+    dim = model.config.head_dim
+    falling = torch.exp2(-6.4 / dim * torch.arange(dim))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for name in ("q_proj", "k_proj"):
+                mix = 1.5 / dim**0.5 * torch.randn(dim, dim, generator=generator) @ torch.diag(falling)
+                weight = getattr(layer.self_attn, name).weight
+                weight.copy_((mix @ weight.view(-1, dim, weight.shape[1])).reshape(weight.shape))
+    return model.to(device)
+
+
+class Watched:
+    """Keys and queries of the first layer, as the model makes them: [tokens, heads, head_dim] of the first sequence."""
+
+    def __enter__(self):
+        self.keys, self.queries, update, attend = [], [], KvantLayer.update, KvantLayer.attend
+
+        def updated(layer, k, v, *others, **named):
+            if layer.number == 0:
+                self.keys.append(k[0].transpose(0, 1))
+            return update(layer, k, v, *others, **named)
+
+        def attended(layer, query, *others):
+            if layer.number == 0:
+                self.queries.append(query[0].transpose(0, 1))
+            return attend(layer, query, *others)
+
+        self.patches = mock.patch.object(KvantLayer, "update", updated), mock.patch.object(KvantLayer, "attend", attended)
+        for patch in self.patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *error):
+        for patch in self.patches:
+            patch.stop()
+
+    def error(self, cache, first, end):
+        """Root mean square error of scores of the stored keys with queries of other tokens."""
+        k, q = torch.cat(self.keys), torch.cat(self.queries)
+        wrong = cache.layers[0].decoded(len(k))[0][0].transpose(0, 1)[first:end] - k[first:end]
+        asked = q[torch.arange(first, end) * 7 % len(q)].view(end - first, k.shape[1], -1, k.shape[2])
+        return float((asked * wrong[:, :, None]).sum(3).square().mean().sqrt())
+
+
+def prefill(model, cache, tokens, parts=(0, N)):
+    with torch.no_grad():
+        for first, end in zip(parts, parts[1:]):
+            model(tokens[:, first:end], past_key_values=cache)
+    return cache
+
+
+class Learns(TestCase):
+    device, shape = "cpu", {}
+
+    def setUp(self):
+        self.tokens = models.prompt(N, batch=1, padding=0)[0].to(self.device)
+
+    def make(self, implementation="kvant"):
+        return make(implementation, self.device, **self.shape)
+
+    def test_scores_err_less_than_with_factors(self):
+        """From the first tokens behind those in fp16 on, in one call and in several."""
+        model = self.make()
+        for parts in ((0, N), (0, 100, 350, N)):
+            found = []
+            for spec in (SPEC, PLAIN):
+                with Watched() as watched:
+                    cache = prefill(model, KvantCache(model.config, k=spec, v="f32"), self.tokens, parts)
+                    found.append(watched.error(cache, 64, N))
+            self.assertLess(found[0], 0.8 * found[1], parts)
+
+    def test_presets_learn(self):
+        model = self.make()
+        rows = [
+            prefill(model, KvantCache(model.config, **stored), self.tokens).layers[0].decoded(N)[0]
+            for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"})
+        ]
+        self.assertTrue(torch.equal(rows[0], rows[1]))
+        self.assertFalse(torch.equal(rows[0], rows[2]))
+
+    def test_other_implementations_give_no_queries(self):
+        model = self.make("sdpa")
+        rows = [prefill(model, KvantCache(model.config, k=spec), self.tokens).layers[0].decoded(N)[0] for spec in (SPEC, PLAIN)]
+        self.assertTrue(torch.equal(*rows))
+
+    def test_queries_of_padding_are_left_out(self):
+        """Of each sequence those of its own tokens are noted, in every layer; of single tokens none."""
+        model = self.make()
+        tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=30))
+        seen, note = [], Cache.note_queries
+
+        def noted(cache, layer, q):
+            seen.append((layer, len(q), cache.length(0, layer)))
+            note(cache, layer, q)
+
+        with mock.patch.object(Cache, "note_queries", noted), torch.no_grad():
+            cache = KvantCache(model.config)
+            model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
+            model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
+            model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
+        first = [x for layer in range(4) for x in ((layer, 70, 0), (layer, 100, 70))]
+        self.assertEqual(seen, first + [(layer, 100, 70) for layer in range(4) for _ in range(2)])
+
+
+class Tokens(TestCase):
+    def test_every_mode(self):
+        """Rows are fp16 behind the matrix that was learnt: tokens are those of the stock cache, but where two are as probable to
+        three digits, and behind such a place. With 4 bits few are."""
+        tokens, mask = models.prompt(100, padding=17)
+        for kind in ("llama", "gemma2", "mistral"):
+            stock, ours = models.twins(kind, "eager", "kvant")
+            same, coarse = [], []
+            for mode in MODES:
+                wanted = generate(stock, mode, tokens=tokens, mask=mask)[:, 100:]
+                for found, spec in ((same, NEARLY_EXACT), (coarse, SPEC)):
+                    cache = KvantCache(ours.config, k=spec, v="f32", exact=True)
+                    got = generate(ours, mode, cache, tokens=tokens, mask=mask)[:, 100:]
+                    found.append(float((got == wanted).float().mean()))
+            self.assertGreater(sum(same) / len(same), 0.9, kind)
+            self.assertLess(sum(coarse) / len(coarse), 0.7, kind)
+
+    def test_copies_and_rows_of_beams_are_the_same_cache(self):
+        model = make("kvant")
+        tokens = models.prompt(N, batch=1, padding=0)[0]
+        cache = prefill(model, KvantCache(model.config, max_sequences=16), tokens)
+        again = copy.deepcopy(cache)
+        again.batch_repeat_interleave(3)
+        again.reorder_cache(torch.tensor([2, 0, 0]))
+        rows = cache.layers[0].decoded(N)[0]
+        self.assertTrue(torch.equal(again.layers[0].decoded(N)[0], rows.expand(3, -1, -1, -1)))
+        cache.crop(-60)
+        self.assertTrue(torch.equal(cache.layers[0].decoded(640)[0], rows[:, :, :640]))
+
+
+if __name__ == "__main__":
+    unittest.main()
