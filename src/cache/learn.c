@@ -73,6 +73,11 @@ static void gather(const kvant_tensor *tensor, size_t unit, const float *row, bo
 
 /* Life */
 
+static bool is_of_values(const kvant_tensor *tensor)
+{
+    return kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
+}
+
 static void place(kvant_learning *l, size_t width)
 {
     const size_t triangle = kvant_triangle_size(l->part);
@@ -90,7 +95,7 @@ static void place(kvant_learning *l, size_t width)
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
     const size_t width = kvant_tensor_width(tensor);
-    if (!kvant_tensor_codec_info(tensor)->learns_transform)
+    if (!kvant_tensor_codec_info(tensor)->learns_transform || (is_of_values(tensor) && tensor->device))
         return KVANT_OK;
     kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
@@ -146,6 +151,32 @@ static void begin(kvant_learning *l)
     l->done = false;
 }
 
+/* Values that name no centre have none: it would cost them a page of fp16 for the first tokens. */
+static bool has_center(const kvant_tensor *tensor)
+{
+    return kvant_tensor_codec_info(tensor)->center != KVANT_CENTER_NONE;
+}
+
+/* Values have no queries. What reads sums of them is taken to be alike in all directions: random
+ * signs. */
+static void assume_queries(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    uint32_t random = 1;
+    for (size_t i = 0; i < SAMPLE_QUERIES * kvant_tensor_width(tensor); i++) {
+        random = 1664525 * random + 1013904223;
+        l->queries[i] = random >> 31 ? -1.0f : 1.0f;
+    }
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        l->n_queries[head] = SAMPLE_QUERIES;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        float *moment = l->units[unit].queries;
+        for (uint32_t i = 0; i < l->part; moment += ++i)
+            moment[i] = FEWEST_ROWS;
+        l->units[unit].n_queries = FEWEST_ROWS;
+    }
+}
+
 void kvant_learning_reset(kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
@@ -157,6 +188,8 @@ void kvant_learning_reset(kvant_tensor *tensor)
         forget_queries(l, &l->units[unit]);
     memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
     l->n_rows = l->stamp = 0;
+    if (is_of_values(tensor))
+        assume_queries(tensor);
 }
 
 /* Queries */
@@ -222,7 +255,7 @@ static void sample_queries(const query_job *job)
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    if (!tensor || !tensor->learning || !n_tokens)
+    if (!tensor || !tensor->learning || is_of_values(tensor) || !n_tokens)
         return false;
     return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
@@ -329,10 +362,11 @@ static double least_cost(const kvant_tensor *tensor, uint32_t head)
     const size_t at = (size_t)head * tensor->head_dim;
     const float *centre = tensor->versions[KVANT_CANDIDATE].center + at;
     double sum = 0;
+    const bool centred = has_center(tensor);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
         double keys = 0, queries = 0;
         for (uint32_t i = 0; i < l->n_rows; i++) {
-            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - centre[j];
+            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - (centred ? centre[j] : 0);
             keys += x * x;
         }
         for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
@@ -441,6 +475,17 @@ static void unpack(const float *sums, uint32_t n, const double *mean, const kvan
         }
 }
 
+/* Of a unit without a centre: moments about zero. */
+static void add_mean(const kvant_tensor *tensor, size_t unit, const double *mean, double *moment)
+{
+    const uint32_t n = tensor->learning->part;
+    float origin[KVANT_MAX_HEAD_DIM];
+    gather(tensor, unit, tensor->learning->origin, true, origin);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++)
+            moment[i * n + j] += (origin[i] + mean[i]) * (origin[j] + mean[j]);
+}
+
 static void solve_unit(void *context, size_t unit, uint32_t worker)
 {
     learn_job *job = context;
@@ -455,6 +500,8 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
         mean[j] = u->key[j] / (double)u->n_keys;
     unpack(u->keys, u->n_keys, mean, job->tensor, keys);
     unpack(u->queries, u->n_queries, NULL, job->tensor, queries);
+    if (!has_center(job->tensor))
+        add_mean(job->tensor, unit, mean, keys);
     job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n));
     kvant_free(keys);
 }

@@ -32,7 +32,7 @@ static const struct {
     { "tiny",
       "2.1 to 2.3 bits: the longest contexts, at a loss that shows",
       { "trellis-2:transform=file", "trellis-2:norm=file" },
-      { "trellis-2:transform=first", "trellis-2:norm=first" } },
+      { "trellis-2:transform=first", "trellis-2:transform=first" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
