@@ -29,7 +29,7 @@
  * many: rows lose least with a matrix that knows them. The last one comes from MOST_ROWS, leaves one
  * version unused, or was not worth it. */
 #define SECOND_ROWS 512u
-#define MOST_ROWS 4096u
+#define MOST_ROWS 2048u
 
 /* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
 #define WORTH_IT 0.95

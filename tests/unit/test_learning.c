@@ -90,6 +90,23 @@ static bool has_matrix(const fixture *f, uint32_t block)
     return f->tensor->versions[block_of(f, block, 0).version].weights != NULL;
 }
 
+static fixture make_values(const char *values_spec)
+{
+    return make_heads(values_spec, values_spec, KVANT_ROLE_V, 1, BLOCKS, 0);
+}
+
+static double row_error(const fixture *f, uint32_t first, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t slot = first; slot < first + n; slot++) {
+        float got[WIDTH];
+        read_slot(f, slot, got);
+        for (uint32_t j = 0; j < WIDTH; j++)
+            sum += (got[j] - f->rows[(size_t)slot * WIDTH + j]) * (double)(got[j] - f->rows[(size_t)slot * WIDTH + j]);
+    }
+    return sqrt(sum / n);
+}
+
 static void matrices_make_errors_of_scores_small(void **state)
 {
     const kind k = make_kind(1);
@@ -105,6 +122,30 @@ static void matrices_make_errors_of_scores_small(void **state)
     assert_true(score_error(&f, t, 64, 384) < 0.7 * score_error(&g, t, 64, 384));
     drop(&f);
     drop(&g);
+    free(t);
+}
+
+/* Values learn without queries: outputs of attention, sums of rows, err less. Where a centre is named it stays, with its page of fp16. */
+static void values_get_matrices_without_queries(void **state)
+{
+    const kind k = make_kind(31);
+    text *t = make_text(&k, 32);
+    fixture f = make_values(spec), g = make_values("turboquant-4:norm=first"), h = make_values("turboquant-4:transform=first,center=first");
+    fixture *all[] = { &f, &g, &h };
+    (void)state;
+    for (size_t i = 0; i < COUNT(all); i++) {
+        assert_false(kvant_tensor_wants_queries(all[i]->tensor, 200));
+        write_rows(all[i], 0, 448, t->rows, 448, 2);
+    }
+    assert_true(has_matrix(&f, 1) && !has_matrix(&g, 1) && has_matrix(&h, 1));
+    assert_int_equal(block_of(&f, 0, 0).state, KVANT_BLOCK_SEALED);
+    assert_int_equal(block_of(&h, 0, 0).state, KVANT_BLOCK_SINK);
+    assert_null(block_of(&f, 1, 0).affine.center);
+    assert_non_null(block_of(&h, 1, 0).affine.center);
+    assert_true(row_error(&f, 64, 384) < 0.9 * row_error(&g, 64, 384));
+    assert_true(row_error(&h, 64, 384) < row_error(&f, 64, 384));
+    for (size_t i = 0; i < COUNT(all); i++)
+        drop(all[i]);
     free(t);
 }
 
@@ -423,7 +464,8 @@ static void a_version_is_a_codec(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_make_errors_of_scores_small), cmocka_unit_test(without_queries_there_are_factors),
+        cmocka_unit_test(matrices_make_errors_of_scores_small),
+        cmocka_unit_test(values_get_matrices_without_queries), cmocka_unit_test(without_queries_there_are_factors),
         cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
         cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),

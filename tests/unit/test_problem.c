@@ -63,6 +63,7 @@ static const char *const pairs[][2] = {
     { "turboquant-4:center=first,norm=first", "turboquant-4:center=first,norm=first" },
     { "trellis-4:center=first,norm=first,recent=64", "turboquant-3:center=first" },
     { "int-4:axis=channel,center=first,norm=first", "int-4:norm=first,recent=70" },
+    { "turboquant-4:center=first,norm=first", "trellis-2:transform=first" },
     PAPERS({ "octopus-4:center=first", "octopus-4:center=first,norm=first" }, )
 };
 
