@@ -9,8 +9,8 @@
  * the first keys and queries. Where it sees no queries, factors even out channels. Keys get the
  * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
  * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
- * tokens, so only the preset for quality has it. At 2 bits a factor per channel takes a tenth off
- * the error of values. */
+ * tokens, so only the preset for quality has it. At 2 bits a
+ * matrix that was made from the rows themselves is worth more than a calibration, of values, too. */
 static const struct {
     const char *name, *summary;
     struct {
@@ -31,7 +31,7 @@ static const struct {
       { "trellis-3:transform=first", "trellis-3" } },
     { "tiny",
       "2.1 to 2.3 bits: the longest contexts, at a loss that shows",
-      { "trellis-2:transform=file", "trellis-2:norm=file" },
+      { "trellis-2:transform=first", "trellis-2:transform=first" },
       { "trellis-2:transform=first", "trellis-2:transform=first" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
