@@ -329,14 +329,13 @@ static void check_refused(const fixture *f, const exported *e, size_t at, uint16
 }
 
 /* Exported blocks bring their matrices; one that has no good inverse is refused. */
-static void moved_blocks_keep_their_matrices(void **state)
+static void moved_blocks_keep_matrices_of(kvant_role role)
 {
     static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00, 0x7e00 }; /* 0, -0, -1, infinity, NaN */
     const kind k = make_kind(21);
     text *t = make_text(&k, 22);
-    fixture f = make(spec, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
+    fixture f = make_heads(spec, spec, role, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
     const size_t matrix = HEADER + 2 * WIDTH * sizeof(float);
-    (void)state;
     put(&f, t, 0, 1100, 256, 2);
     for (uint32_t block = 0; block < BLOCKS; block++) {
         exported e = export_block(&f, block);
@@ -372,6 +371,13 @@ static void moved_blocks_keep_their_matrices(void **state)
     free(h.rows);
     drop(&f);
     free(t);
+}
+
+static void moved_blocks_keep_their_matrices(void **state)
+{
+    (void)state;
+    moved_blocks_keep_matrices_of(KVANT_ROLE_K);
+    moved_blocks_keep_matrices_of(KVANT_ROLE_V);
 }
 
 /* Beyond 128 channels W is block diagonal: rows come back, and scores stay, whatever the parts. */
