@@ -4,10 +4,9 @@
  * of the first of them, and of queries. The sums belong to one version: rows of another kind begin
  * new ones. n keys or queries of d channels say little of what two channels have in common, so means
  * beside the diagonal count n / (n + d DAMPING). */
-#include "learn.h"
+#include "judge.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -15,9 +14,6 @@
 #include "../base/parallel.h"
 #include "../calibration/moments.h"
 
-#define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
-#define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
-#define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
 
@@ -35,33 +31,8 @@
 /* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
 #define WORTH_IT 0.95
 
-/* Squared lengths of rows of ordinary text, in order, differ by this part of themselves, in the middle. */
-#define FEWEST_GAP 5e-4
-
 /* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
 #define MOST_LENGTH 16.0f
-
-typedef struct unit_sums {
-    uint32_t n_keys, n_queries, n_noted;
-    float *key;  /* sum of keys less the origin */
-    float *keys; /* lower triangles of sums of outer products, as the next two */
-    float *queries;
-    float *noted; /* queries since the last judgement */
-} unit_sums;
-
-typedef struct kvant_learning {
-    uint32_t part, n_units; /* channels of a unit; units of all kv heads */
-    uint32_t n_rows, n_rows_before; /* in the sample, now and before the last write */
-    uint32_t *n_queries;    /* ever put into the sample, per kv head */
-    uint32_t stamp;         /* of the version that the sums belong to */
-    uint32_t due;           /* keys that the next matrix waits for */
-    bool done;              /* enough was seen */
-    float *rows;            /* SAMPLE_ROWS x width */
-    float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
-    float *origin;          /* width */
-    float *sums;            /* the units' arrays */
-    unit_sums *units;
-} kvant_learning;
 
 static size_t sums_of_unit(const kvant_learning *l)
 {
@@ -153,12 +124,6 @@ static void begin(kvant_learning *l)
     }
     l->due = 0;
     l->done = false;
-}
-
-/* Values that name no centre have none: it would cost them a page of fp16 for the first tokens. */
-static bool has_center(const kvant_tensor *tensor)
-{
-    return kvant_tensor_codec_info(tensor)->center != KVANT_CENTER_NONE;
 }
 
 /* Values have no queries. What reads sums of them is taken to be alike in all directions: random
@@ -318,117 +283,6 @@ void kvant_learning_unsample(kvant_tensor *tensor)
     tensor->learning->n_rows = tensor->learning->n_rows_before;
 }
 
-/* Judging */
-
-static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
-{
-    return l->n_queries[head] < SAMPLE_QUERIES ? l->n_queries[head] : SAMPLE_QUERIES;
-}
-
-static double squares(const float *x, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sum += (double)x[i] * x[i];
-    return sum;
-}
-
-/* Squared error of sampled scores, up to a factor: the squared length of the keys in the version's
- * terms times that of the queries. */
-static double cost(const kvant_tensor *tensor, uint32_t head, uint32_t version)
-{
-    const kvant_learning *l = tensor->learning;
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
-    const uint32_t d = tensor->head_dim;
-    float y[KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
-    double keys = 0, queries = 0;
-    for (uint32_t i = 0; i < l->n_rows; i++) {
-        kvant_transform_forward(transform, kernels, &affine,
-                                l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d, y);
-        keys += squares(y, d);
-    }
-    for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
-        const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;
-        for (uint32_t j = 0; j < d; j++)
-            scaled[j] = affine.scale ? q[j] * affine.scale[j] : q[j];
-        kvant_transform_dual(transform, kernels, scaled, y);
-        queries += squares(y, d);
-    }
-    return keys * queries;
-}
-
-/* The least cost that factors of channels can have, about the candidate's centre. */
-static double least_cost(const kvant_tensor *tensor, uint32_t head)
-{
-    const kvant_learning *l = tensor->learning;
-    const size_t at = (size_t)head * tensor->head_dim;
-    const float *centre = tensor->versions[KVANT_CANDIDATE].center + at;
-    double sum = 0;
-    const bool centred = has_center(tensor);
-    for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        double keys = 0, queries = 0;
-        for (uint32_t i = 0; i < l->n_rows; i++) {
-            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - (centred ? centre[j] : 0);
-            keys += x * x;
-        }
-        for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
-            const double x = l->queries[(head * SAMPLE_QUERIES + i) * tensor->head_dim + j];
-            queries += x * x;
-        }
-        sum += sqrt(keys * queries);
-    }
-    return sum * sum;
-}
-
-static bool has_sample(const kvant_tensor *tensor)
-{
-    const kvant_learning *l = tensor->learning;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        if (sampled_queries(l, head) < FEWEST_ROWS)
-            return false;
-    return l->n_rows >= FEWEST_ROWS;
-}
-
-bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_VERSIONS])
-{
-    if (!tensor->learning || !has_sample(tensor))
-        return false;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-        excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const double best = least_cost(tensor, head);
-        for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-            if (excess[v] < INFINITY)
-                excess[v] += (best > 0 ? cost(tensor, head, v) / best : 1) / tensor->n_kv_heads;
-    }
-    return true;
-}
-
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* A token's key turns with its position, and keeps its length. */
-bool kvant_learning_is_monotonous(const kvant_tensor *tensor)
-{
-    const kvant_learning *l = tensor->learning;
-    double lengths[SAMPLE_ROWS], gaps[SAMPLE_ROWS];
-    if (!l || l->n_rows < FEWEST_ROWS)
-        return false;
-    const uint32_t width = (uint32_t)kvant_tensor_width(tensor), n = l->n_rows;
-    for (uint32_t i = 0; i < n; i++)
-        lengths[i] = squares(l->rows + (size_t)i * width, width);
-    qsort(lengths, n, sizeof *lengths, compare);
-    for (uint32_t i = 0; i + 1 < n; i++)
-        gaps[i] = lengths[i + 1] - lengths[i];
-    qsort(gaps, n - 1, sizeof *gaps, compare);
-    return gaps[n / 2] < FEWEST_GAP * lengths[n / 2];
-}
-
 /* Learning */
 
 typedef struct learn_job {
@@ -527,7 +381,7 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
         mean[j] = u->key[j] / (double)u->n_keys;
     unpack(u->keys, u->n_keys, mean, job->tensor, keys);
     unpack(u->queries, u->n_queries, NULL, job->tensor, queries);
-    if (!has_center(job->tensor))
+    if (!kvant_learns_center(job->tensor))
         add_mean(job->tensor, unit, mean, keys);
     job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n));
     kvant_free(keys);
@@ -573,8 +427,8 @@ static double cost_beside(const kvant_tensor *tensor, uint32_t version)
 {
     double sum = 0;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const double other = cost(tensor, head, version);
-        sum += other > 0 ? cost(tensor, head, KVANT_CANDIDATE) / other : 1;
+        const double other = kvant_sample_cost(tensor, head, version);
+        sum += other > 0 ? kvant_sample_cost(tensor, head, KVANT_CANDIDATE) / other : 1;
     }
     return sum / tensor->n_kv_heads;
 }
@@ -597,7 +451,7 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
     kvant_learning *l = job->tensor->learning;
     const uint32_t n = fewest(l, false);
     const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
-    if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !has_sample(job->tensor))
+    if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !kvant_sample_suffices(job->tensor))
         return KVANT_OK;
     l->due = n + n / 2 < SECOND_ROWS ? SECOND_ROWS : n + n / 2;
     l->done = n >= MOST_ROWS || n_unused < 2;

@@ -5,6 +5,7 @@
  *   open.c        open pages: taking, sealing, opening again
  *   versions.c    centres and scales: estimates from rows; the version of each row
  *   learn.c       matrices of transform=first, from rows and queries
+ *   judge.c       which version a sample of them errs least with
  *   weights.c     these matrices as transforms
  *   transfer.c    copies, export, import */
 #pragma once

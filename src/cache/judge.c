@@ -1,0 +1,115 @@
+/* judge.c - by which version a sample of rows and queries errs least (judge.h, learn.h). */
+#include "judge.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Squared lengths of rows of ordinary text, in order, differ by this part of themselves, in the middle. */
+#define FEWEST_GAP 5e-4
+
+static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
+{
+    return l->n_queries[head] < SAMPLE_QUERIES ? l->n_queries[head] : SAMPLE_QUERIES;
+}
+
+static double squares(const float *x, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += (double)x[i] * x[i];
+    return sum;
+}
+
+double kvant_sample_cost(const kvant_tensor *tensor, uint32_t head, uint32_t version)
+{
+    const kvant_learning *l = tensor->learning;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
+    const uint32_t d = tensor->head_dim;
+    float y[KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
+    double keys = 0, queries = 0;
+    for (uint32_t i = 0; i < l->n_rows; i++) {
+        kvant_transform_forward(transform, kernels, &affine,
+                                l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d, y);
+        keys += squares(y, d);
+    }
+    for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
+        const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;
+        for (uint32_t j = 0; j < d; j++)
+            scaled[j] = affine.scale ? q[j] * affine.scale[j] : q[j];
+        kvant_transform_dual(transform, kernels, scaled, y);
+        queries += squares(y, d);
+    }
+    return keys * queries;
+}
+
+/* The least cost that factors of channels can have, about the candidate's centre. */
+static double least_cost(const kvant_tensor *tensor, uint32_t head)
+{
+    const kvant_learning *l = tensor->learning;
+    const size_t at = (size_t)head * tensor->head_dim;
+    const float *centre = tensor->versions[KVANT_CANDIDATE].center + at;
+    double sum = 0;
+    const bool centred = kvant_learns_center(tensor);
+    for (uint32_t j = 0; j < tensor->head_dim; j++) {
+        double keys = 0, queries = 0;
+        for (uint32_t i = 0; i < l->n_rows; i++) {
+            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - (centred ? centre[j] : 0);
+            keys += x * x;
+        }
+        for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
+            const double x = l->queries[(head * SAMPLE_QUERIES + i) * tensor->head_dim + j];
+            queries += x * x;
+        }
+        sum += sqrt(keys * queries);
+    }
+    return sum * sum;
+}
+
+bool kvant_sample_suffices(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        if (sampled_queries(l, head) < FEWEST_ROWS)
+            return false;
+    return l->n_rows >= FEWEST_ROWS;
+}
+
+bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_VERSIONS])
+{
+    if (!tensor->learning || !kvant_sample_suffices(tensor))
+        return false;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const double best = least_cost(tensor, head);
+        for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+            if (excess[v] < INFINITY)
+                excess[v] += (best > 0 ? kvant_sample_cost(tensor, head, v) / best : 1) / tensor->n_kv_heads;
+    }
+    return true;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A token's key turns with its position, and keeps its length. */
+bool kvant_learning_is_monotonous(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    double lengths[SAMPLE_ROWS], gaps[SAMPLE_ROWS];
+    if (!l || l->n_rows < FEWEST_ROWS)
+        return false;
+    const uint32_t width = (uint32_t)kvant_tensor_width(tensor), n = l->n_rows;
+    for (uint32_t i = 0; i < n; i++)
+        lengths[i] = squares(l->rows + (size_t)i * width, width);
+    qsort(lengths, n, sizeof *lengths, compare);
+    for (uint32_t i = 0; i + 1 < n; i++)
+        gaps[i] = lengths[i + 1] - lengths[i];
+    qsort(gaps, n - 1, sizeof *gaps, compare);
+    return gaps[n / 2] < FEWEST_GAP * lengths[n / 2];
+}
