@@ -47,14 +47,14 @@ papers: all
 	for model in smollm2 qwen gemma; do \
 	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
 
+# After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes days.
 papers-long: all
-	mkdir -p $(BUILD)/papers
-	for run in smollm2:8192 qwen:32768 gemma:32768; do \
-	    model=$$($(FETCH) model $${run%:*}) && \
-	    $(PAPERS) -o bench/results/quality_long.csv -m "$$model" -c $${run#*:} long && \
-	    $(PYTHON) bench/record.py --append --set model=$${run%:*} bench/results/needle_long.csv -- $(BUILD)/bin/kvant needle \
-	        -m "$$model" -c 1024,4096,$${run#*:} --resume $(BUILD)/papers/needle_$${run%:*} --preset balanced --preset small \
-	        --stock q4_0 -k octopus-4:scale=norm -k turboquant-4:scale=norm -k int-4 -k bdr-4 --json || exit; done
+	text=$$($(FETCH) text) && \
+	for run in smollm2:8192:2048,8192 gemma:32768:2048,8192,32768; do \
+	    model=$$($(FETCH) model $${run%%:*}) && rest=$${run#*:} && long=$(BUILD)/long/$$(basename "$$model") && \
+	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $${rest%:*} --needles $${rest#*:} \
+	        -o $(BUILD)/long && KVANT_LIBRARY=$(BUILD)/lib/libkvant.so $(PYTHON) bench/long_contexts.py "$$long" \
+	        -o bench/results/long_contexts.csv --needles bench/results/needles.csv || exit; done
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
@@ -165,7 +165,7 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
-	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: days'
+	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'

@@ -3,7 +3,7 @@
 file. vLLM and kvant must be importable, kvant as a plug-in (its wheel).
 
     bench/bench_vllm.py speed --csv vllm.csv                  # Llama 3.1 8B's shape on a GPU
-    bench/bench_vllm.py speed --csv vllm.csv --caches auto,turboquant4,int4 --shapes 4x1024 --layers 8 --hidden 576 \\
+    bench/bench_vllm.py speed --csv vllm.csv --caches auto turboquant4 int4 --shapes 4x1024 --layers 8 --hidden 576 \\
         --heads 9 --kv-heads 3 --head-dim 64 --feed-forward 1536 --vocabulary 49152     # on a CPU
     bench/bench_vllm.py ids                                   # an exact codec beside vLLM's own cache: equal tokens?
 
@@ -32,17 +32,17 @@ COLUMNS = "device vllm model cache layers batch context tpot_ms tokens_per_s tok
 OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
 PRESETS = ("quality", "balanced", "small")
 FEW, MANY = 8, 40  # tokens of the two calls
-READY = 150  # seconds that an engine may take to start
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "ids", "engine"))
     model_shape.add_options(parser)
-    parser.add_argument("--caches", default="auto,turboquant4,fp8,int4,trellis4,int4_per_token_head")
+    parser.add_argument("--caches", nargs="+", default="auto turboquant4 fp8 int4 trellis4 int4_per_token_head".split())
     parser.add_argument("--shapes", default="64x4096,8x32768,256x8192", help="requests x context, with commas, for tpot_ms")
     parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
     parser.add_argument("--at-once", type=int, default=1, help="engines that start together; they are measured one by one")
+    parser.add_argument("--start", type=float, default=150, help="seconds that engines may take to start")
     parser.add_argument("--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON")
     parser.add_argument("--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
@@ -189,7 +189,7 @@ def speed_rows(a, llm):
     Filled.now = False
     for batch, context in shapes(a.prompts):
         prompts = prompts_of(batch, context, a.vocabulary)
-        times = [generate(llm, prompts, 1)[0] for _ in range(5)][1:]
+        times = [generate(llm, prompts, 1)[0] for _ in range(4)][1:]
         yield row(a, llm, batch, context) | {"ttft_ms": round(1e3 * statistics.median(times), 2)}
     Filled.now = True
     for batch, context in shapes(a.shapes):
@@ -233,7 +233,7 @@ class Engine:
         words = [sys.executable, __file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
         words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
         environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + READY
+        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + a.start
         self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -273,7 +273,7 @@ def write_csv(path, rows):
 
 
 def speed(a):
-    end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches.split(","))
+    end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches)
     while time.monotonic() < end and (some := list(itertools.islice(caches, a.at_once))):
         engines = [Engine(a, cache, "speed") for cache in some]
         for one in engines:
@@ -307,15 +307,15 @@ def ids(a):
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
-    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", "turboquant4", *against, *in_float)]
+    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
     for one in engines:
         one.ready()
-    made = [made for one in engines for made in one.rows()]
-    found = {x["name"]: [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in x["prompts"]] for x in made}
-    for name, other in found.items():
+    found = {}
+    for name, made in ((made["name"], made) for one in engines for made in one.rows()):
+        found[name] = [[(i, {int(j): p for j, p in of.items()}) for i, of in prompt] for prompt in made["prompts"]]
         stock = in_float[0] if name in in_float else "auto"
         if name != stock and stock in found:
-            print(f"{name} beside {stock}: {compare(found[stock], other)}", flush=True)
+            print(f"{name} beside {stock}: {compare(found[stock], found[name])}", flush=True)
     if not {"auto", "f32/f32"} <= found.keys():
         sys.exit("an engine did not start")
 
@@ -327,7 +327,7 @@ def main():
         run_engine(a)
         return
     with tempfile.TemporaryDirectory() as folder:
-        if a.what == "speed" and not set(PRESETS).isdisjoint(a.caches.split(",")) and "KVANT_VLLM_CALIBRATION" not in os.environ:
+        if a.what == "speed" and any(cache in PRESETS or "=file" in cache for cache in a.caches) and "KVANT_VLLM_CALIBRATION" not in os.environ:
             os.environ["KVANT_VLLM_CALIBRATION"] = f"{folder}/random.kvcal"
             write_calibration(a, os.environ["KVANT_VLLM_CALIBRATION"])
         {"speed": speed, "ids": ids}[a.what](a)

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
 
 import kvant  # noqa: E402
 import papers  # noqa: E402
+from kvant.codec import needs_calibration  # noqa: E402
 from kvant.transformers import KvantCache  # noqa: E402
 
 BATCH = 512  # tokens of a pass
@@ -94,6 +95,18 @@ def wanted(model, folder, calibration):
     return [(cache, {}) if isinstance(cache, str) else (name_of(cache), cache) for cache in caches]
 
 
+def of_group(group, model, folder, calibration):
+    """The configurations of a group of bench/papers.py."""
+    if group in ("octopus", "hqmq-books"):
+        caches = [{"settings": str(file)} for file in papers.GROUPS[group](model, folder)]
+    else:
+        caches = [spec(k, v) for k, v in papers.GROUPS[group]()]
+        for cache in caches:
+            if any(needs_calibration(cache[role], role) for role in "kv"):
+                cache["calibration"] = calibration
+    return [(name_of(cache), cache) for cache in caches]
+
+
 def name_of(options):
     if "preset" in options:
         return options["preset"]
@@ -110,14 +123,17 @@ class Run:
         self.model = AutoModelForCausalLM.from_pretrained(a.model.parent, gguf_file=a.model.name, dtype=torch.float32,
                                                           attn_implementation="sdpa").to(a.device).eval()
         self.arrays = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in np.load(a.model.with_suffix(".npz")).items()}
-        self.calibration = a.work / f"{a.model.stem}.kvcal"
+        self.clusters = tuple(int(n) for n in a.clusters.split(",")) if a.clusters else ()
+        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}.kvcal"
         self.who = dict(machine=torch.cuda.get_device_name() if a.device == "cuda" else "CPU", pytorch=torch.__version__.split("+")[0],
                         transformers=transformers.__version__, commit=a.commit, model=self.model_name,
                         command=f"long_contexts.py {a.model.name}")
 
     def calibrate(self):
         if not self.calibration.exists():
-            kvant.calibrate(self.model, self.arrays["calibration"][: self.a.calibrate]).save(self.calibration)
+            ids = self.arrays["calibration"][: self.a.calibrate]
+            kvant.calibrate(self.model, ids, clusters=self.clusters).save(self.calibration)
+            print(f"calibrated on {len(ids)} tokens after {time.monotonic() - self.begin:.0f} s", flush=True)
 
     def cache(self, name, options, tokens):
         if name in STOCK:
@@ -276,6 +292,8 @@ def main():
     parser.add_argument("--texts", type=int, help="needle texts of a kind and length, the first so many")
     parser.add_argument("--calibrate", type=int, default=8192, help="tokens")
     parser.add_argument("--caches", type=int, help="the first so many")
+    parser.add_argument("--group", choices=papers.GROUPS, help="configurations of bench/papers.py instead")
+    parser.add_argument("--clusters", help="sizes of sets of centroids in the calibration, with commas: for the group kmeans")
     parser.add_argument("--commit", default=papers_commit())
     a = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -292,7 +310,8 @@ def papers_commit():
 def measure(run):
     a, ids = run.a, run.arrays["contexts"]
     run.calibrate()
-    caches = [("f32", {}), *wanted(run.model_name, a.work, str(run.calibration))[: a.caches]]
+    which = run.model_name, a.work, str(run.calibration)
+    caches = [("f32", {}), *(of_group(a.group, *which) if a.group else wanted(*which))[: a.caches]]
     if a.output:
         table, ids = Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")), ids[: a.contexts, : a.ctx]
         reference = []

@@ -6,7 +6,7 @@ NAMES = "layers hidden heads kv_heads head_dim feed_forward vocabulary".split()
 
 
 def add_options(parser):
-    parser.add_argument("--model", choices=tuple(SHAPES), default="llama", help="the shape of Llama 3.1 8B or of Qwen3 8B, but")
+    parser.add_argument("--model", choices=tuple(SHAPES), default="llama", help="the shape of Llama 3.1 8B or Qwen3 8B, which the next options change")
     for name in NAMES:
         parser.add_argument("--" + name.replace("_", "-"), type=int)
 

@@ -5,8 +5,7 @@
 
 Every group is one `kvant eval`, whose rows bench/record.py appends. Complete groups are skipped and a broken group goes on
 where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
-runs all groups on three models, `make papers-long` the group `long` and needles at the models' own limits, which takes days on
-two cores.
+runs all groups on three models; bench/long_contexts.py measures long contexts on a GPU, and any group of these.
 """
 
 import argparse
@@ -116,15 +115,6 @@ def turboquant():
                     ("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
-LONG = ["--by-position", "8", "--stock", "q8_0", "--stock", "q4_0", "--preset", "quality", "--preset", "balanced", "--preset", "small"]
-
-
-def long():
-    """Contexts to the models' limits (-c), by position: presets, llama.cpp's types and a codec of each paper."""
-    return both("int-4", "bdr-4", f"hqmq-s96r6:{PAPERS_HQMQ},med3,median=page", "octopus-4:scale=norm", "innerq-base", "kivi-2",
-                "turboquant-4:scale=norm")
-
-
 GROUPS = {
     "bdr": bdr,
     "hqmq": hqmq,
@@ -136,7 +126,6 @@ GROUPS = {
     "hqmq-seeds": hqmq_seeds,
     "hqmq-books": hqmq_books,
     "kmeans": kmeans,
-    "long": long,
 }
 
 
@@ -146,7 +135,7 @@ def options_of(group, model, folder):
     pairs = GROUPS[group]()
     if model != "Gemma-3" and group == "bdr":  # heads of 64 have blocks of at most 64, the default
         pairs = [pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}]
-    return (LONG if group == "long" else []) + [word for k, v in pairs for word in ("-k", k, "-v", v)]
+    return [word for k, v in pairs for word in ("-k", k, "-v", v)]
 
 
 def have(path, model, group):
@@ -172,15 +161,13 @@ def main():
     if model is None:
         parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
     given.work.mkdir(parents=True, exist_ok=True)
-    for group in given.groups or [name for name in GROUPS if name != "long" and (name != "kmeans" or given.calibration)]:
+    for group in given.groups or [name for name in GROUPS if name != "kmeans" or given.calibration]:
         if group not in GROUPS:
             parser.error(f"no group {group!r}: {', '.join(GROUPS)}")
         if have(given.output, model, group):
             continue
         command = [given.kvant, "eval", "-m", str(given.model), "-f", given.text, "-c", given.ctx, "--chunks", given.chunks,
-                   "--resume", str(given.work / f"{model}_{group}"), "--json"]
-        if group != "long":  # it would be gigabytes
-            command += ["--base-cache", str(given.work)]
+                   "--resume", str(given.work / f"{model}_{group}"), "--base-cache", str(given.work), "--json"]
         command += options_of(group, model, given.work)
         if given.calibration:
             command += ["--calibration", given.calibration]

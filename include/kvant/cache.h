@@ -98,7 +98,7 @@ KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, in
 
 /* For transform=first: the queries of tokens whose rows are appended next (tensor.h), on the cache's device. Keys learn best
  * from the queries of their own tokens. Where nobody calls this, the queries of attention count for the rows after them. wants_queries:
- * as kvant_tensor_wants_queries; never on a GPU, as yet. */
+ * as kvant_tensor_wants_queries; on a GPU those of 64 tokens and more, until enough was learnt. */
 KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
 KVANT_API int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 

@@ -164,6 +164,13 @@ typedef struct kvant_block_info {
 KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                               kvant_block_info *info);
 
+/* Makes a codec like another one, of the tensor's role and head_dim, with the centre, scale and matrix
+ * that a kv head has in a block's version, as if a calibration gave them: for pages that lie elsewhere,
+ * as on a GPU (kvant_cuda_codec_from, kvant_cuda_codec_tables). The caller frees it.
+ * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                               const kvant_codec *like, kvant_codec **codec);
+
 typedef struct kvant_tensor_info {
     size_t size; /* set by the caller to sizeof(kvant_tensor_info) */
     kvant_role role;

@@ -418,6 +418,11 @@ static void start_thread(kvp_gather *g)
         give_up(g, "no thread");
 }
 
+bool kvp_gather_wants(const kvp_gather *g, size_t n)
+{
+    return g != NULL && g->state == GATHERS && n >= LEAST_BATCH;
+}
+
 void kvp_gather_rows(kvp_gather *g, const kvp_rows *keys, const kvp_rows *values, size_t n)
 {
     const uint32_t layer = keys->kv->shape.layer;

@@ -15,6 +15,9 @@ typedef struct kvp_gather kvp_gather;
 /* NULL without memory. */
 kvp_gather *kvp_gather_create(const kvp_learnt *learnt);
 
+/* Whether rows of a batch of n tokens would be looked at: else kvp_gather_rows needs none. */
+bool kvp_gather_wants(const kvp_gather *gather, size_t n);
+
 /* New rows of a layer: n of its keys and, of the same tokens, n of its values. */
 void kvp_gather_rows(kvp_gather *gather, const kvp_rows *keys, const kvp_rows *values, size_t n);
 

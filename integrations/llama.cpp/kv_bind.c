@@ -438,14 +438,14 @@ static void note_bound(const kvp_kv *kv)
 
 /* Once per context, when all of its tensors are bound. llama.cpp gives a device the last layers; those
  * before stay uncompressed. */
-static void tell(struct kvp_layers *layers, bool remote)
+static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
 
     if (++layers->n_bound < layers->n_tensors || layers->told)
         return;
     layers->told = true;
-    if (remote || layers->n_here < layers->n) /* a calibration is of all layers, and what a GPU stores is not seen */
+    if (layers->n_here != layers->n) /* a calibration is of all layers, with all heads of each (-sm tensor) */
         kvp_kv_context_stop_learning(layers, false);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
             layers->settings.label, layers->bits / layers->numbers, layers->n_here < layers->n ? layers->n_here : layers->n, layers->n,
@@ -477,7 +477,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
-        tell(kv->layers, kv->remote != NULL);
+        tell(kv->layers);
         return true;
     }
     kv->bind_failed = true;

@@ -313,15 +313,15 @@ static kvant_status gather_pages(attention_call *c)
 
 /* Calls */
 
-/* Queries through the matrix of transform=file, or through a dense rotation. */
-static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_args *args)
+/* Queries through the matrix of a calibration or a version, or through a dense rotation. */
+static kvant_status transform_queries(attention_call *c, const cuda_version *version, kvant_cuda_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     const size_t width = (size_t)args->n_heads * c->head_dim;
     const uint32_t n = c->batch * args->query_tokens;
     KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, n * width * sizeof(float), "memory for queries"));
     const kvant_cuda_query_args queries = { .size = sizeof queries,
-                                            .k_codec = keys->codec,
+                                            .k_codec = version->codec,
                                             .batch = n,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
@@ -329,7 +329,7 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
                                             .q = c->p->q,
                                             .q_batch_stride = c->p->q_token_stride,
                                             .q_head_stride = c->p->q_head_stride,
-                                            .inverse_weights = kvant_cuda_weights(keys, true),
+                                            .inverse_weights = version->inverse_weights,
                                             .out = c->memory->queries.at };
     kvant_cuda_turn_args turn = kvant_cuda_turning(keys, false);
     turn.rows = c->p->q, turn.token_stride = c->p->q_token_stride, turn.head_stride = c->p->q_head_stride;
@@ -339,7 +339,7 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = c->head_dim;
-    if (!keys->matrix)
+    if (!version->turns)
         return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
     args->k_scale = NULL;
     return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "queries");
@@ -414,6 +414,7 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
     const size_t rows = (size_t)args.batch * args.query_tokens * args.n_heads;
     float *outs = c->memory->partial.at;
     args.block_table = c->on_device + (size_t)part * c->n_blocks;
+    args.k_codec = k.codec;
     args.k_scale = k.attention_scale;
     args.v_scale = v.attention_scale;
     args.v_center = v.center;
@@ -425,13 +426,12 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
         args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
         args.sinks = NULL;
     }
-    const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K], *values = &c->layer->parts[KVANT_ROLE_V];
-    if (keys->matrix || keys->n_weights > c->head_dim)
-        KVANT_FORWARD(transform_queries(c, &args));
-    if (values->matrix)
+    if (k.turns || k.full)
+        KVANT_FORWARD(transform_queries(c, &k, &args));
+    if (v.turns)
         args.v_scale = NULL, args.v_center = v.turned_center;
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
-    return values->matrix ? turn_outputs(c, &args, v.attention_scale) : KVANT_OK;
+    return v.turns ? turn_outputs(c, &args, v.attention_scale) : KVANT_OK;
 }
 
 static kvant_status merge(attention_call *c)

@@ -6,6 +6,7 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
+#include "weights.h"
 
 #define MEMORY_ALIGN 256u /* of a part's arrays, as of the driver's allocations */
 #define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
@@ -94,7 +95,7 @@ static float *version_at(const cuda_part *part, uint32_t version)
            4 * version * kvant_tensor_width(part->tensor);
 }
 
-const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
+static const float *weights_of(const cuda_part *part, bool inverse)
 {
     const float *first = part->numbers + (inverse ? part->tensor->n_kv_heads * part->n_weights : 0);
     return part->n_weights ? first : NULL;
@@ -199,16 +200,53 @@ kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back)
 }
 
 /* R W (c / s) of a version, behind its other numbers. */
-static void turn_center(const kvant_tensor *tensor, float *numbers)
+static void turn_center(const kvant_tensor *tensor, uint32_t version, float *numbers)
 {
     const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         float x[KVANT_MAX_HEAD_DIM];
         for (size_t j = 0; j < d; j++)
-            x[j] = numbers[head * d + j] / numbers[width + head * d + j];
-        kvant_transform_forward(&tensor->codecs[head]->transform, kernels, NULL, x, numbers + 3 * width + head * d);
+            x[j] = numbers[head * d + j] / (tensor->versions[version].weights ? 1 : numbers[width + head * d + j]);
+        kvant_transform_forward(kvant_version_transform(tensor, version, head), kernels, NULL, x, numbers + 3 * width + head * d);
     }
+}
+
+/* A kv head's matrices. The first ones' codec is what kernels are told of all of them. */
+static kvant_status upload_head(cuda_part *part, uint32_t version, uint32_t head)
+{
+    const kvant_tensor *tensor = part->tensor;
+    const size_t size = (size_t)tensor->head_dim * tensor->head_dim, bytes = size * sizeof(float);
+    float *at = part->matrices[version] + head * size;
+    kvant_codec *codec;
+    KVANT_FORWARD(kvant_version_codec(tensor, version, head, tensor->codecs[head], &codec));
+    const kvant_transform_view view = kvant_codec_get_view(codec)->transform;
+    kvant_status status = kvant_cuda_memory_copy(at, view.weights, bytes, part->memory->stream);
+    if (status == KVANT_OK)
+        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, view.inverse_weights, bytes, part->memory->stream);
+    if (!part->full && status == KVANT_OK) {
+        status = kvant_cuda_codec_from(codec, &part->full, NULL, 0);
+        if (status == KVANT_OK)
+            status = kvant_cuda_codec_create_open(part->full, &part->full_open);
+        part->made = codec;
+    } else {
+        kvant_codec_free(&codec);
+    }
+    return status;
+}
+
+static kvant_status upload_matrices(cuda_part *part, uint32_t version)
+{
+    const size_t d = part->tensor->head_dim, heads = part->tensor->n_kv_heads;
+    void *memory = part->matrices[version];
+    if (!part->tensor->versions[version].weights)
+        return KVANT_OK;
+    if (!memory)
+        KVANT_FORWARD(kvant_cuda_memory_new(&memory, 2 * heads * d * d * sizeof(float)));
+    part->matrices[version] = memory;
+    for (uint32_t head = 0; head < heads; head++)
+        KVANT_FORWARD(upload_head(part, version, head));
+    return KVANT_OK;
 }
 
 static void upload_version(cuda_part *part, uint32_t version)
@@ -225,11 +263,12 @@ static void upload_version(cuda_part *part, uint32_t version)
                 (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
     }
     if (kvant_version_affine(tensor, version, 0).center)
-        turn_center(tensor, numbers);
+        turn_center(tensor, version, numbers);
     kvant_cuda_note(part->memory,
                     kvant_cuda_memory_copy(version_at(part, version), numbers, 4 * width * sizeof *numbers,
                                            part->memory->stream),
                     "centres and scales");
+    kvant_cuda_note(part->memory, upload_matrices(part, version), "matrices");
     part->stamps[version] = tensor->versions[version].stamp;
 }
 
@@ -242,8 +281,24 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
     const bool diagonal = part->n_weights == tensor->head_dim;
     if (part->stamps[version] != tensor->versions[version].stamp)
         upload_version(part, version);
-    return (cuda_version){ used.center ? at : NULL, used.scale ? at + width : NULL,
-                           used.scale || diagonal ? at + 2 * width : NULL, used.center ? at + 3 * width : NULL };
+    cuda_version v = { .center = used.center ? at : NULL,
+                       .scale = used.scale ? at + width : NULL,
+                       .attention_scale = used.scale || diagonal ? at + 2 * width : NULL,
+                       .turned_center = used.center ? at + 3 * width : NULL,
+                       .weights = weights_of(part, false),
+                       .inverse_weights = weights_of(part, true),
+                       .codec = part->codec,
+                       .open_codec = part->open_codec,
+                       .full = part->n_weights > tensor->head_dim,
+                       .turns = kvant_cuda_turns(part, version) };
+    if (tensor->versions[version].weights && part->full) { /* else an error is noted */
+        v.weights = part->matrices[version];
+        v.inverse_weights = v.weights + width * tensor->head_dim;
+        v.codec = part->full;
+        v.open_codec = part->full_open;
+        v.full = true;
+    }
+    return v;
 }
 
 /* Memory */
@@ -440,6 +495,11 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
             kvant_cuda_codec_free(&part->codec);
             kvant_cuda_codec_free(&part->open_codec);
         }
+        kvant_cuda_codec_free(&part->full);
+        kvant_cuda_codec_free(&part->full_open);
+        kvant_codec_free(&part->made);
+        for (uint32_t version = 0; version < KVANT_MAX_VERSIONS; version++)
+            kvant_cuda_memory_free(part->matrices[version]);
         kvant_cuda_memory_free(part->numbers);
         kvant_cuda_memory_free(part->feedback);
         kvant_cuda_memory_free(part->centroids);

@@ -24,6 +24,9 @@ typedef struct cuda_part {
     kvant_tensor *tensor;
     kvant_role role;
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
+    kvant_cuda_codec *full, *full_open;   /* the same for versions with a matrix; NULL: there was none */
+    kvant_codec *made;                    /* what these were made of */
+    float *matrices[KVANT_MAX_VERSIONS];  /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
     bool owns_codecs;                     /* else an earlier layer's */
     void *pages;                          /* in the memory's pages: of the tensor, then of rows that wait */
     float *exact;                         /* there too: the rows that wait, as floats */
@@ -154,10 +157,13 @@ static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t la
 }
 
 /* Centre and scale of a version on the device, of all kv heads, or NULL; attention_scale: what
- * queries or outputs are multiplied by; turned_center: R W (c / s). Copies them there when they have
- * changed. */
+ * queries or outputs are multiplied by; turned_center: R W (c / s); weights: of all kv heads, or NULL. Copies
+ * them there when they have changed. full: weights are matrices, with the rotation; turns: kernels do not
+ * know the rotation. */
 typedef struct cuda_version {
-    const float *center, *scale, *attention_scale, *turned_center;
+    const float *center, *scale, *attention_scale, *turned_center, *weights, *inverse_weights;
+    const kvant_cuda_codec *codec, *open_codec;
+    bool full, turns;
 } cuda_version;
 
 cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
@@ -165,8 +171,11 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
 /* Rows through a part's dense rotation, or back. */
 kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back);
 
-/* n_kv_heads x n_weights on the device, or NULL. */
-const float *kvant_cuda_weights(const cuda_part *part, bool inverse);
+/* Whether rows, queries and outputs of a version pass through the part's dense rotation. */
+static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)
+{
+    return part->matrix && !part->tensor->versions[version].weights;
+}
 
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
 

@@ -38,12 +38,12 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
     cuda_memory *memory = r->part->memory;
     const kvant_tensor *tensor = r->part->tensor;
     const cuda_version v = kvant_cuda_version(r->part, version);
-    const bool dense = r->part->matrix != NULL;
+    const bool dense = v.turns;
     const int32_t *at = memory->tables.at;
     memory->n_copied = 0;
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream), "tables"));
     const kvant_cuda_decode_args args = { .size = sizeof args,
-                                          .codec = open ? r->part->open_codec : r->part->codec,
+                                          .codec = open ? v.open_codec : v.codec,
                                           .pages = kvant_cuda_pages_of(r->part, open),
                                           .blocks = at,
                                           .n_blocks = n,
@@ -54,7 +54,7 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
                                           .head_stride = tensor->head_dim,
                                           .center = dense ? v.turned_center : v.center,
                                           .scale = dense ? NULL : v.scale,
-                                          .inverse_weights = dense ? NULL : kvant_cuda_weights(r->part, true),
+                                          .inverse_weights = dense ? NULL : v.inverse_weights,
                                           .to = at + TOGETHER,
                                           .transformed = dense };
     return kvant_cuda_said(kvant_cuda_decode(&args, memory->stream), "reading rows");
@@ -66,7 +66,7 @@ static kvant_status turn(const reading *r)
     const size_t width = kvant_tensor_width(r->part->tensor);
     for (uint32_t i = 0; i < r->n && r->part->matrix; i++) {
         kvant_cuda_turn_args args = kvant_cuda_turning(r->part, true);
-        if (r->table[i] < 0)
+        if (r->table[i] < 0 || !kvant_cuda_turns(r->part, r->part->tensor->blocks[r->table[i]].version))
             continue;
         args.rows = args.out = r->rows + i * KVANT_PAGE_TOKENS * width;
         args.token_stride = args.out_token_stride = width;

@@ -167,7 +167,10 @@ static kvant_status make_room(attention_call *c, bool dense)
 static bool is_dense(const attention_call *c)
 {
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
-    return k->matrix || v->matrix || k->n_weights > c->head_dim;
+    bool full = k->n_weights > c->head_dim;
+    for (uint32_t part = 0; part < c->n_parts; part++)
+        full |= k->tensor->versions[c->versions[part][KVANT_ROLE_K]].weights != NULL;
+    return k->matrix || v->matrix || full;
 }
 
 static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number, kvant_steps_info *info)
@@ -197,6 +200,18 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     return make_room(&c, is_dense(&c));
 }
 
+/* Which versions have matrices, and where: a version's number may have become another's. */
+static uint64_t fingerprint_matrices(const cuda_layer *l, const step_layer *layer, uint64_t state)
+{
+    const cuda_part *k = &l->parts[KVANT_ROLE_K];
+    for (uint32_t part = 0; part < layer->n_parts; part++) {
+        const uint8_t version = layer->versions[part][KVANT_ROLE_K];
+        const void *at = k->tensor->versions[version].weights ? k->matrices[version] : NULL;
+        state = kvant_fnv1a(state, &at, sizeof at);
+    }
+    return state;
+}
+
 /* Of all that a graph holds by value. */
 static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
@@ -211,6 +226,7 @@ static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
             continue;
         state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions, 2 * layer->n_parts);
         state = kvant_fnv1a(state, layer->rows, steps->batch * sizeof *layer->rows);
+        state = fingerprint_matrices(kvant_cuda_layer(cache, i), layer, state);
     }
     return state;
 }
@@ -291,7 +307,7 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
         *rows = kvant_cuda_rows_of(&a);
         rows->pages = kvant_cuda_call_pages(c, role);
-        if (a.part->matrix) { /* turned already: in a call of its own */
+        if (kvant_cuda_turns(a.part, a.version)) { /* turned already: in a call of its own */
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;
             *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };

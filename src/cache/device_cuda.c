@@ -5,9 +5,11 @@
  * stream. Rows of ordinary size never leave the GPU. The host looks at rows with large numbers,
  * which may not fit their codec. With params.asynchronous nobody waits for that: kernels leave such
  * rows out, and the next call says so. Of rows that centre or scale are learnt from the host reads
- * sums, once in 64 rows. */
+ * sums, once in 64 rows; and long batches, with their queries, until it has learnt enough for a matrix
+ * (transform=first). */
 #include <string.h>
 
+#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "cuda_layers.h"
 
@@ -36,7 +38,7 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
 {
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_version version = kvant_cuda_version(a->part, a->version);
-    kvant_cuda_rows rows = { .codec = a->open ? a->part->open_codec : a->part->codec,
+    kvant_cuda_rows rows = { .codec = a->open ? version.open_codec : version.codec,
                              .pages = a->waits ? kvant_cuda_pending_pages(a->part)
                                                 : kvant_cuda_pages_of(a->part, a->open),
                              .rows = a->rows,
@@ -44,8 +46,8 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
                              .head_stride = tensor->head_dim,
                              .center = version.center,
                              .scale = version.scale,
-                             .weights = kvant_cuda_weights(a->part, false) };
-    if (a->part->matrix)
+                             .weights = version.weights };
+    if (version.turns)
         turn_rows(a, &rows);
     return rows;
 }
@@ -63,6 +65,11 @@ static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
     return to;
 }
 
+static bool is_turned(const cuda_append *a)
+{
+    return kvant_cuda_turns(a->part, a->version);
+}
+
 /* Keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
@@ -78,7 +85,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
         args.k = kvant_cuda_rows_of(k);
     if (v)
         args.v = kvant_cuda_rows_of(v);
-    args.transformed = any->part->matrix != NULL;
+    args.transformed = is_turned(any);
     args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
     args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
@@ -88,7 +95,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && k->waits == v->waits && !k->part->matrix == !v->part->matrix &&
+    if (k->part && v->part && k->n == v->n && k->waits == v->waits && is_turned(k) == is_turned(v) &&
         memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
         launch(memory, k, v);
     } else {
@@ -321,6 +328,45 @@ kvant_status kvant_cuda_refused(cuda_memory *memory)
                       "cache on cuda: rows of an earlier append were refused, and count as zeros or as what was there before");
 }
 
+static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
+{
+    return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
+}
+
+/* On the host, where matrices are made. */
+static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
+{
+    kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K);
+    kvant_queries host = *queries;
+    if (!wants_queries(cache, layer, queries->n_tokens))
+        return KVANT_OK;
+    KVANT_RETURN_IF(!queries->n_heads, KVANT_ERR_ARGUMENT);
+    const size_t n = (queries->n_tokens - 1) * queries->token_stride + (queries->n_heads - 1) * queries->head_stride + keys->head_dim;
+    float *copy = kvant_alloc(n, sizeof *copy);
+    KVANT_RETURN_IF(!copy, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for queries"));
+    kvant_status status = kvant_cuda_said(
+        kvant_cuda_memory_read(copy, queries->q, n * sizeof *copy, ((cuda_memory *)cache->memory)->stream), "queries");
+    host.q = copy;
+    if (status == KVANT_OK)
+        status = kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
+    kvant_free(copy);
+    return status;
+}
+
+/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
+static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                           const kvant_attention_problem *p)
+{
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = p->q,
+                                    .token_stride = p->q_token_stride,
+                                    .head_stride = p->q_head_stride,
+                                    .n_tokens = n_sequences * p->n_queries,
+                                    .n_heads = p->n_heads };
+    KVANT_FORWARD(kvant_cuda_layers_attend(cache, layer, sequences, n_sequences, p));
+    return cache->noted[layer] == KVANT_NOTED_NONE ? note_queries(cache, layer, &queries) : KVANT_OK;
+}
+
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     cuda_memory *memory = cache->memory;
@@ -341,8 +387,10 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
 const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .destroy = kvant_cuda_layers_destroy,
                                          .append = append,
-                                         .attend = kvant_cuda_layers_attend,
+                                         .attend = attend,
                                          .read = kvant_cuda_layers_read,
+                                         .note_queries = note_queries,
+                                         .wants_queries = wants_queries,
                                          .steps_begin = kvant_cuda_steps_begin,
                                          .steps_next = kvant_cuda_steps_next,
                                          .step = kvant_cuda_step };

@@ -85,7 +85,7 @@ static void place(kvant_learning *l, size_t width)
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
     const size_t width = kvant_tensor_width(tensor);
-    if (!kvant_tensor_codec_info(tensor)->learns_transform || tensor->device)
+    if (!kvant_tensor_codec_info(tensor)->learns_transform)
         return KVANT_OK;
     kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
@@ -217,7 +217,10 @@ static void sample_queries(const query_job *job)
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    return tensor && tensor->learning && n_tokens && (!tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS);
+    if (!tensor || !tensor->learning || !n_tokens)
+        return false;
+    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
+                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
 }
 
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
@@ -246,6 +249,11 @@ static bool is_kept(const kvant_tensor *tensor, int64_t slot)
     const uint32_t index = tensor->blocks[slot / KVANT_PAGE_TOKENS].index;
     return index < tensor->sink_blocks &&
            index * KVANT_PAGE_TOKENS + slot % KVANT_PAGE_TOKENS < kvant_tensor_codec_info(tensor)->sink_tokens;
+}
+
+bool kvant_learning_looks(const kvant_tensor *tensor)
+{
+    return tensor->learning && !tensor->learning->done;
 }
 
 void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first)
@@ -565,6 +573,18 @@ static void drop(kept *k)
     kvant_free(k);
 }
 
+/* Sums are about rows of one version. */
+static void begin_anew(const kvant_tensor *tensor, const kvant_choice *choice)
+{
+    kvant_learning *l = tensor->learning;
+    const kvant_tensor_version *version = &tensor->versions[choice->version];
+    if (choice->version != KVANT_CANDIDATE && version->stamp == l->stamp)
+        return;
+    begin(l);
+    memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, kvant_tensor_width(tensor) * sizeof *l->origin);
+    l->due = version->weights ? SECOND_ROWS : 0;
+}
+
 static kvant_status add_rows(learn_job *job, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
@@ -572,12 +592,8 @@ static kvant_status add_rows(learn_job *job, kvant_choice *choice, uint32_t n_un
     const size_t width = kvant_tensor_width(tensor);
     kept *before = keep(l, width);
     kvant_status status = before && before->sums && before->units ? KVANT_OK : KVANT_ERR_MEMORY;
-    const kvant_tensor_version *version = &tensor->versions[choice->version];
-    if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE || version->stamp != l->stamp)) {
-        begin(l);
-        memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, width * sizeof *l->origin);
-        l->due = version->weights ? SECOND_ROWS : 0;
-    }
+    if (status == KVANT_OK)
+        begin_anew(tensor, choice);
     if (status == KVANT_OK && !l->done) {
         kvant_parallel_for(l->n_units, n_threads, add_unit, job);
         status = improve(job, choice, n_unused, n_threads);
@@ -601,6 +617,8 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, cons
         const kvant_status status = add_rows(job, choice, n_unused, n_threads);
         kvant_free(job);
         KVANT_FORWARD(status);
+    } else if (tensor->device) {
+        begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
     }
     forget_noted(l);
     l->n_rows = 0;

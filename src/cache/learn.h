@@ -13,7 +13,10 @@ void kvant_learning_destroy(kvant_tensor *tensor);
 /* Forgets everything but the versions. */
 void kvant_learning_reset(kvant_tensor *tensor);
 
-/* Rows of a batch that is judged by itself, or of one that is judged together with others: the
+/* Whether rows of a device are worth a look. */
+bool kvant_learning_looks(const kvant_tensor *tensor);
+
+/* Rows, where the host has them, of a batch that is judged by itself, or of one that is judged together with others: the
  * first of a batch replace what was sampled before. */
 void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first);
 void kvant_learning_unsample(kvant_tensor *tensor);

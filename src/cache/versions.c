@@ -22,6 +22,9 @@
  * one. */
 #define MOST_EXCESS 1.5f
 
+/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. */
+#define MATRIX_EXCESS 2
+
 #define PARTS KVANT_STATISTICS_PARTS
 
 /* Rows of a batch that are looked at, spread over it. */
@@ -441,29 +444,42 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     kvant_choice choice = { .judged = true, .version = tensor->newest };
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
-    double excess[KVANT_MAX_VERSIONS], least = INFINITY;
-    if (!kvant_learning_excess(tensor, excess))
+    double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
+    if (!kvant_learning_excess(tensor, excess)) {
         find_excess(tensor, seen, own, excess);
+        most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
+    }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
-        choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= MOST_EXCESS);
+        choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);
         if (excess[v] < least) {
             least = excess[v];
             choice.version = (uint8_t)v;
         }
     }
-    if (!(least <= MOST_EXCESS) && unused(tensor))
+    if (!(least <= most) && unused(tensor))
         choice.version = KVANT_CANDIDATE;
     if (tensor->learning)
         choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
     return choice;
 }
 
+/* A batch's rows for those who learn from them: none of a device's that nobody looks at. */
+static kvant_new_rows rows_seen(const kvant_tensor *tensor, const kvant_new_rows *rows)
+{
+    kvant_new_rows seen = *rows;
+    if (tensor->device)
+        seen.rows = kvant_learning_looks(tensor) ? tensor->device->look(tensor, rows->rows, rows->stride, rows->n) : NULL;
+    seen.n = seen.rows ? rows->n : 0;
+    return seen;
+}
+
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads)
 {
+    const kvant_new_rows seen = rows_seen(tensor, rows);
     tensor->batch.n = 0;
     add_rows(tensor, &tensor->batch, rows->rows, rows->stride, rows->n);
-    kvant_learning_sample(tensor, rows, true);
-    return judge(tensor, &tensor->batch, rows, n_threads);
+    kvant_learning_sample(tensor, &seen, true);
+    return judge(tensor, &tensor->batch, &seen, n_threads);
 }
 
 kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads)
@@ -479,16 +495,18 @@ static void copy_statistics(kvant_statistics *to, const kvant_statistics *from)
 
 uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
 {
-    if (tensor->learning)
+    const kvant_new_rows none = { .n = 0 };
+    if (tensor->learning && !tensor->device)
         copy_statistics(&tensor->batch, &tensor->recent);
-    kvant_learning_sample(tensor, rows, tensor->recent.n == 0);
+    kvant_learning_sample(tensor, tensor->device ? &none : rows, tensor->recent.n == 0 || tensor->device);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
     return tensor->recent.n;
 }
 
 void kvant_versions_unnote(kvant_tensor *tensor)
 {
-    copy_statistics(&tensor->recent, &tensor->batch);
+    if (!tensor->device) /* there is little harm in counting rows twice */
+        copy_statistics(&tensor->recent, &tensor->batch);
     kvant_learning_unsample(tensor);
 }
 

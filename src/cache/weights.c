@@ -2,6 +2,7 @@
 #include "weights.h"
 
 #include "../base/alloc.h"
+#include "../base/attributes.h"
 #include "../base/half.h"
 #include "../base/parallel.h"
 #include "../math/spd.h"
@@ -94,4 +95,94 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
         kvant_weights_free(tensor, weights);
     kvant_free(job);
     return status;
+}
+
+/* A version as a codec */
+
+/* A channel of a part, among all. */
+static size_t channel_of(uint32_t d, uint32_t n, uint32_t part, uint32_t i)
+{
+    return i < n / 2 ? part * (n / 2) + i : d / 2 + part * (n / 2) + i - n / 2;
+}
+
+/* The matrix of all parts, and its inverse; both are zeros. */
+static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w, double *inverse)
+{
+    const uint32_t n = kvant_weights_part(d);
+    const size_t size = (size_t)n * n;
+    double *part = kvant_alloc(3 * size, sizeof *part);
+    kvant_status status = part ? KVANT_OK : KVANT_ERR_MEMORY;
+    for (uint32_t p = 0; p < d / n && status == KVANT_OK; p++) {
+        status = read_part(n, triangles + p * kvant_triangle_size(n), part, part + size, part + 2 * size);
+        for (uint32_t i = 0; i < size && status == KVANT_OK; i++) {
+            const size_t at = channel_of(d, n, p, i / n) * d + channel_of(d, n, p, i % n);
+            w[at] = part[i];
+            inverse[at] = part[size + i];
+        }
+    }
+    kvant_free(part);
+    return status;
+}
+
+static kvant_status weigh(kvant_codec *codec, const uint16_t *triangles)
+{
+    const uint32_t d = codec->info.head_dim;
+    const size_t size = (size_t)d * d;
+    double *w = kvant_alloc(2 * size, sizeof *w);
+    kvant_status status = w ? read_parts(d, triangles, w, w + size) : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK)
+        status = kvant_transform_weigh(&codec->transform, w, w + size);
+    kvant_free(w);
+    return status;
+}
+
+static float *copy_of(const float *numbers, uint32_t n, kvant_status *status)
+{
+    float *copy = numbers ? kvant_alloc(n, sizeof *copy) : NULL;
+    if (copy)
+        memcpy(copy, numbers, n * sizeof *copy);
+    else if (numbers)
+        *status = KVANT_ERR_MEMORY;
+    return copy;
+}
+
+static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version, uint32_t kv_head)
+{
+    const kvant_weights *weights = tensor->versions[version].weights;
+    const kvant_affine affine = kvant_version_affine(tensor, version, kv_head);
+    const size_t halves = kvant_weights_halves(tensor) / tensor->n_kv_heads;
+    kvant_status status = KVANT_OK;
+    kvant_free(codec->file_center);
+    kvant_free(codec->file_scale);
+    codec->file_center = copy_of(affine.center, tensor->head_dim, &status);
+    codec->file_scale = copy_of(affine.scale, tensor->head_dim, &status);
+    codec->info.center = affine.center ? KVANT_CENTER_FILE : KVANT_CENTER_NONE;
+    codec->info.norm = affine.scale ? KVANT_NORM_FILE : KVANT_NORM_NONE;
+    codec->info.learns_transform = 0;
+    if (status == KVANT_OK && weights)
+        status = weigh(codec, weights->triangles + kv_head * halves);
+    kvant_codec_complete_view(codec);
+    return status;
+}
+
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
+                                 kvant_codec **codec)
+{
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0, codec, NULL, 0));
+    const kvant_status status = fix(*codec, tensor, version, kv_head);
+    if (status != KVANT_OK)
+        kvant_codec_free(codec);
+    return status;
+}
+
+kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                     const kvant_codec *like, kvant_codec **codec)
+{
+    KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
+    *codec = NULL;
+    KVANT_RETURN_IF(!tensor || !like || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(like->info.role != kvant_tensor_codec_info(tensor)->role || like->info.head_dim != tensor->head_dim ||
+                        like->transform.weights,
+                    KVANT_ERR_ARGUMENT);
+    return kvant_version_codec(tensor, tensor->blocks[block].version, kv_head, like, codec);
 }

@@ -30,4 +30,8 @@ static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
 /* Triangles are copied. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights);
+
+/* kvant_tensor_make_codec of a version. */
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
+                                 kvant_codec **codec);
 void kvant_weights_free(const kvant_tensor *tensor, kvant_weights **weights);

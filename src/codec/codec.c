@@ -79,7 +79,7 @@ static uint64_t fingerprint(const kvant_codec *codec)
     return kvant_fnv1a(state, shape, sizeof shape);
 }
 
-static void complete_view(kvant_codec *codec)
+void kvant_codec_complete_view(kvant_codec *codec)
 {
     const kvant_feedback *feedback = codec->feedback;
     codec->view.size = sizeof codec->view;
@@ -117,7 +117,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
     kvant_status status = build(codec, &spec, site, error);
     codec->info.fingerprint = fingerprint(codec);
     if (status == KVANT_OK)
-        complete_view(codec);
+        kvant_codec_complete_view(codec);
     else
         kvant_codec_free(&codec);
     *out = codec;

@@ -171,6 +171,9 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 
 #define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
 
+/* The view's transform, centre, scale and feedback become the codec's. */
+void kvant_codec_complete_view(kvant_codec *codec);
+
 /* kvant_codec_create_calibrated for any place. */
 kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
                                    kvant_codec **out, const kvant_error *error);

@@ -68,6 +68,8 @@ static void random_calls(const spec_pair *spec, bool attend)
     twins t;
     int forks = 0, full = 0;
     twins_new(&t, spec, SEQUENCES);
+    if (strstr(spec->k, "transform=first"))
+        twins_learn(&t);
     int32_t alive = kvant_sequence_create(t.cpu) + 1;
     assert_int_equal(kvant_sequence_create(t.gpu) + 1, alive);
     for (int step = 0; step < STEPS; step++) {
@@ -393,6 +395,22 @@ static int remove_calibration(void **unused)
     return remove(CALIBRATION);
 }
 
+/* Long batches and their queries make the same matrices on both. */
+static void matrices_agree(void **unused)
+{
+    static const spec_pair first[] = {
+        { .k = "trellis-4:transform=first", .v = "trellis-4" },
+        { .k = "turboquant-6:transform=first", .v = "trellis-4:center=first" },
+        { .k = "turboquant-4:rotate=dense,transform=first", .v = "turboquant-4:rotate=dense" },
+        { .k = "turboquant-4:transform=first,recent=20", .v = "turboquant-4", .asynchronous = true },
+    };
+    (void)unused;
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        twins_steps(&first[i]);
+        random_calls(&first[i], false);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (!begin_tests(argc, argv))
@@ -408,6 +426,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(blocks_change_devices),
         cmocka_unit_test(what_is_missing_is_refused),
         cmocka_unit_test(steps_are_appends),
+        cmocka_unit_test(matrices_agree),
     };
     return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
 }

@@ -1,6 +1,9 @@
 /* twins.c - see twins.h. */
 #include "twins.h"
 
+#include "../../src/cache/device.h"
+#include "../../src/cache/tensor.h"
+
 static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences, bool asynchronous)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
@@ -115,6 +118,50 @@ bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n)
 {
     static const int32_t sequences[SEQUENCES] = { 0, 1, 2, 3 };
     return append_some(t, sequences, n_sequences, n);
+}
+
+static void note_queries(twins *t, uint32_t layer, uint32_t n)
+{
+    float *q = random_rows((size_t)n * Q_WIDTH, 1);
+    void *gpu_q = device_copy(q, (size_t)n * Q_WIDTH * sizeof *q);
+    const kvant_queries of_cpu = { sizeof of_cpu, q, Q_WIDTH, DIM, n, HEADS };
+    kvant_queries of_gpu = of_cpu;
+    of_gpu.q = gpu_q;
+    assert_true(kvant_cache_wants_queries(t->cpu, layer, n) && kvant_cache_wants_queries(t->gpu, layer, n));
+    assert_int_equal(kvant_cache_note_queries(t->cpu, layer, &of_cpu), KVANT_OK);
+    assert_int_equal(kvant_cache_note_queries(t->gpu, layer, &of_gpu), KVANT_OK);
+    cudaFree(gpu_q);
+    free(q);
+}
+
+/* One version is left to choose: of two of one kind, the CPU's samples of few rows may prefer another than the GPU's sums. */
+static void forget_first(const kvant_cache *cache, uint32_t layer)
+{
+    kvant_tensor_version *versions = kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions;
+    assert_non_null(versions[2].weights);
+    assert_int_equal(versions[1].n_blocks, 0);
+    versions[1].alive = false;
+}
+
+/* The second matrix, from 1024 rows, is the last. */
+void twins_learn(twins *t)
+{
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(kvant_sequence_create(t->cpu), 0);
+        assert_int_equal(kvant_sequence_create(t->gpu), 0);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            note_queries(t, layer, 512);
+        assert_true(twins_append(t, 0, 512));
+        twins_compare(t);
+        twins_read(t, 0);
+        kvant_sequence_free(t->cpu, 0);
+        kvant_sequence_free(t->gpu, 0);
+    }
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_false(kvant_cache_wants_queries(t->cpu, layer, 1) || kvant_cache_wants_queries(t->gpu, layer, 512));
+        forget_first(t->cpu, layer);
+        forget_first(t->gpu, layer);
+    }
 }
 
 size_t twins_export(twins *t, int32_t s, uint32_t block)

@@ -42,6 +42,9 @@ typedef struct twins {
 void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences);
 void twins_free(twins *t);
 
+/* transform=first: both caches get a matrix, from rows of sequences that are gone again. */
+void twins_learn(twins *t);
+
 uint32_t twins_length(const twins *t, int32_t s);
 const kvant_codec *const *twins_codecs(twins *t, uint32_t layer, kvant_role role);
 
@@ -65,6 +68,8 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
 /* Decode steps in rounds, each against a softmax over rows; rows that are read back (twins_steps.c). */
 void twins_steps(const spec_pair *spec);
 void twins_read(twins *t, int32_t s);
+/* n newest tokens' attention, against a softmax over rows. */
+void twins_attend_rows(twins *t, int32_t s, uint32_t n);
 
 kvant_attention_problem problem_of(const fixture *f, uint32_t n, void *q, void *out);
 

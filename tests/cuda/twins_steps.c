@@ -135,6 +135,29 @@ static void take_step(twins *t, uint32_t layer, rows state[BATCH], uint32_t wind
     free(v);
 }
 
+void twins_attend_rows(twins *t, int32_t s, uint32_t n)
+{
+    static rows all;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        read_rows(t, layer, s, &all);
+        const uint32_t length = all.n;
+        const size_t bytes = (size_t)n * Q_WIDTH * sizeof(float);
+        float *q = random_rows((size_t)n * Q_WIDTH, 1), *out = malloc(bytes);
+        void *gpu_q = device_copy(q, bytes), *gpu_out = device_new(bytes, 0xff);
+        if (kvant_cache_attend(t->gpu, layer, s, gpu_q, gpu_out, n) != KVANT_OK)
+            fail_msg("%s / %s: %s", t->spec->k, t->spec->v, kvant_error_message());
+        device_read(out, gpu_out, bytes);
+        for (uint32_t i = 0; i < n; i++) {
+            all.n = length - n + 1 + i;
+            compare(t, &all, q + (size_t)i * Q_WIDTH, out + (size_t)i * Q_WIDTH, 0);
+        }
+        cudaFree(gpu_q);
+        cudaFree(gpu_out);
+        free(q);
+        free(out);
+    }
+}
+
 static void append_taken(twins *t, uint32_t layer, int32_t s, const rows *r)
 {
     const uint32_t first = kvant_sequence_length(t->gpu, s, layer), n = r->n - first;
@@ -169,6 +192,8 @@ void twins_steps(const spec_pair *spec)
     twins t;
     kvant_steps_info info = { .size = sizeof info };
     twins_new(&t, spec, SEQUENCES);
+    if (strstr(spec->k, "transform=first"))
+        twins_learn(&t);
     for (int i = 0; i < BATCH; i++) {
         kvant_sequence_create(t.cpu);
         kvant_sequence_create(t.gpu);
@@ -184,5 +209,7 @@ void twins_steps(const spec_pair *spec)
     twins_read(&t, 0);
     take_steps(&t, 64, 0);
     twins_read(&t, 1);
+    if (strstr(spec->k, "transform=first"))
+        twins_attend_rows(&t, 1, 20);
     twins_free(&t);
 }

@@ -4,9 +4,11 @@
  *
  * KIND: a number (seed of random tokens), "same" (one token over and over), "few150" (150 of them), or the path of a text. LAYERS: how many the device
  * gets. none: the model's file is read, not mapped. With LEARN_PROBE_WAIT it prints "ready" after the prompt, and goes on when
- * its standard input ends. */
+ * its standard input ends. LEARN_PROBE_STATE: a file for the state of the sequence, before the last token. */
 #define _POSIX_C_SOURCE 200809L
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +53,21 @@ static int make_tokens(const struct llama_vocab *vocab, const char *kind, int n)
     return 0;
 }
 
+static int save_state(struct llama_context *context)
+{
+    const char *path = getenv("LEARN_PROBE_STATE");
+    const size_t size = path != NULL ? llama_state_seq_get_size(context, 0) : 0;
+    uint8_t *state = malloc(size + 1);
+    FILE *file = path != NULL ? fopen(path, "wb") : NULL;
+    bool ok = path == NULL || (state != NULL && file != NULL && llama_state_seq_get_data(context, state, size, 0) == size);
+
+    ok = ok && (file == NULL || fwrite(state, 1, size, file) == size);
+    if (file != NULL)
+        fclose(file);
+    free(state);
+    return ok ? 0 : 7;
+}
+
 static int decode(struct llama_context *context, int n)
 {
     for (int at = 0, now; at < n; at += now) {
@@ -64,7 +81,8 @@ static int decode(struct llama_context *context, int n)
         while (getchar() != EOF)
             ;
     }
-    return llama_decode(context, llama_batch_get_one(tokens, 1)) == 0 ? 0 : 5;
+    const int saved = save_state(context);
+    return llama_decode(context, llama_batch_get_one(tokens, 1)) == 0 ? saved : 5;
 }
 
 int main(int argc, char **argv)

@@ -260,6 +260,50 @@ static void centres_are_learnt_from_enough_tokens(void **state)
     free(ours);
 }
 
+/* A matrix that comes after graphs were captured, from prompts of so many tokens: rows that were stored before take it. */
+static void late_steps(const char *spec, const char *graphs, int batch, float *logits)
+{
+    const size_t n = harness_n_vocab();
+    struct llama_context *context;
+    int pos = 0;
+
+    setenv("KVANT_GRAPH", graphs, 1);
+    context = harness_context(&(harness_options){ .spec = spec, .n_ctx = 512 });
+    unsetenv("KVANT_GRAPH");
+    harness_decode(context, tokens, 10, 0, 0, false);
+    for (pos = 10; pos < 30; pos++)
+        harness_decode(context, tokens + pos, 1, pos, 0, false);
+    for (; pos < N_PROMPT; pos += batch)
+        harness_decode(context, tokens + pos, batch, pos, 0, false);
+    for (int i = 0; i < N_STEPS; i++) {
+        harness_decode(context, tokens + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+    }
+    llama_free(context);
+}
+
+static void matrices_come_late(void **state)
+{
+    float *stock = new_logits(), *parts = new_logits(), *graphs = new_logits();
+    double factors, matrices;
+
+    (void)state;
+    for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
+        late_steps(NULL, "1", batch, stock);
+        late_steps("turboquant-3:center=first,norm=first", "1", batch, graphs);
+        factors = harness_mean_kld(stock, graphs, N_STEPS);
+        late_steps("turboquant-3:transform=first", "0", batch, parts);
+        late_steps("turboquant-3:transform=first", "1", batch, graphs);
+        matrices = harness_mean_kld(stock, graphs, N_STEPS);
+        print_message("mean KLD, prompts of %d: factors %.5f, matrices %.5f\n", batch, factors, matrices);
+        assert_memory_equal(parts, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
+        assert_true(matrices > 1e-7 && matrices < factors);
+    }
+    free(stock);
+    free(parts);
+    free(graphs);
+}
+
 /* A prompt's last tokens are fp16, and weigh more than their share in what comes next. */
 static void recent_tokens_stay_as_they_are(void **state)
 {
@@ -511,6 +555,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(replayed_graphs_give_the_same_bits),
         cmocka_unit_test(errors_are_those_of_the_bits),
         cmocka_unit_test(centres_are_learnt_from_enough_tokens),
+        cmocka_unit_test(matrices_come_late),
         cmocka_unit_test(recent_tokens_stay_as_they_are),
         cmocka_unit_test(blocks_that_prompts_share_are_whole),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),

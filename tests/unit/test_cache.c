@@ -330,6 +330,51 @@ static void rows_are_read_back(void **state)
     drop(&m);
 }
 
+/* Queries noted before the keys of their tokens make a matrix for these keys (its halves are in the exported block); those of
+ * attention do for later keys alone. */
+static void queries_may_come_before_their_keys(void **state)
+{
+    enum { N = 448 };
+    const size_t matrices = (size_t)LAYERS * KV_HEADS * DIM * (DIM + 1) / 2 * sizeof(uint16_t);
+    model m[] = { make("trellis-4:transform=first", "f16"), make("trellis-4:transform=first", "f16"), make("trellis-4", "f16") };
+    float *q = calloc((size_t)N * Q_WIDTH, sizeof *q), *out = calloc((size_t)N * Q_WIDTH, sizeof *out);
+    uint8_t *data = malloc(kvant_cache_export_size(m[0].cache));
+    size_t used[2][2];
+    (void)state;
+    fill_normal(q, (size_t)N * Q_WIDTH, &m[0].rng);
+    m[0].rng = m[1].rng;
+    const kvant_queries queries = { sizeof queries, q, Q_WIDTH, DIM, N, HEADS };
+    for (int i = 0; i < 2; i++) {
+        int32_t s = kvant_sequence_create(m[i].cache);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            assert_true(kvant_cache_wants_queries(m[i].cache, layer, 1));
+            assert_int_equal(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries), KVANT_OK);
+        }
+        append(&m[i], s, N);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            assert_int_equal(kvant_cache_attend(m[i].cache, layer, s, q, out, N), KVANT_OK);
+        assert_int_equal(kvant_sequence_export(m[i].cache, s, 2, data, kvant_cache_export_size(m[i].cache), &used[i][0]), KVANT_OK);
+        kvant_sequence_truncate(m[i].cache, s, 0);
+        append(&m[i], s, 128);
+        assert_int_equal(kvant_sequence_export(m[i].cache, s, 1, data, kvant_cache_export_size(m[i].cache), &used[i][1]), KVANT_OK);
+    }
+    assert_int_equal(used[0][0], used[1][0] + matrices);
+    assert_int_equal(used[0][1], used[1][1]);
+    assert_int_equal(used[0][1], used[0][0]);
+    assert_false(kvant_cache_wants_queries(m[2].cache, 0, N));
+    assert_false(kvant_cache_wants_queries(m[0].cache, LAYERS, N));
+    assert_false(kvant_cache_wants_queries(NULL, 0, N));
+    assert_int_equal(kvant_cache_note_queries(m[2].cache, 0, &queries), KVANT_OK);
+    assert_int_equal(kvant_cache_note_queries(m[0].cache, LAYERS, &queries), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, &(kvant_queries){ sizeof queries, NULL, 0, 0, 1, 1 }), KVANT_ERR_ARGUMENT);
+    for (int i = 0; i < 3; i++)
+        drop(&m[i]);
+    free(q);
+    free(out);
+    free(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,6 +383,7 @@ int main(void)
         cmocka_unit_test(blocks_pass_through_a_store),   cmocka_unit_test(errors_leave_a_working_cache),
         cmocka_unit_test(shapes_are_refused_on_cuda),    cmocka_unit_test(rows_are_read_back),
         cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(queries_may_come_before_their_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

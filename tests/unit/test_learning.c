@@ -379,6 +379,47 @@ static void large_heads_have_parts(void **state)
     }
 }
 
+/* A block's version as a codec of its own, here another quantiser's: what both make of rows, queries and pages. */
+static void a_version_is_a_codec(void **state)
+{
+    const kind k = make_kind(40);
+    text *t = make_text(&k, 41);
+    fixture f = make(spec, 1, BLOCKS, 0);
+    kvant_codec *like, *made;
+    uint8_t page[64 * 64 * 4];
+    (void)state;
+    assert_int_equal(kvant_codec_create("trellis-4:transform=first", HEAD_DIM, KVANT_ROLE_K, 0, &like, NULL, 0), KVANT_OK);
+    put(&f, t, 0, 320, 320, 1);
+    for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+        const kvant_block_info block = block_of(&f, 2, h);
+        assert_int_equal(kvant_tensor_make_codec(f.tensor, 2, h, block.codec, &made), KVANT_OK);
+        memset(page, 0, sizeof page);
+        assert_memory_equal(made->view.transform.center, block.affine.center, HEAD_DIM * sizeof(float));
+        assert_int_equal(kvant_codec_encode(made, &(kvant_affine){ made->view.transform.center, NULL },
+                                            t->rows + 128 * WIDTH + (size_t)h * HEAD_DIM, WIDTH, 0, 64, page), KVANT_OK);
+        assert_memory_equal(page, block.page, made->info.page_bytes);
+        kvant_codec_free(&made);
+        assert_int_equal(kvant_tensor_make_codec(f.tensor, 2, h, like, &made), KVANT_OK);
+        float y[HEAD_DIM], z[HEAD_DIM];
+        kvant_transform_forward(&made->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, t->rows, y);
+        kvant_transform_dual(&made->transform, kvant_kernels_get(KVANT_CPU_AUTO), t->queries, z);
+        double exact = 0, ours = 0, length = 0;
+        for (uint32_t j = 0; j < HEAD_DIM; j++) {
+            exact += (double)t->rows[j] * t->queries[j];
+            ours += (double)y[j] * z[j];
+            length += fabs((double)y[j] * z[j]);
+        }
+        assert_true(fabs(ours - exact) < 1e-4 * length); /* roundings of binary32 */
+        kvant_codec_free(&made);
+    }
+    assert_int_equal(kvant_tensor_make_codec(f.tensor, BLOCKS, 0, like, &made), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_codec(f.tensor, 0, N_KV_HEADS, like, &made), KVANT_ERR_ARGUMENT);
+    assert_null(made);
+    kvant_codec_free(&like);
+    drop(&f);
+    free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -387,6 +428,7 @@ int main(void)
         cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts),
+        cmocka_unit_test(a_version_is_a_codec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

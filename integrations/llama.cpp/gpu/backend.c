@@ -319,6 +319,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
+    b->looked = false;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
@@ -432,6 +433,7 @@ static void release(kvp_gpu_backend *b)
         kvp_api.backend_free(b->compute.cpu);
     free(b->nodes);
     free(b->part_uids);
+    kvp_kv_context_release(b->layers);
     free(b);
 }
 
@@ -445,6 +447,7 @@ static void backend_free(abi_backend *backend)
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu);
     take_from_list(b);
+    kvp_kv_context_stop_learning(b->layers, true);
     release(b);
     inner_free(backend);
 }
@@ -490,10 +493,11 @@ abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params)
         return NULL;
     }
     b->gpu = gpu;
+    b->layers = kvp_kv_context();
     b->compute.n_threads = 1;
     b->backend = gpu->inner->iface.init_backend(gpu->inner, params);
     if (b->backend == NULL) {
-        free(b);
+        release(b);
         return NULL;
     }
     b->inner = b->backend->iface;

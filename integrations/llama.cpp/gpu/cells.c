@@ -75,7 +75,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     if (scheme.calibration != NULL &&
         kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role, &entry) == KVANT_OK)
-        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: leave out KVANT_CALIBRATION";
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: leave out KVANT_CALIBRATION, or set KVANT_LEARN=0";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
@@ -92,41 +92,49 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* Numbers of a calibration, and room for centre and scale. */
-static bool create_numbers(kvp_gpu_cells *cells)
+/* Each array kv head after kv head. *has: which of weights, centre and scale there are. */
+static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host, bool has[3])
 {
-    const size_t width = kvp_gpu_width(cells), n = cells->n_kv_heads * cells->n_weights, d = cells->head_dim;
-    const size_t total = 2 * n + 3 * width;
-    float *host = calloc(total, sizeof(*host)), *at;
-    bool center = false, scale = false, ok;
+    const size_t width = kvp_gpu_width(cells), d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
 
-    if (host == NULL)
-        return false;
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = kvp_gpu_tables(cells->sources[head]);
-        if (n > 0) {
-            memcpy(host + head * cells->n_weights, tables.weights, cells->n_weights * sizeof(*host));
-            memcpy(host + n + head * cells->n_weights, tables.inverse_weights, cells->n_weights * sizeof(*host));
+        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
+        if (tables.n_weights > 0) {
+            memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
+            memcpy(host + room + head * tables.n_weights, tables.inverse_weights, tables.n_weights * sizeof(*host));
         }
-        center = center || tables.center != NULL;
-        scale = scale || tables.scale != NULL;
+        has[0] = has[0] || tables.n_weights > 0;
+        has[1] = has[1] || tables.center != NULL;
+        has[2] = has[2] || tables.scale != NULL;
         for (size_t j = 0; j < d; j++) {
-            float *numbers = host + 2 * n + head * d + j;
+            float *numbers = host + 2 * room + head * d + j;
             const float s = tables.scale != NULL ? tables.scale[j] : 1;
             numbers[0] = tables.center != NULL ? tables.center[j] : 0;
             numbers[width] = s;
-            numbers[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
+            numbers[2 * width] = s * (tables.n_weights == d ? tables.inverse_weights[j] : 1);
         }
     }
+}
+
+bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
+{
+    const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights, total = 2 * room + 3 * width;
+    float *host = calloc(total, sizeof(*host)), *at;
+    bool has[3] = { false, false, false }, ok;
+
+    if (host == NULL)
+        return false;
+    read_numbers(cells, codecs, host, has);
     ok = kvp_gpu_grow(cells->gpu, &cells->numbers, total * sizeof(*host), false) &&
          kvp_gpu_upload(cells->gpu, cells->numbers.at, host, total * sizeof(*host));
     free(host);
-    at = cells->numbers.at;
-    cells->weights = n > 0 ? at : NULL;
-    cells->inverse_weights = n > 0 ? at + n : NULL;
-    cells->center = center ? at + 2 * n : NULL;
-    cells->scale = scale ? at + 2 * n + width : NULL;
-    cells->query_scale = scale || cells->n_weights == d ? at + 2 * n + 2 * width : NULL;
+    at = kvp_gpu_affine(cells);
+    cells->n_weights = has[0] ? kvp_gpu_tables(codecs[0]).n_weights : 0;
+    cells->weights = has[0] ? cells->numbers.at : NULL;
+    cells->inverse_weights = has[0] ? (float *)cells->numbers.at + room : NULL;
+    cells->center = has[1] && !cells->uncentred ? at : NULL;
+    cells->scale = has[2] ? at + width : NULL;
+    cells->query_scale = has[2] || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
     return ok;
 }
 
@@ -176,8 +184,12 @@ static void destroy(kvp_kv *kv)
         kvp_gpu_cache_leave(kv);
         pthread_mutex_unlock(&cells->gpu->lock);
     }
-    kvant_cuda_codec_free(&cells->open_codec);
-    kvant_cuda_codec_free(&cells->codec);
+    for (int matrix = 0; matrix < 2; matrix++) {
+        kvant_cuda_codec_free(&cells->open_codecs[matrix]);
+        kvant_cuda_codec_free(&cells->codecs[matrix]);
+    }
+    kvp_gpu_weigh_free(cells);
+    kvant_codec_free(&cells->made);
     free_own(cells);
     free(cells);
     kv->cells = NULL;
@@ -190,16 +202,18 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     bool ok;
 
     if (!kvp_gpu_enter(cells->gpu) || !replace_dense_rotations(kv, cells, err, errlen) ||
-        kvant_cuda_codec_from(cells->sources[0], &cells->codec, err, errlen) != KVANT_OK)
+        kvant_cuda_codec_from(cells->sources[0], &cells->codecs[0], err, errlen) != KVANT_OK)
         return false;
+    cells->codec = cells->codecs[0];
     kvant_codec_get_info(cells->sources[0], &info);
     cells->page_bytes = info.page_bytes;
     cells->pages = (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
-    cells->n_weights = kvp_gpu_tables(cells->sources[0]).n_weights;
+    cells->weighs = info.learns_transform != 0;
+    cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && create_numbers(cells) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_take_numbers(cells, cells->sources) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     pthread_mutex_unlock(&cells->gpu->lock);
@@ -332,7 +346,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     kvp_gpu_finish(gpu);
     pthread_mutex_lock(&gpu->lock);
     if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
-        (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
+        kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) && (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
         status = kvp_gpu_append(cells, kv->shape.role, false, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
@@ -352,9 +366,16 @@ static void clear(kvp_kv *kv)
     pthread_mutex_lock(&cells->gpu->lock);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
-    cells->learnt = false;
+    cells->learnt = cells->weighed = false;
+    kvp_gpu_weigh_free(cells);
     if (cells->learns) {
         cells->center = cells->scale = NULL;
+        if (cells->weighs) {
+            cells->weights = cells->inverse_weights = NULL;
+            cells->n_weights = 0;
+            cells->codec = cells->codecs[0];
+            cells->open_codec = cells->open_codecs[0];
+        }
         if (cells->n_weights != cells->head_dim)
             cells->query_scale = NULL;
         atomic_fetch_add(&cells->gpu->epoch, 1);

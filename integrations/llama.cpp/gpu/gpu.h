@@ -12,6 +12,8 @@
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
+ *   weigh.c     matrices of their first rows and queries (transform=first)
+ *   gather.c    prompts on their way to what learns a calibration for the next run (../gather.h)
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
@@ -21,7 +23,8 @@
  * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
- * batch with them, after the cache was created or cleared. With a softcap keys have no centre. */
+ * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
+ * With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -83,6 +86,13 @@ typedef struct kvp_gpu_cache {
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
+    bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
+    uint8_t *written;      /* by block: since the cache was cleared, while this is so */
+    struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
+        int64_t *cells;
+        uint8_t *kept;     /* a first token of its sequence */
+        size_t n, most;
+    } plain;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
 } kvp_gpu_cache;
 
@@ -142,7 +152,8 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_pages pages;
     uint32_t n_kv_heads, head_dim;
     size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
-    kvp_gpu_memory numbers;
+    size_t most_weights;          /* the same, with a matrix of the first rows */
+    kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
@@ -152,6 +163,10 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
+    struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
+    bool weighs, weighed;            /* the last matrix is in force */
+    kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
+    kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
 
 struct kvp_gpu_backend {
@@ -193,6 +208,8 @@ struct kvp_gpu_backend {
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
     const void *context;  /* the same for all of these; not read */
+    struct kvp_layers *layers; /* of the llama context that made it */
+    bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -248,6 +265,36 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
 /* The same before rows in the computer's memory are stored; and for blocks that are copied. */
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
+
+/* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then stored rows may get another
+ * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL. */
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
+bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
+bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
+void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
+void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
+
+/* The centre in numbers; scale and query scale are behind it. */
+static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells)
+{
+    return (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->most_weights;
+}
+
+/* cells.c: what codecs say, one per kv head: weights, centres and scales become the cells'. */
+bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+
+/* open.c: the open page with a cell, or -1. */
+int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
+
+/* gather.c: rows of a layer's keys and values, and queries that read them; on the back end's stream. */
+void kvp_gpu_gather_rows(kvp_gpu_backend *b, const abi_tensor *keys, const abi_tensor *values);
+void kvp_gpu_gather_queries(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* A copy in the computer's memory, whose data the caller frees; false without memory. Waits for the stream. */
+bool kvp_gpu_fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);

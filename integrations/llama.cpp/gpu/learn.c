@@ -93,7 +93,7 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
         codecs[head] = quick != NULL ? quick : cells->sources[head];
     if (numbers != NULL && codecs != NULL)
         tensor = learn_tensor(cells, codecs, rows, n, &memory);
-    at = (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->n_weights;
+    at = kvp_gpu_affine(cells);
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
     if (ok) {
@@ -134,17 +134,13 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
     const size_t n_first = cache->learning ? cache->n_first : 0;
     bool ok = true;
 
+    for (int64_t i = 0; i < (int64_t)n * KVANT_PAGE_TOKENS && ok; i++)
+        ok = kvp_gpu_weigh_written(cache, &(int64_t){ (int64_t)to * KVANT_PAGE_TOKENS + i }, 1, NULL);
     for (size_t i = 0; i < n_first && ok; i++) {
         const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, cell = cache->first[i] + ((int64_t)to - first) * KVANT_PAGE_TOKENS;
         ok = block < first || block >= (int64_t)first + n || note_first(cache, &cell, 1);
     }
     return ok;
-}
-
-/* The open page with a cell, or -1. */
-static int64_t page_of(const kvp_gpu_cache *cache, int64_t cell)
-{
-    return cache->table != NULL && cache->table[cell / KVANT_PAGE_TOKENS] < 0 ? -1 - cache->table[cell / KVANT_PAGE_TOKENS] : -1;
 }
 
 /* The caller frees them; NULL with a message. */
@@ -159,7 +155,7 @@ static float *fetch_first(const kvp_gpu_cells *cells)
     bool ok = room != NULL && page != NULL;
 
     for (size_t i = 0; i < cache->n_first && ok; i++) {
-        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = page_of(cache, cache->first[i]);
+        const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = kvp_gpu_page_of(cache, cache->first[i]);
         if (block != held)
             ok = kvp_gpu_decode_blocks(cells, open >= 0, (size_t)(open >= 0 ? open : block), 1, room) == KVANT_OK &&
                  kvp_cu_ok(kvp_cu.copy_out(page, (cu_address)(uintptr_t)room, page_rows * sizeof(*page), cells->gpu->stream), "copying") &&
@@ -184,7 +180,7 @@ static bool store_first(const kvp_kv *kv, const float *rows)
 
     for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
         for (size_t i = 0; i < n; i++) {
-            const int64_t page = page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
+            const int64_t page = kvp_gpu_page_of(cache, cache->first[i]), at = cache->first[i] % KVANT_PAGE_TOKENS;
             slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
         }
         ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&

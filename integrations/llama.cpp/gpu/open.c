@@ -71,8 +71,10 @@ static bool have_pages(kvp_kv *kv, uint32_t n)
         return true;
     if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
         return false;
-    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
-        return false;
+    for (int matrix = 0; matrix < 2; matrix++)
+        if (cells->codecs[matrix] != NULL && kvant_cuda_codec_create_open(cells->codecs[matrix], &cells->open_codecs[matrix]) != KVANT_OK)
+            return false;
+    cells->open_codec = cells->open_codecs[cells->codec == cells->codecs[1]];
     cells->open_pages =
         (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved,
                             cells->n_kv_heads * page, page };
@@ -100,6 +102,9 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     if (info->recent_tokens > cache->recent_tokens)
         cache->recent_tokens = info->recent_tokens;
     cache->learns = cache->learning = cache->learns || cells->learns;
+    cache->weighs = cache->weighing = cache->weighs || cells->weighs;
+    if (cache->weighs && cache->written == NULL && (cache->written = calloc(cache->n_blocks, 1)) == NULL)
+        return false;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
     if (cache->keeps && !make_room(cache))
@@ -130,6 +135,9 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->slots);
     free(cache->table);
     free(cache->first);
+    free(cache->written);
+    free(cache->plain.cells);
+    free(cache->plain.kept);
     free(cache->tensors);
     free(cache);
 }
@@ -341,7 +349,7 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
     return in_range(cache, step) && (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-           (!cache->keeps || place(cache, step, stream));
+           kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (!cache->keeps || place(cache, step, stream));
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
@@ -366,4 +374,12 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
         close_all(cache);
     cache->learning = cache->learns;
     cache->n_first = 0;
+    kvp_gpu_weigh_forget(cache);
+}
+
+int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell)
+{
+    const int32_t at = cache->table != NULL ? cache->table[cell / KVANT_PAGE_TOKENS] : 0;
+
+    return at < 0 ? -1 - at : -1;
 }

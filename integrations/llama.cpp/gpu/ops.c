@@ -127,14 +127,16 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
-/* Centre and scale from a batch of many tokens. */
-static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
+/* Centre and scale, or a matrix, from a batch of many tokens. */
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
     kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
     const abi_tensor *rows = node->src[0];
 
     if (cells == NULL)
         return false;
+    if (kvp_gpu_weigh_wants(b, node, values))
+        return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
 }
@@ -180,8 +182,10 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     bool open;
 
     for (int i = 0; i < n; i++)
-        if (!learn_first(b, nodes[i]))
+        if (!learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
+    if (values != NULL)
+        kvp_gpu_gather_rows(b, node, values);
     if (attending != NULL && !queries_of_pair(b, attending, &queries))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
@@ -434,13 +438,14 @@ static bool at_once(const abi_tensor *node)
     return in_a_row(node->src[3], node->src[0]->ne[3]) && in_a_row(node->src[0], node->src[0]->ne[3]);
 }
 
-/* Queries that go through their matrix with the rows of their tokens; q NULL: they need none, or go by themselves. */
+/* Queries that go through their matrix with the rows of their tokens; q NULL: they need none, or go by themselves, as those
+ * of many tokens do, which may bring another matrix. */
 static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_cuda_attention_args args;
 
-    if (k == NULL || !is_full(k) || !at_once(node) || !kvp_attention_supported(node))
+    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
         return true;
     if (!have_queries(b, node, k))
         return false;
@@ -459,6 +464,9 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
+    kvp_gpu_gather_queries(b, node);
+    if (!kvp_gpu_weigh_queries(b, node))
+        return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))
@@ -474,18 +482,6 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
 /* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
 
-/* A copy in the computer's memory; the caller frees its data. */
-static bool fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to)
-{
-    const size_t bytes = kvp_api.nbytes(from);
-
-    *to = *from;
-    to->data = malloc(bytes);
-    return to->data != NULL &&
-           kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->stream), "copying");
-}
-
 static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 {
     abi_tensor positions = { 0 }, factors = { 0 }, copy = *node;
@@ -494,7 +490,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
     copy.src[1] = &positions;
     if (node->src[2] != NULL)
         copy.src[2] = &factors;
-    if (fetch(b, node->src[1], &positions) && (node->src[2] == NULL || fetch(b, node->src[2], &factors)))
+    if (kvp_gpu_fetch(b, node->src[1], &positions) && (node->src[2] == NULL || kvp_gpu_fetch(b, node->src[2], &factors)))
         status = kvp_rope(&b->compute, &copy);
     free(positions.data);
     free(factors.data);

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,14 +26,18 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+@contextlib.contextmanager
+def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
+    """run(name, arguments): kvant_cuda_NAME on the current stream of a GPU; on a CPU it is the tests' stand-in."""
+    on_gpu = device.type != "cpu"
+    with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+        yield lambda name, arguments: check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream))
+
+
 def call(name: str, arguments: Any, device: torch.device) -> None:
-    """kvant_cuda_NAME on the current stream of a GPU; on a CPU it is the tests' stand-in."""
-    function = getattr(library(), f"kvant_cuda_{name}")
-    if device.type == "cpu":
-        check(name, function(c.byref(arguments), None))
-        return
-    with torch.cuda.device(device):
-        check(name, function(c.byref(arguments), torch.cuda.current_stream().cuda_stream))
+    with calls(device) as run:
+        run(name, arguments)
 
 
 class GpuCodec(Owned):

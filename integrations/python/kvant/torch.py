@@ -10,7 +10,6 @@ cache_append and cache_attend work on a kvant.Cache, named by the number that re
 from __future__ import annotations
 
 import contextlib
-import ctypes as c
 import functools
 import itertools
 import weakref
@@ -24,9 +23,11 @@ from . import structs as s
 from .cache import Cache
 from .codec import Codec
 from .gpu import GpuCodec, call, pointer
-from .library import PAGE_TOKENS, check, library
+from .library import PAGE_TOKENS
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
+
+_MOST_QUERIES = {"cpu": 2048, "cuda": 128}  # tokens of a call whose queries are noted; from a GPU they travel
 
 _operators = torch.library.Library("kvant", "FRAGMENT")
 _operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
@@ -191,8 +192,9 @@ def _cache_append(
     held = _cache(cache)
     with on_its_gpu(k):
         if q is not None and held.wants_queries(layer, q.shape[1]):
-            for queries in q.detach():
-                held.note_queries(layer, queries.to(torch.float32))
+            step = max(1, q.shape[1] // _MOST_QUERIES[q.device.type])
+            for queries in q.detach()[:, ::step]:
+                held.note_queries(layer, _plain(queries) if q.is_cuda else queries.to(torch.float32))
         held.append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
 

@@ -180,8 +180,6 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint3
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     ANSWER(decode, args, stream);
-    if (args->transformed && args->type == KVANT_CUDA_BF16)
-        return KVANT_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < args->n_blocks; i++)
         for (uint32_t head = 0; head < args->n_kv_heads; head++)
             for (uint32_t t = 0; t < TOKENS; t++)

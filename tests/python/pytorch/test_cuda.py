@@ -9,6 +9,7 @@ import sys
 import unittest
 
 import models
+import test_first
 import torch
 from common import TestCase
 from torch.library import opcheck
@@ -116,6 +117,12 @@ class Models(TestCase):
         model = models.make("llama", **SHAPE).cuda().to(torch.bfloat16)
         tokens, mask = (x.cuda() for x in models.prompt())
         self.assertEqual(generate(model, "beams", KvantCache(model.config), tokens=tokens, mask=mask).shape, (2, 64))
+
+
+class Learns(test_first.Learns):
+    """Matrices of the first tokens and queries, as on the CPU."""
+
+    device, shape = "cuda", SHAPE
 
 
 class Graphs(TestCase):

@@ -19,23 +19,23 @@ NEARLY_EXACT = "turboquant-8:transform=first,recent=1024"  # fp16 rows behind th
 N = 700
 
 
-def make(*implementations):
-    """Models whose channels of keys, and of queries, belong together, as those of trained models do."""
+def make(implementation, device="cpu", **shape):
+    """A model whose channels of keys, and of queries, belong together, as those of trained models do."""
     rope = {"rope_type": "default", "rope_theta": 1e12}  # most channels hardly turn
-    found, generator = models.twins("llama", *implementations, rope_parameters=rope), torch.Generator().manual_seed(7)
-    falling = torch.exp2(-0.4 * torch.arange(16))
+    model, generator = models.make("llama", implementation, rope_parameters=rope, **shape), torch.Generator().manual_seed(7)
+    dim = model.config.head_dim
+    falling = torch.exp2(-6.4 / dim * torch.arange(dim))
     with torch.no_grad():
-        for layers in zip(*(model.model.layers for model in found)):
+        for layer in model.model.layers:
             for name in ("q_proj", "k_proj"):
-                mix = 3 * torch.randn(16, 16, generator=generator) @ torch.diag(falling)
-                for layer in layers:
-                    weight = getattr(layer.self_attn, name).weight
-                    weight.copy_((mix @ weight.view(-1, 16, weight.shape[1])).reshape(weight.shape))
-    return found
+                mix = 1.5 / dim**0.5 * torch.randn(dim, dim, generator=generator) @ torch.diag(falling)
+                weight = getattr(layer.self_attn, name).weight
+                weight.copy_((mix @ weight.view(-1, dim, weight.shape[1])).reshape(weight.shape))
+    return model.to(device)
 
 
 class Watched:
-    """Keys and queries of the first layer, as the model makes them: [tokens, heads, 16] of the first sequence."""
+    """Keys and queries of the first layer, as the model makes them: [tokens, heads, head_dim] of the first sequence."""
 
     def __enter__(self):
         self.keys, self.queries, update, attend = [], [], KvantLayer.update, KvantLayer.attend
@@ -75,12 +75,17 @@ def prefill(model, cache, tokens, parts=(0, N)):
 
 
 class Learns(TestCase):
+    device, shape = "cpu", {}
+
     def setUp(self):
-        self.tokens = models.prompt(N, batch=1, padding=0)[0]
+        self.tokens = models.prompt(N, batch=1, padding=0)[0].to(self.device)
+
+    def make(self, implementation="kvant"):
+        return make(implementation, self.device, **self.shape)
 
     def test_scores_err_less_than_with_factors(self):
         """From the first tokens behind those in fp16 on, in one call and in several."""
-        (model,) = make("kvant")
+        model = self.make()
         for parts in ((0, N), (0, 100, 350, N)):
             found = []
             for spec in (SPEC, PLAIN):
@@ -90,7 +95,7 @@ class Learns(TestCase):
             self.assertLess(found[0], 0.8 * found[1], parts)
 
     def test_presets_learn(self):
-        (model,) = make("kvant")
+        model = self.make()
         rows = [
             prefill(model, KvantCache(model.config, **stored), self.tokens).layers[0].decoded(N)[0]
             for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"})
@@ -99,14 +104,14 @@ class Learns(TestCase):
         self.assertFalse(torch.equal(rows[0], rows[2]))
 
     def test_other_implementations_give_no_queries(self):
-        (model,) = make("sdpa")
+        model = self.make("sdpa")
         rows = [prefill(model, KvantCache(model.config, k=spec), self.tokens).layers[0].decoded(N)[0] for spec in (SPEC, PLAIN)]
         self.assertTrue(torch.equal(*rows))
 
     def test_queries_of_padding_are_left_out(self):
         """Of each sequence those of its own tokens are noted, in every layer; of single tokens none."""
-        (model,) = make("kvant")
-        tokens, mask = models.prompt(200, padding=70)
+        model = self.make()
+        tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=30))
         seen, note = [], Cache.note_queries
 
         def noted(cache, layer, q):
@@ -118,8 +123,8 @@ class Learns(TestCase):
             model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
             model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
             model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
-        first = [x for layer in range(4) for x in ((layer, 30, 0), (layer, 100, 30))]
-        self.assertEqual(seen, first + [(layer, 100, 30) for layer in range(4) for _ in range(2)])
+        first = [x for layer in range(4) for x in ((layer, 70, 0), (layer, 100, 70))]
+        self.assertEqual(seen, first + [(layer, 100, 70) for layer in range(4) for _ in range(2)])
 
 
 class Tokens(TestCase):
@@ -140,7 +145,7 @@ class Tokens(TestCase):
             self.assertLess(sum(coarse) / len(coarse), 0.7, kind)
 
     def test_copies_and_rows_of_beams_are_the_same_cache(self):
-        (model,) = make("kvant")
+        model = make("kvant")
         tokens = models.prompt(N, batch=1, padding=0)[0]
         cache = prefill(model, KvantCache(model.config, max_sequences=16), tokens)
         again = copy.deepcopy(cache)

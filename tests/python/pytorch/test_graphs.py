@@ -9,6 +9,7 @@ import warnings
 from unittest import mock
 
 import models
+import test_first
 import torch
 from common import TestCase
 from test_transformers import generate
@@ -51,6 +52,16 @@ def stand_in():
         stack.enter_context(patched)
     replays.clear()
     return stack
+
+
+class Learns(test_first.Learns):
+    """What a GPU's cache learns, with the library's code for it."""
+
+    shape = SHAPE
+
+    def run(self, result=None):
+        with stand_in():
+            return super().run(result)
 
 
 class Graphs(TestCase):

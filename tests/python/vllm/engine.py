@@ -29,19 +29,25 @@ if os.environ.get("TEST_GPU_PAGES"):
 
 
 def of_device():
-    """Options, on a GPU with little memory and decode steps as CUDA graphs."""
+    """Options, on a GPU with little memory and decode steps as CUDA graphs, in a type that FlashAttention takes."""
     if not torch.cuda.is_available():
-        return {"enforce_eager": True}
+        return {"enforce_eager": True, "dtype": "float32"}
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
-    made = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28, "compilation_config": graphs}
+    made = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28, "compilation_config": graphs, "dtype": "float16"}
     return made | ({"attention_backend": "KVANT", "kv_cache_dtype": "kvant"} if os.environ.get("KVANT_VLLM") else {})
+
+
+def gaps(steps):
+    """By how much the log-probabilities of the two most probable tokens differ."""
+    best = [sorted(p.logprob for p in step.values())[-2:] for step in steps or []]
+    return [second - first for first, second in best]
 
 
 def main():
     folder, options, rounds = sys.argv[1], *map(json.loads, sys.argv[2:])
-    common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024, dtype="float32")
+    common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
     llm = LLM(**common | of_device() | options)
-    found = []
+    found, apart = [], []
     for prompts, sampling in rounds:
         made = llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts],
@@ -49,9 +55,10 @@ def main():
             use_tqdm=False,
         )
         found.append([{"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens} for x in made])
+        apart.append([[gaps(one.logprobs) for one in x.outputs] for x in made])
     counts = {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")} if "disable_log_stats" in options else {}
     blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
-    print("RESULT", json.dumps({"blocks": blocks, "rounds": found, "counts": counts}))
+    print("RESULT", json.dumps({"blocks": blocks, "rounds": found, "gaps": apart, "counts": counts}))
 
 
 if __name__ == "__main__":

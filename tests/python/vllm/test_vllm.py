@@ -27,15 +27,17 @@ def ids(n, seed):
     return [random.Random(seed * 1000 + i).randrange(3, 300) for i in range(n)]
 
 
-STAND_IN = (False,) if torch.cuda.is_available() else (False, True)  # whether the GPU's backend runs on the stand-in
+GPU = torch.cuda.is_available()
+STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the stand-in
+CLOSE = 2.0**-5  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SHARED = ids(200, 1)  # three blocks and a part of one
 ROUNDS = [
     ([ids(n, n) for n in (5, 64, 65, 300, 129)], GREEDY),  # lengths
     ([SHARED + ids(n, n) for n in (7, 60, 90)], GREEDY),  # a prefix that is not there yet
     ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and one that is
-    ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4}),
 ]
+SAMPLES = ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4})
 
 
 class Engine(TestCase):
@@ -59,61 +61,83 @@ class Engine(TestCase):
             raise RuntimeError(made.stderr[-2000:])
         return json.loads(lines[-1].removeprefix("RESULT "))
 
+    def run_stock(self, rounds, folder=None, **options):
+        """vLLM's own cache; on a GPU with the log-probabilities that `same` needs."""
+        more = {"logprobs": 2} if GPU else {}
+        return self.run_engine("", [(prompts, sampling | more) for prompts, sampling in rounds], folder, **options)
+
+    def same(self, ours, stock):
+        """The tokens, the first round's or all. On a GPU attention's sums have another order: where tokens differ first, the
+        two most probable ones are nearly as probable."""
+        if not GPU:
+            return self.assertEqual([[x["ids"] for x in r] for r in ours["rounds"]], [[x["ids"] for x in r] for r in stock["rounds"]])
+        self.assertEqual([len(r) for r in ours["rounds"]], [len(r) for r in stock["rounds"]])
+        for mine, its, gaps in zip(ours["rounds"], stock["rounds"], stock["gaps"]):
+            for x, y, [gap] in zip(mine, its, gaps):
+                [x], [y] = x["ids"], y["ids"]
+                self.assertEqual(len(x), len(y))
+                n = next((i for i in range(len(x)) if x[i] != y[i]), None)
+                self.assertLess(0 if n is None else gap[n], CLOSE, (n, x, y))
+        return None
+
     def test_an_exact_codec_gives_the_stock_cache_s_ids(self):
-        stock = self.run_engine("", ROUNDS, max_num_seqs=4)
+        rounds = ROUNDS if GPU else [*ROUNDS, SAMPLES]
+        stock = self.run_stock(rounds, max_num_seqs=4)
         for gpu in STAND_IN:
-            ours = self.run_engine("f32/f32", ROUNDS, gpu=gpu, max_num_seqs=4)
-            self.assertEqual(ours["rounds"], stock["rounds"])
+            ours = self.run_engine("f32/f32", rounds, gpu=gpu, max_num_seqs=4)
+            self.same(ours, stock)
+            self.assertEqual([[x["cached"] for x in r] for r in ours["rounds"]], [[x["cached"] for x in r] for r in stock["rounds"]])
             self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])  # whole blocks of the prefix
 
     def test_chunks_and_preemption(self):
         """Few blocks, so that requests are thrown out and begin again, and prompts in parts of 48 tokens."""
         few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
-        stock = self.run_engine("", rounds)
+        stock = self.run_stock(rounds)
         for gpu in STAND_IN:
-            ours = self.run_engine("f32/f32", rounds, gpu=gpu, **few)
-            self.assertEqual([x["ids"] for x in ours["rounds"][0]], [x["ids"] for x in stock["rounds"][0]])
+            self.same(self.run_engine("f32/f32", rounds, gpu=gpu, **few), stock)
 
     def test_speculative_decoding(self):
         """Drafts of the model itself, which are all right, and of another one, which are not."""
         rounds = [([ids(n, n) for n in (100, 129, 7)], {"temperature": 0, "max_tokens": 40})]
-        stock = [x["ids"] for x in self.run_engine("", rounds, max_num_seqs=4)["rounds"][0]]
+        stock = self.run_stock(rounds, max_num_seqs=4)
         with tempfile.TemporaryDirectory() as other:
             models.make("llama", head_dim=64, seed=1).save_pretrained(other)
             for gpu, draft in (*((gpu, self.folder.name) for gpu in STAND_IN), (False, other)):
                 drafts = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
                 options = dict(max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
                 ours = self.run_engine("f32/f32", rounds, gpu=gpu, **options)
-                self.assertEqual([x["ids"] for x in ours["rounds"][0]], stock)
+                self.same(ours, stock)
                 made, right = (ours["counts"][f"vllm:spec_decode_num_{name}_tokens"] for name in ("draft", "accepted"))
                 self.assertGreater(made, 80)
-                self.assertTrue(right == made if draft == self.folder.name else right < made / 2, (right, made))
+                most = 0.95 * made if GPU else made
+                self.assertTrue(right >= most if draft == self.folder.name else right < made / 2, (right, made))
 
     @unittest.skipIf(importlib.util.find_spec("numba") is None, "vLLM's n-grams need numba")
     def test_ngrams(self):
         """Drafts from the prompt."""
         rounds = [([6 * ids(20, 1), 3 * ids(50, 2)], {"temperature": 0, "max_tokens": 60})]
-        stock = self.run_engine("", rounds, max_num_seqs=4)["rounds"]
+        stock = self.run_stock(rounds, max_num_seqs=4)
         drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
         ours = self.run_engine("f32/f32", rounds, max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
-        self.assertEqual(ours["rounds"], stock)
+        self.same(ours, stock)
         self.assertGreater(ours["counts"]["vllm:spec_decode_num_draft_tokens"], 20)
 
     def test_windows_and_softcap(self):
         for kind in ("mistral", "gemma2"):
             with self.subTest(kind), tempfile.TemporaryDirectory() as folder:
                 models.make(kind, head_dim=64).save_pretrained(folder)
-                stock, ours = (self.run_engine(stored, ROUNDS[:2], folder, max_num_seqs=4) for stored in ("", "f32/f32"))
-                self.assertEqual(ours["rounds"], stock["rounds"])
+                self.same(self.run_engine("f32/f32", ROUNDS[:2], folder, max_num_seqs=4), self.run_stock(ROUNDS[:2], folder, max_num_seqs=4))
 
     def test_codes(self):
-        """Blocks that fit, and ids that do not depend on what is cached or preempted."""
-        rounds = ROUNDS[:3]  # vLLM on a CPU cannot resume a seeded sampler after a part of a prompt
-        stock = self.run_engine("", [])
-        plenty = self.run_engine("turboquant4", rounds, max_num_seqs=4)
+        """Blocks that fit, and ids that do not depend on what is cached or preempted. (On a GPU whole prompts see their rows, parts
+        of prompts what is kept of the past.)"""
+        rounds, stock = ROUNDS, self.run_engine("", [])
+        plenty = self.run_engine("turboquant4", [] if GPU else rounds, max_num_seqs=4)
+        self.assertGreater(plenty["blocks"], (3.7 if GPU else 7.5) * stock["blocks"])
+        if GPU:
+            return
         few = self.run_engine("turboquant4", rounds, max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
-        self.assertGreater(plenty["blocks"], 7.5 * stock["blocks"])  # of float32
         self.assertEqual([[x["ids"] for x in r] for r in few["rounds"]], [[x["ids"] for x in r] for r in plenty["rounds"]])
 
     def test_calibrated(self):
@@ -124,8 +148,26 @@ class Engine(TestCase):
             with mock.patch.dict(os.environ, KVANT_VLLM="balanced"):
                 self.assertEqual(chosen(), ("trellis-4:transform=file,sink=0", "trellis-4", str(path)))
             ours = self.run_engine("int-8:transform=file,sink=0/int-8:center=file,sink=0", ROUNDS[:1])["rounds"][0]
-        stock = self.run_engine("", ROUNDS[:1])["rounds"][0]
+        stock = self.run_stock(ROUNDS[:1])["rounds"][0]
         self.assertGreaterEqual(sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4)
+
+    def test_learning(self):
+        """From the prompts of an engine what kvant.calibrate finds in the same texts."""
+        text = np.array(ids(10000, 4))
+        rounds = [([part.tolist()], {"temperature": 0, "max_tokens": 1}) for part in text.reshape(10, 1000)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/learned.kvcal"
+            with mock.patch.dict(os.environ, KVANT_VLLM_LEARN=path):
+                self.run_engine("f32/f32", rounds, max_num_seqs=1, max_num_batched_tokens=1024)
+            found = kvant.Calibration(path)
+        expected = kvant.calibrate(self.model, text[:9000], context=1000, n_tokens=9000)  # 8192 of these ended it
+        self.assertEqual(found.info[2:8], expected.info[2:8])
+        for layer in range(found.info.n_layers):
+            for head in range(found.info.n_kv_heads):
+                for role in "kv":
+                    for x, y in zip(found.entry(layer, head, role), expected.entry(layer, head, role)):
+                        if isinstance(y, np.ndarray):
+                            self.assertLess(np.abs(x - y).max(), 2.0**-9 * np.abs(y).max())  # matrices are fp16
 
     def test_refusals(self):
         wrong = (("nothing", "none of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))

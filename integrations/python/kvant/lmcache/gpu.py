@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import structs as s
 from ..arrays import np
-from ..gpu import GpuCodec, Numbers, call, pointer, type_of
+from ..gpu import GpuCodec, Numbers, calls, type_of
 from ..library import PAGE_TOKENS, Error
 from . import container, state
 from .layout import RAW, Layout, align
@@ -28,7 +28,7 @@ class _Role(NamedTuple):
     def of(self, name: str, layer: int, own: Tensor | None = None) -> int | None:
         """The numbers of a layer; own: a chunk's, which go first."""
         table = getattr(self.numbers, name) if own is None else own
-        return None if table is None else pointer(table[layer])
+        return None if table is None else table.data_ptr() + 4 * layer * table.stride(0)  # float32
 
 
 class _Plan(NamedTuple):
@@ -108,29 +108,23 @@ class GpuPages:
         body = torch.zeros(align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device)
         refused = torch.zeros((), dtype=torch.int32, device=self.device)
         own = self._own_state(rows, stored, plan, body)
-        args = s.CudaAppendArgs.new(
-            type=type_of(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, slots=plan.slots.data_ptr(), refused=refused.data_ptr()
-        )
+        args = s.CudaAppendArgs.new(type=type_of(rows), n_tokens=plan.slots.numel(), n_kv_heads=layout.n_kv_heads, refused=refused.data_ptr())
         if plan.per_layer:
             args.n_tokens = layout.n_tokens
-        for layer in range(layout.n_layers if plan.per_layer else 1):
-            args.slots = plan.slots.data_ptr() + 8 * layer * layout.n_tokens
-            for role, name in enumerate("kv"):
-                half, center, scale = plan.roles[role], *own[role]
-                part = s.CudaRows(
-                    codec=half.codec.handle,
-                    pages=_pages(body, stored, role),
-                    rows=_row(rows, layout, role, layer),
-                    token_stride=layout.row,
-                    head_stride=layout.head_stride,
-                    center=half.of("center", layer, center),
-                    scale=half.of("scale", layer, scale),
-                    weights=half.of("weights", layer),
-                )
-                setattr(args, name, part)
-                args.centroids[role] = half.of("centroids", layer)
-            args.k_feedback = plan.roles[0].of("feedback", layer)
-            call("append", args, self.device)
+        parts = args.k, args.v
+        for role, part in enumerate(parts):
+            part.codec, part.pages = plan.roles[role].codec.handle, _pages(body, stored, role)
+            part.token_stride, part.head_stride = layout.row, layout.head_stride
+        with calls(self.device) as run:
+            for layer in range(layout.n_layers if plan.per_layer else 1):
+                args.slots = plan.slots.data_ptr() + 8 * layer * layout.n_tokens
+                for role, part in enumerate(parts):
+                    half, (center, scale) = plan.roles[role], own[role]
+                    part.rows = _row(rows, layout, role, layer)
+                    part.center, part.scale = half.of("center", layer, center), half.of("scale", layer, scale)
+                    part.weights, args.centroids[role] = half.of("weights", layer), half.of("centroids", layer)
+                args.k_feedback = plan.roles[0].of("feedback", layer)
+                run("append", args)
         return body, self.sums(body), refused
 
     def from_pages(self, body: Tensor, stored: Stored, rows: Tensor) -> None:
@@ -138,26 +132,23 @@ class GpuPages:
         plan, layout = self._plan(stored), stored.layout
         whole = layout._replace(shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row))
         out = rows if whole == layout and rows.is_contiguous() else rows.new_empty(whole.shape)
-        own = self._read_state(body, stored)
-        for layer in range(layout.n_layers if plan.per_layer else 1):
+        own, per_layer = self._read_state(body, stored), plan.per_layer
+        with calls(self.device) as run:
             for role, half in enumerate(plan.roles):
-                center, scale = own[role]
                 args = s.CudaDecodeArgs.new(
                     codec=half.codec.handle,
-                    pages=_pages(body, stored, role, layer if plan.per_layer else 0),
                     blocks=plan.blocks.data_ptr(),
-                    n_blocks=layout.n_blocks * (1 if plan.per_layer else layout.n_layers),
+                    n_blocks=layout.n_blocks * (1 if per_layer else layout.n_layers),
                     n_kv_heads=layout.n_kv_heads,
                     type=type_of(out),
-                    out=_row(out, whole, role, layer),
                     token_stride=layout.row,
                     head_stride=layout.head_stride,
-                    center=half.of("center", layer, center),
-                    scale=half.of("scale", layer, scale),
-                    inverse_weights=half.of("inverse_weights", layer),
-                    centroids=half.of("centroids", layer),
                 )
-                call("decode", args, self.device)
+                for layer in range(layout.n_layers if per_layer else 1):
+                    args.pages, args.out = _pages(body, stored, role, layer), _row(out, whole, role, layer)
+                    args.center, args.scale = half.of("center", layer, own[role][0]), half.of("scale", layer, own[role][1])
+                    args.inverse_weights, args.centroids = half.of("inverse_weights", layer), half.of("centroids", layer)
+                    run("decode", args)
         if out is not rows:
             rows.copy_(out[:, :, : layout.n_tokens])
 

@@ -47,6 +47,17 @@ class Role:
         self.has_matrix = numbers.n_weights > made[0].head_dim
         parts = [x for x in (numbers.scale, None if self.has_matrix else numbers.inverse_weights) if x is not None]
         self.attention_scale = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else None
+        if self.has_matrix:
+            self._back, self._back_scale = self._matrix_back(made[0].head_dim)
+
+    def _matrix_back(self, dim: int) -> tuple[Tensor, float]:
+        """W^-1 with a row's scale, [kv heads, head_dim, head_dim] in fp16, and what all of it was divided by."""
+        assert self.numbers.inverse_weights is not None
+        matrix = self.numbers.inverse_weights[0].view(-1, dim, dim).transpose(1, 2)
+        if self.numbers.scale is not None:
+            matrix = matrix * self.numbers.scale[0][:, None]
+        most = float(matrix.abs().max())
+        return (matrix / most).half().contiguous(), most
 
     def pages(self, head: int = 0) -> Any:
         return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
@@ -64,12 +75,21 @@ class Role:
             weights=pointer(self.numbers.weights),
         )
 
-    def read(self, blocks: Tensor, heads: slice, out: Tensor) -> None:
-        """Rows of some kv heads of whole blocks, int32 [n], to out [64 n, heads, head_dim]."""
+    def read(self, blocks: Tensor, heads: slice, out: Tensor, room: Tensor) -> None:
+        """Rows of some kv heads of whole blocks, int32 [n], to out [64 n, heads, head_dim]. room: of as many 16-bit numbers."""
+        if not self.has_matrix:
+            self._decode(blocks, heads, out, False)
+            return
+        turned, rows = out.view(torch.float16), room.view(torch.float16).view(out.shape[1], len(out), -1)
+        self._decode(blocks, heads, turned, True)
+        torch.bmm(turned.transpose(0, 1), self._back[heads], out=rows)
+        assert self.numbers.center is not None  # of transform=file
+        torch.add(self.numbers.center[0, heads], rows.transpose(0, 1), alpha=self._back_scale, out=out)
+
+    def _decode(self, blocks: Tensor, heads: slice, out: Tensor, transformed: bool) -> None:
         of = self.numbers
-        center, scale, inverse, centroids = (
-            None if x is None else pointer(x[0, heads]) for x in (of.center, of.scale, of.inverse_weights, of.centroids)
-        )
+        numbers = (None, None, None) if transformed else (of.center, of.scale, of.inverse_weights)
+        center, scale, inverse, centroids = (None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids))
         arguments = s.CudaDecodeArgs.new(
             codec=self.codec.handle,
             pages=self.pages(heads.start),
@@ -83,6 +103,7 @@ class Role:
             center=center,
             scale=scale,
             inverse_weights=inverse,
+            transformed=transformed,
             centroids=centroids,
         )
         call("decode", arguments, self.device)
@@ -132,8 +153,9 @@ class LayerPages:
         for first in range(0, self.n_kv_heads, max(1, most)):
             heads = slice(first, min(first + most, self.n_kv_heads))
             made = room[: 2 * n * (heads.stop - first) * self.head_dim].view(2, n, heads.stop - first, self.head_dim)
-            for role, newest, out in zip((self.k, self.v), (keys, values), made):
-                role.read(blocks, heads, out)
+            read = slice(len(blocks) * PAGE_TOKENS)
+            for role, newest, out in zip((self.k, self.v), (keys, values), made):  # values last: keys need their room
+                role.read(blocks, heads, out[read], made[1][read])
                 out[past:] = newest[:, heads]
             yield heads, *made
 

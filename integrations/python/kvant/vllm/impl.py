@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,12 @@ from ..library import PAGE_TOKENS
 from . import Stored, chosen, is_ours
 from .batch import Batch, Builder, Options, Part
 from .codecs import cell_bytes, heads_of_rank
+from .learn import Learner
 
 # Pages by their memory, and the layer's number.
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
+# Of the model whose layers are made, if KVANT_VLLM_LEARN asks for it.
+_learner: list[Learner] = []
 # What the layers made last are stored with: vLLM asks a backend for the size of blocks without naming the dtype.
 _stored: list[Stored] = []
 
@@ -29,6 +33,15 @@ def customize_spec(spec: Any) -> Any:
     stored = _stored[-1] if _stored else chosen()
     assert stored is not None
     return replace(spec, state_content_bytes=cell_bytes(stored, spec.head_size))
+
+
+def _learning(model: str, n_ranks: int) -> Learner | None:
+    path = os.environ.get("KVANT_VLLM_LEARN")
+    if path and n_ranks > 1:
+        raise NotImplementedError("kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU")
+    if path and not _learner:
+        _learner.append(Learner(path, model))
+    return _learner[0] if path else None
 
 
 class Backend:
@@ -79,6 +92,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.stored = stored
         _stored[:] = [stored]
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        self.learner = _learning(model.model, ranks[1])
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
         self.pages, self.place = None, None
 
@@ -103,6 +117,16 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def _options(self, batch: Batch) -> Options:
         return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, batch.causal)
 
+    def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
+        """From whole prompts."""
+        assert self.learner is not None
+        if getattr(layer, "is_draft_layer", False) or layer.layer_name.startswith("draft_model."):
+            return
+        starts = batch.query_start_loc[part.first : part.last + 1].tolist()
+        for own in map(slice, starts, starts[1:]):
+            options = self.scale, self.sliding_window, self.logits_soft_cap
+            self.learner.see(extract_layer_index(layer.layer_name), q[own], k[own], v[own], *options)
+
     def attend_rows(self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch) -> bool:
         """Attention over rows, of whole prompts and of long parts of one; False: there is none, pages will do."""
         return False
@@ -126,6 +150,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:
+            if self.learner is not None and not self.learner.done and part.fresh and key is not None:
+                self._learn(layer, part, query, key, value, batch)
             rows = (part.fresh or part.long) and key is not None
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):
                 pages.attend(query, out, batch, part, self._options(batch))
