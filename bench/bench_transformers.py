@@ -42,7 +42,7 @@ def arguments():
     parser.add_argument("--shapes", default="8x32768,1x131072", help="batch x context, with commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, plain:PRESET, dynamic, static, quanto")
+    parser.add_argument("--caches", default="kvant:balanced,dynamic", help="with commas: kvant:PRESET, kvant:SPEC, plain:PRESET, dynamic, static, quanto")
     a = parser.parse_args()
     a.vocabulary = a.vocabulary or 32000
     model_shape.complete(a)
@@ -68,7 +68,8 @@ def grown(a):
 def make_cache(a, model, name):
     kind, _, preset = name.partition(":")
     if kind in ("kvant", "plain"):
-        return KvantCache(model.config, preset, max_tokens=a.batch * grown(a))
+        stored = {"k": preset, "v": preset} if "-" in preset else {"preset": preset}
+        return KvantCache(model.config, max_tokens=a.batch * grown(a), **stored)
     if kind == "static":
         return StaticCache(config=model.config, max_cache_len=grown(a))
     if kind == "quanto":

@@ -3,8 +3,8 @@
 
     bench/papers.py -m model.gguf -f text.txt -o bench/results/quality_papers.csv [GROUP]...
 
-Every group is one `kvant eval`, whose rows bench/record.py appends. Complete groups are skipped and a broken group goes on
-where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
+Every group is one `kvant eval`, whose rows bench/record.py appends. Settings that have a row are skipped and a broken group goes
+on where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
 runs all groups on three models; bench/long_contexts.py measures long contexts on a GPU, and any group of these.
 """
 
@@ -30,8 +30,10 @@ def bdr():
 
 
 def kmeans():
-    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Wants a calibration with these sets."""
-    return both(*(f"kmeans-4:c={c}{block}" for block in ("", ",block=64") for c in (1, 16, 256, 2048)), "hessian-4")
+    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Wants a calibration with these sets:
+    kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
+    blocks = ("", ",block=64", ",block=16")
+    return both("int-4", "bdr-4", *(f"kmeans-4:c={c}{block}" for block in blocks for c in (1, 16, 256, 2048)), "hessian-4")
 
 
 PAPERS_HQMQ = "book=random,scale=norm"
@@ -50,7 +52,8 @@ def hqmq_med3():
     return both("int-4:sym", "naive-4", "naive-4:range=all",
                 *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
                 f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all", f"hqmq-s96r6:{PAPERS_HQMQ},med3", f"hqmq-s96r6:{PAPERS_HQMQ}",
-                *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20)))
+                *(f"hqmq-s96r6:{PAPERS_HQMQ},med={c},{page}" for c in (5, 10, 20, 50, 100)),
+                *(f"hqmq-s96r4:{PAPERS_HQMQ}{rest}" for rest in ("", f",med3,{page}")))
 
 
 def hqmq_seeds():
@@ -103,9 +106,10 @@ def innerq_modes():
 
 
 def innerq_windows():
-    """InnerQ Figure 5: 128 tokens in fp16, cut between the first and the newest; whole pages of 64 here."""
+    """InnerQ Figure 5: 128 tokens in fp16, cut between the first and the newest; whole pages of 64 here. Table 1: TurboQuant."""
     names = ("innerq-base", "innerq-hybrid", "innerq-small", "kivi-2")
-    return both(*(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128)))
+    windows = both(*(f"{name}:sink={sink},recent={128 - sink}" for name in names for sink in (0, 64, 128)))
+    return windows + [("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
 def turboquant():
@@ -129,20 +133,23 @@ GROUPS = {
 }
 
 
-def options_of(group, model, folder):
+def options_of(group, model, folder, done):
     if group in ("octopus", "hqmq-books"):
-        return [word for file in GROUPS[group](model, folder) for word in ("--config", str(file))]
-    pairs = GROUPS[group]()
+        files = [file for file in GROUPS[group](model, folder) if file.name not in done]
+        return [word for file in files for word in ("--config", str(file))]
+    pairs = [pair for pair in GROUPS[group]() if pair not in done]
     if model != "Gemma-3" and group == "bdr":  # heads of 64 have blocks of at most 64, the default
         pairs = [pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}]
     return [word for k, v in pairs for word in ("-k", k, "-v", v)]
 
 
 def have(path, model, group):
+    """Pairs and files that have a row."""
     if not path.exists():
-        return False
+        return set()
     with open(path, newline="") as file:
-        return any(row["model"] == model and row["group"] == group for row in csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["model"] == model and row["group"] == group]
+    return {(row["k"], row["v"]) for row in rows} | {row["config"] for row in rows}
 
 
 def main():
@@ -164,11 +171,11 @@ def main():
     for group in given.groups or [name for name in GROUPS if name != "kmeans" or given.calibration]:
         if group not in GROUPS:
             parser.error(f"no group {group!r}: {', '.join(GROUPS)}")
-        if have(given.output, model, group):
+        options = options_of(group, model, given.work, have(given.output, model, group))
+        if not options:
             continue
         command = [given.kvant, "eval", "-m", str(given.model), "-f", given.text, "-c", given.ctx, "--chunks", given.chunks,
-                   "--resume", str(given.work / f"{model}_{group}"), "--base-cache", str(given.work), "--json"]
-        command += options_of(group, model, given.work)
+                   "--resume", str(given.work / f"{model}_{group}"), "--base-cache", str(given.work), "--json", *options]
         if given.calibration:
             command += ["--calibration", given.calibration]
         record = [sys.executable, str(HERE / "record.py"), "--append", "--set", f"model={model}", "--set", f"group={group}"]

@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Findings of docs/research/papers.md that need no model: rows of random numbers through the package alone.
 
-    bench/papers_findings.py -o bench/results/papers_findings.csv
+    bench/papers_findings.py -o bench/results/papers_findings.csv [--keys FILE.safetensors]...
 
-Rows are 128 channels of normal numbers, 4096 of them. D is the squared error over the squares of what is counted.
+Rows are 128 channels of normal numbers, 4096 of them. D is the squared error over the squares of what is counted. --keys: HQMQ's
+Figure 7, of keys that `kvant capture` kept.
 """
 
 import argparse
 import csv
 import datetime
+import functools
+import pathlib
 
 import numpy as np
 from record import commit, first_line, machine
 
 from kvant.codec import Codec
+from kvant.tuning import safetensors
 
 DIM, ROWS, SEEDS = 128, 4096, 4
 
@@ -82,17 +86,55 @@ def bandwidth():
         yield f"f16, {tokens} tokens", "TB/s that HQMQ Table 5 implies; an RTX 4090 has 1.0", 16, tokens * 8 * 128 * 2 * 2 / milliseconds / 1e9
 
 
-FINDINGS = {"true bits": true_bits, "two large channels": two_large_channels, "constant part": constant_part, "bandwidth": bandwidth}
+def errors_by_product():
+    """TurboQuant Figure 5: the variance of inner products' errors, times head_dim, by the product of unit vectors; 2 bits."""
+    for spec in ("turboquant-2:scale=norm", "turboquant-2:qjl,sketch=gaussian"):
+        for product in (0.0, 0.06, 0.12, 0.18):
+            found, bits = [], 0
+            for seed in range(4 * SEEDS):
+                rows, query = normal(seed).astype(float), np.random.RandomState(1000 + seed).standard_normal(DIM)
+                query /= np.linalg.norm(query)
+                rows -= np.outer(rows @ query, query)
+                rows *= np.sqrt(1 - product**2) / np.linalg.norm(rows, axis=1, keepdims=True)
+                rows = (rows + product * query).astype(np.float32)
+                codec = Codec(spec, DIM, "k", seed=seed)
+                lost = (codec.decode(codec.encode(rows), ROWS).astype(float) - rows) @ query
+                found.append(DIM * lost.var())
+                bits = codec.true_bits
+            yield spec, f"d x variance of the error of an inner product of {product}", bits, np.mean(found)
+
+
+def key_chunks(path):
+    """HQMQ Figure 7: norms of chunks of 4 channels over their head's median. Of a layer its largest head counts."""
+    largest, tail = [], []
+    with safetensors.File(path) as file:
+        for name in (name for name in file.tensors if name.endswith(".k")):
+            keys = file.read(name).astype(float)
+            norms = np.linalg.norm(keys.reshape(len(keys), -1, 4), axis=2)
+            ratios = norms / np.median(norms, axis=1, keepdims=True)
+            largest.append(ratios.max())
+            tail.append(np.quantile(ratios, 0.999))
+    name = pathlib.Path(path).stem
+    yield name, "largest chunk of keys over the median, largest layer", 16, max(largest)
+    yield name, "the same, median of layers", 16, np.median(largest)
+    yield name, "99.9th percentile over the median, median of layers", 16, np.median(tail)
+    yield name, "share of layers with a chunk above 3 medians", 16, np.mean(np.array(largest) > 3)
+
+
+FINDINGS = {"true bits": true_bits, "two large channels": two_large_channels, "constant part": constant_part,
+            "errors by product": errors_by_product, "bandwidth": bandwidth}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", help="CSV to write, too")
+    parser.add_argument("--keys", action="append", default=[], metavar="FILE", help="keys from kvant capture")
     given = parser.parse_args()
     about = {"date": datetime.date.today().isoformat(), "machine": machine(), "compiler": first_line("cc", "--version"),
              "commit": commit(), "command": "bench/papers_findings.py"}
     rows = []
-    for name, measure in FINDINGS.items():
+    captured = [("key chunks", functools.partial(key_chunks, path)) for path in given.keys]
+    for name, measure in [*FINDINGS.items(), *captured]:
         for what, where, bits, figure in measure():
             print(f"{name:18}  {what:58}  {where:44}  {bits:6.3f}  {figure:.4f}", flush=True)
             rows.append({"finding": name, "what": what, "where": where, "bits": bits, "figure": figure, **about})

@@ -1,7 +1,8 @@
 /* cluster.c - see cluster.h.
  *
- * A distance is the sum of squared differences in binary32, not |x|^2 - 2 x c + |c|^2. Keys may lie
- * far from zero and close together; then the difference of large numbers would be noise. */
+ * The nearest centroid c of a row x has the highest <x - m, c - m> - |c - m|^2 / 2, m being the mean
+ * of all rows. Keys may lie far from zero and close together; without m the products would be large
+ * numbers whose differences are noise. Every CPU level sums products in the same order. */
 #include "cluster.h"
 
 #include <stdbool.h>
@@ -9,18 +10,23 @@
 
 #include "../base/alloc.h"
 #include "../base/random.h"
+#include "../kernels/kernels.h"
 
 /* k-means++ starts close: on keys and values of real models most assignments are final after about
  * ten. */
 #define MAX_ITERATIONS 25
 
 typedef struct work {
+    const kvant_kernels *kernels;
     const float *rows;
     size_t n;
     uint32_t d, k;
-    float *centroids; /* k x d */
-    float *columns;   /* the same, d x k, so that a row meets all centroids in loops without gathers */
-    float *distances; /* of one row to the k centroids */
+    float *centroids;    /* k x d */
+    float *mean, *point; /* d, d + 1 */
+    float *moved;        /* n x d: rows less their mean */
+    float *columns;      /* (d + 1) x k: centroids less the mean; below each -|c - m|^2 / 2 */
+    float *products;     /* n, of which assign uses k */
+    float *squares;      /* n: |x - m|^2 */
     uint32_t *nearest;
     float *nearest_distance;
     double *sums; /* k x d */
@@ -29,31 +35,39 @@ typedef struct work {
 
 static void release(work *w)
 {
-    kvant_free(w->columns);
-    kvant_free(w->distances);
-    kvant_free(w->nearest);
-    kvant_free(w->nearest_distance);
-    kvant_free(w->sums);
-    kvant_free(w->counts);
+    void *all[] = { w->mean,    w->point,   w->moved,            w->columns, w->products,
+                    w->squares, w->nearest, w->nearest_distance, w->sums,    w->counts };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        kvant_free(all[i]);
 }
 
 static bool allocate(work *w)
 {
-    w->columns = kvant_alloc((size_t)w->k * w->d, sizeof *w->columns);
-    w->distances = kvant_alloc(w->k, sizeof *w->distances);
+    w->mean = kvant_alloc(w->d, sizeof *w->mean);
+    w->point = kvant_alloc(w->d + 1, sizeof *w->point);
+    w->moved = kvant_alloc(w->n, w->d * sizeof *w->moved);
+    w->columns = kvant_alloc((size_t)w->k * (w->d + 1), sizeof *w->columns);
+    w->products = kvant_alloc(w->n, sizeof *w->products);
+    w->squares = kvant_alloc(w->n, sizeof *w->squares);
     w->nearest = kvant_alloc(w->n, sizeof *w->nearest);
     w->nearest_distance = kvant_alloc(w->n, sizeof *w->nearest_distance);
     w->sums = kvant_alloc((size_t)w->k * w->d, sizeof *w->sums);
     w->counts = kvant_alloc(w->k, sizeof *w->counts);
-    return w->columns && w->distances && w->nearest && w->nearest_distance && w->sums && w->counts;
+    return w->mean && w->point && w->moved && w->columns && w->products && w->squares && w->nearest &&
+           w->nearest_distance && w->sums && w->counts;
 }
 
-static float squared_distance(const float *a, const float *b, uint32_t d)
+static void move_rows(work *w)
 {
-    float sum = 0;
-    for (uint32_t j = 0; j < d; j++)
-        sum += (a[j] - b[j]) * (a[j] - b[j]);
-    return sum;
+    for (uint32_t j = 0; j < w->d; j++) {
+        double sum = 0;
+        for (size_t i = 0; i < w->n; i++)
+            sum += w->rows[i * w->d + j];
+        w->mean[j] = (float)(sum / (double)w->n);
+    }
+    for (size_t i = 0; i < w->n; i++)
+        for (uint32_t j = 0; j < w->d; j++)
+            w->moved[i * w->d + j] = w->rows[i * w->d + j] - w->mean[j];
 }
 
 /* The row at which the running sum of squared distances to the centroids so far passes a random
@@ -72,14 +86,19 @@ static size_t draw(const work *w, uint64_t *random)
     return kvant_splitmix64(random) % w->n; /* all rows are centroids already */
 }
 
+/* The distance of equal rows is exactly 0: the three sums are the same. */
 static void seed_centroids(work *w, uint64_t seed)
 {
+    const uint32_t d = w->d;
     size_t pick = kvant_splitmix64(&seed) % w->n;
+    for (size_t i = 0; i < w->n; i++)
+        w->squares[i] = w->kernels->dot(w->moved + i * d, w->moved + i * d, d);
     for (uint32_t c = 0; c < w->k; c++) {
-        float *centroid = w->centroids + (size_t)c * w->d;
-        memcpy(centroid, w->rows + pick * w->d, w->d * sizeof *centroid);
+        memcpy(w->centroids + (size_t)c * d, w->rows + pick * d, d * sizeof *w->centroids);
+        w->kernels->dot_rows(w->moved + pick * d, w->moved, d, (uint32_t)w->n, w->products);
         for (size_t i = 0; i < w->n; i++) {
-            float distance = squared_distance(w->rows + i * w->d, centroid, w->d);
+            float distance = w->squares[i] + w->squares[pick] - 2 * w->products[i];
+            distance = distance > 0 ? distance : 0;
             if (c == 0 || distance < w->nearest_distance[i])
                 w->nearest_distance[i] = distance;
         }
@@ -87,35 +106,33 @@ static void seed_centroids(work *w, uint64_t seed)
     }
 }
 
-static void add_squares(float *distances, const float *column, uint32_t k, float x)
+static void place_columns(work *w)
 {
-    for (uint32_t c = 0; c < k; c++)
-        distances[c] += (x - column[c]) * (x - column[c]);
-}
-
-static uint32_t lowest(const float *distances, uint32_t k)
-{
-    uint32_t best = 0;
-    for (uint32_t c = 1; c < k; c++)
-        best = distances[c] < distances[best] ? c : best;
-    return best;
+    for (uint32_t c = 0; c < w->k; c++) {
+        for (uint32_t j = 0; j < w->d; j++) {
+            w->point[j] = w->centroids[(size_t)c * w->d + j] - w->mean[j];
+            w->columns[(size_t)j * w->k + c] = w->point[j];
+        }
+        w->columns[(size_t)w->d * w->k + c] = w->kernels->dot(w->point, w->point, w->d) / -2;
+    }
 }
 
 /* Whether any row changed its centroid. */
 static bool assign(work *w)
 {
     bool changed = false;
-    for (uint32_t c = 0; c < w->k; c++)
-        for (uint32_t j = 0; j < w->d; j++)
-            w->columns[(size_t)j * w->k + c] = w->centroids[(size_t)c * w->d + j];
+    place_columns(w);
+    w->point[w->d] = 1;
     for (size_t i = 0; i < w->n; i++) {
-        memset(w->distances, 0, w->k * sizeof *w->distances);
-        for (uint32_t j = 0; j < w->d; j++)
-            add_squares(w->distances, w->columns + (size_t)j * w->k, w->k, w->rows[i * w->d + j]);
-        uint32_t best = lowest(w->distances, w->k);
+        float least, most;
+        uint32_t best = 0;
+        memcpy(w->point, w->moved + i * w->d, w->d * sizeof *w->point);
+        w->kernels->combine_rows(w->columns, w->point, w->d + 1, w->k, w->products);
+        w->kernels->range(w->products, w->k, &least, &most);
+        while (best + 1 < w->k && w->products[best] != most)
+            best++;
         changed |= best != w->nearest[i];
         w->nearest[i] = best;
-        w->nearest_distance[i] = w->distances[best];
     }
     return changed;
 }
@@ -139,9 +156,12 @@ static void update(work *w)
 
 kvant_status kvant_cluster(const float *rows, size_t n, uint32_t d, uint32_t k, uint64_t seed, float *centroids)
 {
-    work w = { .rows = rows, .n = n, .d = d, .k = k, .centroids = centroids };
+    work w = {
+        .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .rows = rows, .n = n, .d = d, .k = k, .centroids = centroids
+    };
     kvant_status status = allocate(&w) ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
+        move_rows(&w);
         seed_centroids(&w, seed);
         assign(&w);
         for (uint32_t i = 0; i < MAX_ITERATIONS; i++) {

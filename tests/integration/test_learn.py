@@ -310,13 +310,8 @@ class Learning(unittest.TestCase):
     def test_a_gpu_learns_at_the_end_and_when_it_may(self):
         self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, KVANT_LEARN=0, **self.gpu()))
         self.assertIn(HINT, self.run_probe(LLAMA, LONG, 1, 3, **self.gpu()))
-        self.assertNotIn("learnt", self.run_probe(LLAMA, 8192, "same", **self.gpu()))
         self.assertEqual(self.files(), [])
         self.assertIn("learnt a calibration from 550 tokens", self.run_probe(LLAMA, END, 1, **self.gpu()))
-
-    def test_a_model_with_a_softcap_learns_on_a_gpu(self):
-        model = TINY / "gemma2.gguf"
-        self.assertIn("learnt a calibration", self.run_probe(model, LONG, 1, **self.gpu(model)))
 
     def first_keys(self, tokens, on_gpu):
         """Rows that a cache has of the first layer's keys after a prompt."""
@@ -333,7 +328,7 @@ class Learning(unittest.TestCase):
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
         """The first layer's keys and queries are the same on both devices, so are centre, matrix and codes: decoding rounds in another
         order. A GPU has one version, the last one: in a longer prompt rows before the 512th have another on the CPU."""
-        for tokens, since in ((400, 0), (1100, 512)):
+        for tokens, since in ((400, 0), (1040, 512)):
             cpu, gpu = (self.first_keys(tokens, on_gpu) for on_gpu in (False, True))
             for token in range(since, tokens):
                 self.assertLess(difference(gpu[token], cpu[token]), 1e-3, (tokens, token))

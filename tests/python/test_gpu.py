@@ -137,6 +137,32 @@ class Paged(TestCase):
         difference = (got - wanted).abs().max().item()
         self.assertLessEqual(difference, 2.0**-9 * np.abs(V).max())
 
+    def test_keys_are_learnt(self):
+        """Scores err less than with what center=first and norm=first take from the same rows, and attention is that over the decoded
+        rows: fp16 rounds queries and weights, 2^-11 of each."""
+        from test_learning import text
+
+        k, v, q = (on_gpu(x) for x in text(1, 1024, DIM))
+        host = kvant.Tensor([kvant.Codec("trellis-4:center=first,norm=first", DIM)] * KV_HEADS, n_blocks=16)
+        host.write(np.arange(1024), k.cpu().numpy())
+        table, slots = torch.arange(16, dtype=torch.int32, device="cuda"), torch.arange(1024, device="cuda")
+        paged = kvant.PagedCache("trellis-4:transform=first", "f16", KV_HEADS, DIM, n_blocks=16)
+        paged.learn(k, q)
+        paged.append(k, v, slots)
+        rows = [paged.decode(role, table, dtype=torch.float32) for role in "kv"]
+        groups = q.view(1024, KV_HEADS, -1, DIM)
+        wrong = [(groups * (x - k)[:, :, None]).sum(3).square().mean().sqrt() for x in (rows[0], on_gpu(host.read(0, 1024)))]
+        self.assertLess(wrong[0], 0.7 * wrong[1])
+        newest, lengths = q[-3:].contiguous() / 16, torch.tensor([1024], dtype=torch.int32, device="cuda")
+        got = paged.attention(newest[None], table[None], lengths)[0]
+        mask = torch.ones(3, 1024, device="cuda").tril(1021).bool()[:, None]
+        spread = [x.repeat_interleave(q.shape[1] // KV_HEADS, 1).transpose(0, 1) for x in rows]
+        scores = (newest.transpose(0, 1) @ spread[0].transpose(1, 2)).transpose(0, 1) * DIM**-0.5
+        wanted = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).transpose(0, 1) @ spread[1]
+        self.assertLess((got - wanted.transpose(0, 1)).abs().max().item(), 0.02 * v.abs().max().item())
+        for words, bad in (("k: ", (k[:, :1], q)), ("q: ", (k, q[:9]))):
+            self.refused(ValueError, words, paged.learn, *bad)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -12,13 +12,13 @@ SHAPE = dict(n_layers=1, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=DIM, max_t
 SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
 
 
-def text(seed, n=N):
+def text(seed, n=N, dim=DIM):
     """Keys about a centre, values and queries. Channels of keys and of queries belong together: latent numbers of falling size
     through matrices of the seed."""
-    falling = np.exp2(-0.2 * np.arange(DIM, dtype=np.float32))
-    mixes = normal(seed, 2, DIM, DIM) * falling
-    k = normal(seed + 1, n, KV_HEADS, DIM) @ mixes[0].T + 20 * normal(seed + 2, KV_HEADS, DIM)
-    return k, normal(seed + 3, n, KV_HEADS, DIM), normal(seed + 4, n, HEADS, DIM) @ mixes[1].T
+    falling = np.exp2(-6.4 / dim * np.arange(dim, dtype=np.float32))
+    mixes = normal(seed, 2, dim, dim) * falling
+    k = normal(seed + 1, n, KV_HEADS, dim) @ mixes[0].T + 20 * normal(seed + 2, KV_HEADS, dim)
+    return k, normal(seed + 3, n, KV_HEADS, dim), normal(seed + 4, n, HEADS, dim) @ mixes[1].T
 
 
 def made(k=SPEC, **options):
@@ -152,6 +152,22 @@ class Tensors(TestCase):
         self.assertGreater(tensor.info.n_versions, 1)
         self.assertFalse(tensor.wants_queries())
         self.refused(ValueError, "q: ", tensor.note_queries, rows[2][:, :, :31])
+
+    def test_codecs_of_what_was_learnt(self):
+        """They store rows as the tensor does; without centre and matrix they do not."""
+        rows, like = text(1), kvant.Codec("trellis-4", DIM)
+        scheme = kvant.Scheme(k=SPEC, v="trellis-4", n_layers=1, n_kv_heads=KV_HEADS, head_dim=DIM)
+        tensor = kvant.Tensor(scheme.codecs(0, "k"), n_blocks=8)
+        tensor.note_queries(rows[2][:512])
+        tensor.write(np.arange(512), rows[0][:512])
+        stored = tensor.read(448, 64)
+        for head in range(KV_HEADS):
+            codec, x = tensor.make_codec(7, head, like), rows[0][448:512, head]
+            center = tensor.block(7, head).center
+            self.assertTrue(np.allclose(codec.decode(codec.encode(x, center), 64, center), stored[:, head], rtol=0, atol=1e-4))
+            self.assertFalse(np.allclose(like.decode(like.encode(x, center), 64, center), stored[:, head], rtol=0, atol=1e-2))
+        self.refused(ValueError, "kv_head: 2", tensor.make_codec, 7, 2, like)
+        self.refused(TypeError, "like", tensor.make_codec, 7, 0, "trellis-4")
 
 
 if __name__ == "__main__":

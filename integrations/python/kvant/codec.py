@@ -127,6 +127,15 @@ class Codec(Owned):
         self._read_info()
 
     @classmethod
+    def owning(cls, pointer: int) -> Codec:
+        """A codec that the library made."""
+        codec = cls.__new__(cls)
+        Owned.__init__(codec, "kvant_codec_free")
+        codec._handle.value = pointer
+        codec._read_info()
+        return codec
+
+    @classmethod
     def borrowed(cls, pointer: int, owner: object) -> Codec:
         """A codec that owner has (kvant.Scheme). It keeps owner alive."""
         codec = cls.__new__(cls)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from . import checks
 from .codec import Codec
-from .library import Owned, check, library, text_buffer
+from .library import PAGE_TOKENS, Owned, check, library, text_buffer
 from .structs import CodecInfo, CudaTables
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
+_LEARNT_TOGETHER = 512  # rows, as a cache writes them
 SCRATCH_ROWS, SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
 
 
@@ -64,6 +65,21 @@ def tables(codec: Codec) -> Any:
     found = CudaTables.new()
     check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
     return found
+
+
+def learn(like: Codec, keys: Tensor, queries: Tensor) -> list[Codec]:
+    """Codecs like one with transform=first, per kv head, with centre and matrix as a cache on the CPU learns them: from rows of the
+    first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]."""
+    from .tensor import Tensor as Rows
+
+    quick = Codec(f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim)  # and learns the same
+    k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
+    rows, at = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)), torch.arange(len(k))
+    for part in zip(k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)):
+        here, asked, slots = (x.numpy() for x in part)
+        rows.note_queries(asked)
+        rows.write(slots, here)
+    return [rows.make_codec(rows.n_blocks - 1, head, like) for head in range(k.shape[1])]
 
 
 class Numbers:

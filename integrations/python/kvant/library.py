@@ -101,6 +101,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_tensor_write": (_INT, [_P, _P, _SIZE, *_ROWS, _U32]),
     "kvant_tensor_note_queries": (_INT, [_P, _to(s.Queries), _U32]),
     "kvant_tensor_wants_queries": (_INT, [_P, _SIZE]),
+    "kvant_tensor_make_codec": (_INT, [_P, _U32, _U32, _P, _OUT]),
     "kvant_tensor_read": (_INT, [_P, _SIZE, _SIZE, *_ROWS]),
     "kvant_tensor_clear_blocks": (_INT, [_P, _U32, _U32]),
     "kvant_tensor_clear": (None, [_P]),

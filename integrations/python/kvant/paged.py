@@ -7,13 +7,14 @@ import torch
 
 from . import checks
 from .codec import Codec
-from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, call, pointer, type_of
+from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, Numbers, call, learn, pointer, type_of
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, check, library, text_buffer
 from .structs import (
     CudaAppendArgs,
     CudaAttentionArgs,
     CudaDecodeArgs,
     CudaPages,
+    CudaQueryArgs,
     CudaRows,
     CudaSealArgs,
     CudaSealPages,
@@ -31,7 +32,7 @@ class PagedCache:
 
     Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the
     GPU and must be right: a wrong one reads or writes memory of others. With check_numbers the
-    calls read and check them, and wait for the GPU."""
+    calls read and check them, and wait for the GPU. learn is for keys with transform=first."""
 
     def __init__(
         self,
@@ -52,9 +53,9 @@ class PagedCache:
         self.n_blocks = checks.count(n_blocks, "n_blocks")
         self.n_open_blocks = checks.count(n_open_blocks, "n_open_blocks", least=0)
         self.check_numbers = check_numbers
-        self.k, self.v = (
-            GpuCodec.of(Codec(spec, head_dim, role, seed=seed)) for spec, role in ((k_spec, "k"), (v_spec, "v"))
-        )
+        self._k_codec, v_codec = (Codec(spec, head_dim, role, seed=seed) for spec, role in ((k_spec, "k"), (v_spec, "v")))
+        self.k, self.v = GpuCodec.of(self._k_codec), GpuCodec.of(v_codec)
+        self._learnt = None  # Numbers of keys
         text = text_buffer()
         status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
         check(f"keys {k_spec!r} with values {v_spec!r}", status, text)
@@ -107,6 +108,44 @@ class PagedCache:
             return None
         shape = (self.n_kv_heads, self.head_dim)
         return checks.tensor(tensor, what, shape, ("float32",), self.device).data_ptr()
+
+    def learn(self, k, q):
+        """Before anything is written, for keys with transform=first: learns their centre and matrix from keys [n, kv heads, head_dim]
+        and queries [n, heads, head_dim] of a sequence's first tokens, on the CPU. 1024 tokens are enough, fewer than 64 too few; an
+        engine keeps their rows meanwhile. Later calls need no centre and scale of keys."""
+        checks.tensor(k, "k", (None, self.n_kv_heads, self.head_dim), checks.NUMBERS, self.device)
+        checks.tensor(q, "q", (k.shape[0], None, self.head_dim), checks.NUMBERS, self.device)
+        if q.shape[1] % self.n_kv_heads or k.shape[0] == 0:
+            raise ValueError(f"q: {q.shape[0]} tokens of {q.shape[1]} heads; heads are a multiple of {self.n_kv_heads} kv heads")
+        made = learn(self._k_codec, k, q)
+        self.k = GpuCodec.of(made[0])
+        self.open_k, self._learnt = self.k.open(), Numbers([made], self.device)
+
+    def _of_keys(self, name, given=None):
+        """A pointer to what was learnt of keys, unless the caller gives his own."""
+        return given if given is not None or self._learnt is None else pointer(getattr(self._learnt, name))
+
+    def _has_matrix(self):
+        return self._learnt is not None and self._learnt.n_weights > self.head_dim
+
+    def _turned(self, q):
+        """Queries through the matrix, float32."""
+        turned = torch.empty(q.shape, dtype=torch.float32, device=self.device)
+        rows = q.reshape(-1, *q.shape[-2:])
+        args = CudaQueryArgs.new(
+            k_codec=self.k.handle,
+            batch=rows.shape[0],
+            n_heads=rows.shape[1],
+            n_kv_heads=self.n_kv_heads,
+            type=type_of(q),
+            q=rows.data_ptr(),
+            q_batch_stride=rows.stride(0),
+            q_head_stride=rows.stride(1),
+            inverse_weights=self._of_keys("inverse_weights"),
+            out=turned.data_ptr(),
+        )
+        call("transform_queries", args, self.device)
+        return turned
 
     def _word(self, tensor):
         if tensor is None:
@@ -169,6 +208,9 @@ class PagedCache:
                 center=self._channels(center, f"{name}_center"),
                 scale=self._channels(row_scale, f"{name}_scale"),
             )
+            if name == "k":
+                part.center, part.scale = self._of_keys("center", part.center), self._of_keys("scale", part.scale)
+                part.weights = self._of_keys("weights")
             setattr(args, name, part)
         call("append", args, self.device)
 
@@ -251,7 +293,9 @@ class PagedCache:
             raise ValueError(f"scale: {scale} is not finite")
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
-        workspace = self._workspace_for(heads // self.n_kv_heads * tokens)
+        workspace, target = self._workspace_for(heads // self.n_kv_heads * tokens), out
+        if self._has_matrix():
+            q, target = self._turned(q), torch.empty(q.shape, dtype=torch.float32, device=self.device)
         args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
@@ -270,19 +314,19 @@ class PagedCache:
             q=q.data_ptr(),
             q_batch_stride=q.stride(0),
             q_head_stride=q.stride(-2),
-            out=out.data_ptr(),
-            out_batch_stride=out.stride(0),
-            out_head_stride=out.stride(-2),
+            out=target.data_ptr(),
+            out_batch_stride=target.stride(0),
+            out_head_stride=target.stride(-2),
             lse=pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
-            k_scale=self._channels(k_scale, "k_scale"),
+            k_scale=self._of_keys("scale", self._channels(k_scale, "k_scale")),
             v_scale=self._channels(v_scale, "v_scale"),
             workspace=workspace.data_ptr(),
             workspace_bytes=workspace.numel(),
             query_tokens=tokens,
             q_token_stride=q.stride(1) if several else 0,
-            out_token_stride=out.stride(1) if several else 0,
+            out_token_stride=target.stride(1) if several else 0,
             causal=causal,
             window=window,
             logit_softcap=logit_softcap,
@@ -292,7 +336,7 @@ class PagedCache:
             sinks=pointer(sinks),
         )
         call("attention", args, self.device)
-        return out
+        return out if target is out else out.copy_(target)
 
     def decode(self, role, blocks, dtype=torch.bfloat16, center=None, scale=None, is_open=False):
         """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv
@@ -318,6 +362,9 @@ class PagedCache:
             center=self._channels(center, "center"),
             scale=self._channels(scale, "scale"),
         )
+        if role == "k":
+            args.center, args.scale = self._of_keys("center", args.center), self._of_keys("scale", args.scale)
+            args.inverse_weights = self._of_keys("inverse_weights")
         if n > 0:
             call("decode", args, self.device)
         return out

@@ -135,6 +135,15 @@ class Tensor(Owned):
         """Whether note_queries would look at those of n tokens."""
         return bool(library().kvant_tensor_wants_queries(self._handle, checks.count(n, "n", least=0)))
 
+    def make_codec(self, block: int, kv_head: int, like: Codec) -> Codec:
+        """A codec like another one, with the centre, scale and matrix that a block has, as if a
+        calibration gave them: for pages that lie elsewhere."""
+        block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
+        made, given = c.c_void_p(), checks.handle(like, "like", "kvant_codec_free")
+        check("codec", library().kvant_tensor_make_codec(self._handle, block, head, given, c.byref(made)))
+        return Codec.owning(made.value)
+
     def read(self, first: int, n: int) -> np.ndarray:
         """The n slots from first on: a new float32 array [n, n_kv_heads, head_dim]. Slots never
         written give zeros, or the centre where there is one."""
