@@ -7,6 +7,7 @@
 #include "learn.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -28,6 +29,9 @@
 
 /* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
 #define WORTH_IT 0.95
+
+/* Squared lengths of rows of ordinary text, in order, differ by this part of themselves, in the middle. */
+#define FEWEST_GAP 5e-4
 
 /* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
 #define MOST_LENGTH 16.0f
@@ -361,6 +365,29 @@ bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_V
                 excess[v] += (best > 0 ? cost(tensor, head, v) / best : 1) / tensor->n_kv_heads;
     }
     return true;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A token's key turns with its position, and keeps its length. */
+bool kvant_learning_is_monotonous(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    double lengths[SAMPLE_ROWS], gaps[SAMPLE_ROWS];
+    if (!l || l->n_rows < FEWEST_ROWS)
+        return false;
+    const uint32_t width = (uint32_t)kvant_tensor_width(tensor), n = l->n_rows;
+    for (uint32_t i = 0; i < n; i++)
+        lengths[i] = squares(l->rows + (size_t)i * width, width);
+    qsort(lengths, n, sizeof *lengths, compare);
+    for (uint32_t i = 0; i + 1 < n; i++)
+        gaps[i] = lengths[i + 1] - lengths[i];
+    qsort(gaps, n - 1, sizeof *gaps, compare);
+    return gaps[n / 2] < FEWEST_GAP * lengths[n / 2];
 }
 
 /* Learning */

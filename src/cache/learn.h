@@ -25,6 +25,10 @@ void kvant_learning_unsample(kvant_tensor *tensor);
  * them. */
 bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_VERSIONS]);
 
+/* Whether the sample is of few tokens again and again. Each batch of such rows would take a version of its own; the last one is for
+ * others. */
+bool kvant_learning_is_monotonous(const kvant_tensor *tensor);
+
 /* The rows become part of what is learnt from. Where that is due, the candidate gets matrices, and
  * the choice if they are better. all: the batch's rows; NULL: those sampled. KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,

@@ -456,7 +456,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
             choice.version = (uint8_t)v;
         }
     }
-    if (!(least <= most) && unused(tensor))
+    if (!(least <= most) && count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u))
         choice.version = KVANT_CANDIDATE;
     if (tensor->learning)
         choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);

@@ -13,14 +13,14 @@
 
 #include "harness.h"
 
-enum { N_TEXT = 400, N_REQUEST = 200, N_PROMPT = 120, N_STEPS = 40, N_ANSWERS = 2 };
+enum { N_TEXT = 400, N_REQUEST = 200, MOST_REQUEST = 1200, N_PROMPT = 120, N_STEPS = 40, N_ANSWERS = 2 };
 
 static llama_token text[N_TEXT];
 
 /* Logits of N_STEPS answers to each of two prompts, which a cache gives after a first request of n tokens. */
 static float *answers(const char *spec, const llama_token *request, int n)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 512 };
+    const harness_options options = { .spec = spec, .n_ctx = 2048 };
     struct llama_context *context = harness_context(&options);
     llama_memory_t memory = llama_get_memory(context);
     size_t vocab = harness_n_vocab();
@@ -58,7 +58,7 @@ static void fill(llama_token *request, const char *word)
     int n = llama_tokenize(harness_vocab(), word, (int32_t)strlen(word), tokens, 8, false, false);
 
     assert_true(n > 0);
-    for (int i = 0; i < N_REQUEST; i++)
+    for (int i = 0; i < MOST_REQUEST; i++)
         request[i] = tokens[i % n];
 }
 
@@ -67,8 +67,8 @@ static void no_first_request_spoils_later_ones(void **state)
     static const struct {
         const char *word;
         int n;
-    } requests[] = { { " the", 200 }, { "\n", 80 }, { "Hello", 40 }, { "0, ", 200 }, { "ping\n", 70 } };
-    llama_token request[N_REQUEST];
+    } requests[] = { { " the", 200 }, { "\n", 80 }, { "Hello", 40 }, { "0, ", 200 }, { "ping\n", 70 }, { " the", 1200 } };
+    llama_token request[MOST_REQUEST];
     float *stock;
     double none, kld;
 

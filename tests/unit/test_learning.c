@@ -220,6 +220,39 @@ static void hostile_first_rows_do_not_spoil(void **state)
     free(hostile);
 }
 
+/* Row 0 at other positions, as a model's keys and queries turn with them. */
+static void repeat_turned(float *rows, uint32_t n_heads, uint32_t n)
+{
+    const uint32_t half = HEAD_DIM / 2;
+    for (uint32_t t = 1; t < n; t++)
+        for (uint32_t j = 0; j < n_heads * half; j++) {
+            const float angle = (float)t * powf(10000, -(float)(j % half) / (float)half);
+            const float *from = rows + j / half * HEAD_DIM + j % half;
+            float *to = rows + (size_t)t * n_heads * HEAD_DIM + j / half * HEAD_DIM + j % half;
+            to[0] = from[0] * cosf(angle) - from[half] * sinf(angle);
+            to[half] = from[0] * sinf(angle) + from[half] * cosf(angle);
+        }
+}
+
+/* A long prompt of one token, whose blocks stay, then text in some of them: it is stored as well as it is alone. */
+static void a_long_monotonous_prompt_leaves_a_version(void **state)
+{
+    const kind k = make_kind(23), other = make_kind(24);
+    text *t = make_text(&k, 25), *hostile = make_text(&other, 26);
+    fixture f = make(spec, 1, BLOCKS, 0), alone = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    repeat_turned(hostile->rows, N_KV_HEADS, MOST);
+    repeat_turned(hostile->queries, N_HEADS, MOST);
+    put(&f, hostile, 0, MOST, 512, 2);
+    put(&f, t, 0, 256, 256, 2);
+    put(&alone, t, 0, 256, 256, 2);
+    assert_true(score_error(&f, t, 64, 192) <= 1.2 * score_error(&alone, t, 64, 192));
+    drop(&f);
+    drop(&alone);
+    free(t);
+    free(hostile);
+}
+
 /* A few rows and queries far from all others. */
 static void outliers_do_not_spoil(void **state)
 {
@@ -425,7 +458,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matrices_make_errors_of_scores_small), cmocka_unit_test(without_queries_there_are_factors),
         cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
-        cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(outliers_do_not_spoil),
+        cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
+        cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts),
         cmocka_unit_test(a_version_is_a_codec),

@@ -319,7 +319,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    b->looked = false;
+    b->looked = b->monotonous = false;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
@@ -433,6 +433,9 @@ static void release(kvp_gpu_backend *b)
         kvp_api.backend_free(b->compute.cpu);
     free(b->nodes);
     free(b->part_uids);
+    for (int place = 0; place < KVP_FETCHED_PLACES; place++)
+        if (b->fetched[place].at != NULL)
+            kvp_cu.host_memory_free(b->fetched[place].at);
     kvp_kv_context_release(b->layers);
     free(b);
 }

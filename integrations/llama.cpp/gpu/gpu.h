@@ -91,7 +91,7 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
         uint8_t *kept;     /* a first token of its sequence */
-        size_t n, most;
+        size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
 } kvp_gpu_cache;
@@ -169,6 +169,9 @@ typedef struct kvp_gpu_cells {
     kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
 
+/* Where copies of tensors are in the computer's memory. */
+typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_QUERIES, KVP_FETCHED_PLACES } kvp_fetched;
+
 struct kvp_gpu_backend {
     kvp_gpu *gpu;
     abi_backend *backend; /* CUDA's, made for us */
@@ -209,6 +212,10 @@ struct kvp_gpu_backend {
     bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
     const void *context;  /* the same for all of these; not read */
     struct kvp_layers *layers; /* of the llama context that made it */
+    struct kvp_gpu_fetched { /* of memory that copies are fast to */
+        void *at;
+        size_t bytes;
+    } fetched[KVP_FETCHED_PLACES];
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
@@ -267,8 +274,9 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
 /* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then stored rows may get another
- * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL. */
-bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
+ * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
+ * sequence, whose queries may be on their way already. */
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 
@@ -293,8 +301,8 @@ int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 void kvp_gpu_gather_rows(kvp_gpu_backend *b, const abi_tensor *keys, const abi_tensor *values);
 void kvp_gpu_gather_queries(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* A copy in the computer's memory, whose data the caller frees; false without memory. Waits for the stream. */
-bool kvp_gpu_fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to);
+/* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
+bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);
 
 /* Rows on the GPU as an append takes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
