@@ -88,7 +88,7 @@ def wanted(model, folder, calibration):
     first = [spec("int-4"), spec("bdr-4"), spec(f"hqmq-s96r4:{BOOK}"), spec("octopus-4:scale=norm"), spec("turboquant-4:scale=norm"),
              spec("innerq-base"), spec("kivi-2"), *tiny, spec(f"hqmq-s24r3:{BOOK}"), spec("octopus-2:scale=norm"),
              spec("turboquant-2:scale=norm")]
-    last = [spec("int-3:sym"), spec("innerq-small"), spec("innerq-hybrid"), spec("turboquant-3.5:scale=norm"),
+    last = [spec("trellis-4:center=first,norm=first", "trellis-4:center=first"), spec("int-3:sym"), spec("innerq-small"), spec("innerq-hybrid"), spec("turboquant-3.5:scale=norm"),
             spec("turboquant-2.5:scale=norm"), spec("kivi-2:sink=32,recent=96"), spec("turboquant-4"), spec("octopus-4")]
     caches = [spec("f16"), kept[0], plain[0], kept[1], plain[1], "q4_0", "q8_0", kept[2], *first, spec(f"hqmq-s96r6:{BOOK},med3"),
               plain[2], "fp8", *named, *last]
@@ -107,6 +107,12 @@ def of_group(group, model, folder, calibration):
     return [(name_of(cache), cache) for cache in caches]
 
 
+def learns(options):
+    """Whether a cache takes something of its own first rows; then each text has its cache."""
+    specs = options.get("k", ""), options.get("v", "")
+    return "preset" in options and "calibration" not in options or any("=first" in text or "innerq" in text for text in specs)
+
+
 def name_of(options):
     if "preset" in options:
         return options["preset"]
@@ -123,8 +129,9 @@ class Run:
         self.model = AutoModelForCausalLM.from_pretrained(a.model.parent, gguf_file=a.model.name, dtype=torch.float32,
                                                           attn_implementation="sdpa").to(a.device).eval()
         self.arrays = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in np.load(a.model.with_suffix(".npz")).items()}
+        self.positions = a.positions or min(self.model.config.max_position_embeddings, 32768)
         self.clusters = tuple(int(n) for n in a.clusters.split(",")) if a.clusters else ()
-        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}.kvcal"
+        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}_{self.positions}.kvcal"
         self.who = dict(machine=torch.cuda.get_device_name() if a.device == "cuda" else "CPU", pytorch=torch.__version__.split("+")[0],
                         transformers=transformers.__version__, commit=a.commit, model=self.model_name,
                         command=f"long_contexts.py {a.model.name}")
@@ -132,7 +139,7 @@ class Run:
     def calibrate(self):
         if not self.calibration.exists():
             ids = self.arrays["calibration"][: self.a.calibrate]
-            kvant.calibrate(self.model, ids, clusters=self.clusters).save(self.calibration)
+            kvant.calibrate(self.model, ids, clusters=self.clusters, positions=self.positions).save(self.calibration)
             print(f"calibrated on {len(ids)} tokens after {time.monotonic() - self.begin:.0f} s", flush=True)
 
     def cache(self, name, options, tokens):
@@ -145,7 +152,11 @@ class Run:
 
     def describe(self, name, options):
         return self.who | {"cache": name, "k": options.get("k", ""), "v": options.get("v", ""),
-                           "settings": pathlib.Path(options.get("settings", "")).name, "calibrated": int("calibration" in options)}
+                           "settings": pathlib.Path(options.get("settings", "")).name, "calibrated": self.calibrated(options)}
+
+    def calibrated(self, options):
+        """Up to which position the calibration's contexts lie; 0 without."""
+        return self.positions if "calibration" in options else 0
 
     def passes(self, ids, cache, kept=None):
         """Log-probabilities [sequences, n, words] of each pass, or of passes with the last `kept` tokens."""
@@ -180,19 +191,24 @@ def edges(length):
 def positions(run, name, options, ids, reference):
     """Rows per range of positions. reference: log-probabilities of all positions, made by the first call."""
     begin, made, n = time.monotonic(), not reference, ids.shape[1]
-    cache = run.cache(name, options, ids.shape[0] * (n + 64))
     run.attending(options)
-    kld, nll, top = [], [], []
-    for start, found in run.passes(ids, cache):
-        if made:
-            reference.append(found)
-        wanted_ = reference[start // BATCH]
-        kld.append((wanted_.exp() * (wanted_ - found)).sum(-1).cpu())
-        targets = ids[:, start + 1 : start + 1 + found.shape[1]].to(found.device)
-        nll.append(-found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu())
-        top.append((wanted_.argmax(-1) == found.argmax(-1)).float().cpu())
-    size = (cache.bytes, cache.f16_bytes) if options else ("", "")
-    kld, nll, top = (torch.cat(x, 1) for x in (kld, nll, top))
+    texts, sums, size = 1 if learns(options) else len(ids), [], ["", ""]
+    for first in range(0, len(ids), texts):
+        some = ids[first : first + texts]
+        cache, of_text = run.cache(name, options, len(some) * (n + 64)), []
+        for start, found in run.passes(some, cache):
+            if made:
+                reference.append(found)
+            wanted_ = reference[start // BATCH][first : first + texts]
+            targets = some[:, start + 1 : start + 1 + found.shape[1]].to(found.device)
+            of_text.append(((wanted_.exp() * (wanted_ - found)).sum(-1).cpu(),
+                            -found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu(),
+                            (wanted_.argmax(-1) == found.argmax(-1)).float().cpu()))
+        sums.append([torch.cat(x, 1) for x in zip(*of_text)])
+        if options:
+            size = [have + more for have, more in zip(size if first else (0, 0), (cache.bytes, cache.f16_bytes))]
+        del cache
+    kld, nll, top = (torch.cat(x) for x in zip(*sums))
     took = time.monotonic() - begin
     for first, last in zip(edges(n), edges(n)[1:]):
         part, text = kld[:, first:last].flatten().double(), nll[:, first:last].flatten().double()
@@ -260,7 +276,7 @@ class Table:
 
 def attempt(run, table, make, reference, name, options, **place):
     """Rows of one cache, unless they are there; what fails is said, and the rest goes on."""
-    place = run.who | {"cache": name, "calibrated": int("calibration" in options)} | place
+    place = run.who | {"cache": name, "calibrated": run.calibrated(options)} | place
     if time.monotonic() > run.end:
         return
     if (options or name in STOCK) and table.has(**place):
@@ -290,7 +306,10 @@ def main():
     parser.add_argument("--contexts", type=int, help="the first so many")
     parser.add_argument("--lengths", help="of needle texts, with commas")
     parser.add_argument("--texts", type=int, help="needle texts of a kind and length, the first so many")
+    parser.add_argument("--kinds", default="multi,single,chars", help="of needles, with commas")
     parser.add_argument("--calibrate", type=int, default=8192, help="tokens")
+    parser.add_argument("--positions", type=int, help="that the calibration's contexts of 2048 tokens are spread over")
+    parser.add_argument("--only", help="caches with these names, with blanks")
     parser.add_argument("--caches", type=int, help="the first so many")
     parser.add_argument("--group", choices=papers.GROUPS, help="configurations of bench/papers.py instead")
     parser.add_argument("--clusters", help="sizes of sets of centroids in the calibration, with commas: for the group kmeans")
@@ -312,6 +331,8 @@ def measure(run):
     run.calibrate()
     which = run.model_name, a.work, str(run.calibration)
     caches = [("f32", {}), *(of_group(a.group, *which) if a.group else wanted(*which))[: a.caches]]
+    if a.only:
+        caches = [row for row in caches if row[0] in ["f32", *a.only.split()]]
     if a.output:
         table, ids = Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")), ids[: a.contexts, : a.ctx]
         reference = []
@@ -326,7 +347,7 @@ def measure(run):
         lengths = [int(n) for n in a.lengths.split(",")] if a.lengths else there
         for name, options in caches:
             for length in lengths:
-                for kind in ("multi", "single", "chars"):
+                for kind in a.kinds.split(","):
                     make = lambda name, options, made: needles(run, name, options, kind, length, made)  # noqa: B023, E731
                     attempt(run, table, make, references, name, options, kind=kind, tokens=length)
 
