@@ -244,7 +244,7 @@ typedef struct kvant_cuda_attention_args {
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
     /* not 0: block_table and lengths were written before the kernel that comes before this call in its
-     * stream, and are read while that one ends; 2: q, too */
+     * stream, and are read while that one ends */
     uint32_t table_ready;
     /* device, or NULL. Not NULL, with table_ready: the newest token of sequence b is its token new_cells[b] - new_first -
      * b * new_stride, and blocks without such a token are as ready as the table */

@@ -287,7 +287,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .mask = stream_of(mask, streams.first),
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
-        .table_ready = new_cells != NULL ? 2 : 1, /* queries are older than the append */
+        .table_ready = 1,
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
@@ -315,7 +315,6 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
     const size_t width = (size_t)args->n_heads * k->head_dim;
     const kvant_cuda_query_args queries = queries_of(b, k, args);
 
-    args->table_ready = 1;
     args->q = b->queries.at;
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;

@@ -173,7 +173,10 @@ template <int D> KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t t
     for (int head = 0; head < n; head += HEADS) {
         float x[HEADS], sum[HEADS] = {};
         unrolled_for (int h = 0; h < HEADS; h++)
-            x[h] = head + h < n ? load_number(args.q, token * args.batch_stride + (kv_head * n + head + h) * args.head_stride + channel, args.type) : 0;
+            x[h] = head + h < n ? load_number(args.q, token * args.batch_stride +
+                                                          (kv_head * n + head + h) * args.head_stride + channel,
+                                              args.type)
+                                : 0;
         __syncthreads();
         q[channel] = make_float4(x[0], x[1], x[2], x[3]);
         __syncthreads();
@@ -344,8 +347,8 @@ KVANT_INLINE void write_codes_of(const FewArgs<Book> &args, const FewRole &role,
 }
 
 /* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32.
- * Else one warp works, and another one may rehearse. A last warp lets attention begin, which waits longer
- * for its arguments than for these rows. What came before is complete then, so queries are ready, too. */
+ * Else one warp works, and another one may rehearse. A last warp lets attention begin as soon as what came
+ * before is complete: attention waits longer for its arguments than for these rows. */
 template <int D, class Book, bool MATRIX>
 __global__ void __launch_bounds__(MATRIX ? D + 32 : 96) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
