@@ -47,14 +47,16 @@ papers: all
 	for model in smollm2 qwen gemma; do \
 	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
 
-# After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes days.
+# After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes days. All words of Gemma's would
+# not fit the GPU. The second run: calibrations of the first 2048 positions.
 papers-long: all
 	text=$$($(FETCH) text) && \
-	for run in smollm2:8192:2048,8192 gemma:32768:2048,8192,32768; do \
-	    model=$$($(FETCH) model $${run%%:*}) && rest=$${run#*:} && long=$(BUILD)/long/$$(basename "$$model") && \
-	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $${rest%:*} --needles $${rest#*:} \
-	        -o $(BUILD)/long && KVANT_LIBRARY=$(BUILD)/lib/libkvant.so $(PYTHON) bench/long_contexts.py "$$long" \
-	        -o bench/results/long_contexts.csv --needles bench/results/needles.csv || exit; done
+	for run in "smollm2 8192 2048,8192" "gemma 32768 2048,8192,32768 --prune 4000"; do \
+	    set -- $$run && model=$$($(FETCH) model $$1) && long=$(BUILD)/long/$$(basename "$$model") && ctx=$$2 && needles=$$3 && shift 3 && \
+	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $$ctx --needles $$needles $$* \
+	        -o $(BUILD)/long && export KVANT_LIBRARY=$(BUILD)/lib/libkvant.so && rows="-o bench/results/long_contexts.csv" && \
+	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --needles bench/results/needles.csv && \
+	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --positions 2048 --only "balanced small quality" || exit; done
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:

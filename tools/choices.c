@@ -81,7 +81,7 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
                     { "--protect-codec", p->protect_codec },
                     { "--config", p->settings },
                     { "--calibration", p->calibration } };
-    static const char *const presets[] = { "quality", "balanced", "small" };
+    static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
     const char *why = kvant_error_message(), *option = p->preset != NULL ? "--preset:" : "the cache:", *word = NULL;
     for (size_t i = 0; i < sizeof options / sizeof *options && word == NULL; i++)
         if (begins(why, options[i].word)) {
@@ -91,7 +91,7 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
     complain("%s %s", option, why);
     if (word != NULL && strstr(why, "there is no codec") != NULL)
         suggest(word);
-    const char *closest = p->preset != NULL ? args_closest(p->preset, presets, 3) : NULL;
+    const char *closest = p->preset != NULL ? args_closest(p->preset, presets, 4) : NULL;
     if (closest != NULL && strcmp(closest, p->preset) != 0)
         hint("did you mean '%s'?", closest);
     if (strcmp(option, "--config") == 0)

@@ -22,7 +22,7 @@ typedef struct settings {
     engine_options engine;
     const char *file, *output;
     char beside[4096]; /* the output that commands find by themselves */
-    uint32_t n_tokens, n_ctx, sample, seed;
+    uint32_t n_tokens, n_ctx, n_positions, sample, seed;
     uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
     size_t n_codebooks;
     bool json;
@@ -44,6 +44,8 @@ static const arg_option options[] = {
              "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)"),
     ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 8192)"),
     ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
+    ARG_U32(0, "positions", "N", 0, 1 << 24, n_positions,
+            "spread contexts over positions 0 to N - 1, for caches\nof N tokens (default: all begin at 0)"),
     ARG_CALL(0, "clusters", "C,...", read_clusters, engine, /* the first member: the settings */
              "centroids per head for kmeans codecs, or none (default 256)"),
     ARG_U32(0, "sample", "N", 2, 1 << 24, sample,
@@ -103,6 +105,7 @@ static bool create_calibrator(run *r)
 static uint64_t work_key(const run *r)
 {
     uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
+    key = fingerprint_number(key, r->reading.n_positions);
     key = fingerprint_number(key, ENGINE_UBATCH);
     return fingerprint_bytes(key, r->reading.tokens, r->reading.n_tokens * sizeof *r->reading.tokens);
 }
@@ -201,6 +204,7 @@ static bool prepare(run *r)
     if (!can_write_beside("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
+    r->reading.n_positions = s->n_positions;
     go_on(r);
     start_progress(r);
     return true;

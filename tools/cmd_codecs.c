@@ -180,9 +180,9 @@ static bool print_presets(listing *list, uint32_t head_dim)
     static const report_column shown[] = { { NULL, "preset", COLUMN_TEXT, 0 },
                                            { NULL, "bits", COLUMN_NUMBER, 2 },
                                            { NULL, "for", COLUMN_TEXT, 0 } };
-    static const char *const names[] = { "quality", "balanced", "small" };
-    report_cell cells[3 * 3], *row = cells;
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const names[] = { "quality", "balanced", "small", "tiny" };
+    report_cell cells[4 * 3], *row = cells;
+    for (size_t i = 0; i < 4; i++) {
         kvant_preset preset = { .size = sizeof preset };
         if (kvant_preset_get(names[i], 0, &preset) != KVANT_OK)
             return false;
@@ -193,7 +193,7 @@ static bool print_presets(listing *list, uint32_t head_dim)
         *row++ = CELL_NUMBER((k + v) / 2);
         *row++ = CELL_TEXT(summary != NULL ? summary + 2 : preset.summary);
     }
-    return !list->no_memory && report_print(shown, 3, cells, 3, REPORT_TABLE);
+    return !list->no_memory && report_print(shown, 3, cells, 4, REPORT_TABLE);
 }
 
 /* What most look for: a preset, or the name of a family. */

@@ -27,7 +27,7 @@ typedef struct exec_options {
 
 static const arg_option options[] = {
     ARG_TEXT(0, "preset", "NAME", cache.preset,
-             "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")"),
+             "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default: KVANT_PRESET, else " KVANT_PRESET_DEFAULT ")"),
     ARG_TEXT(0, "config", "FILE", cache.settings,
              "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it"),
     ARG_TEXT('k', "codec-k", "SPEC", cache.k, "codec of keys instead (default: KVANT_K); see kvant codecs"),

@@ -26,8 +26,8 @@
     ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
 #define ENGINE_OPTIONS(e) \
     ENGINE_OPTION_MODEL(e), \
-    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, "quality, balanced or small: about 5, 4 and 3 bits (default\n" \
-                                                                 KVANT_PRESET_DEFAULT ", where no cache is named)"), \
+    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n" \
+                                                                 "(default " KVANT_PRESET_DEFAULT ", where no cache is named)"), \
     ARG_CALL(0, "config", "FILE", configs_add_file, e.configs, \
              "a codec for each layer, from a settings file; kvant tune makes it"), \
     ARG_CALL('k', "codec-k", "SPEC", configs_add_k, e.configs, "codec of keys; see kvant codecs"), \

@@ -84,10 +84,22 @@ static void forget_tokens(reading *r)
     ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
 }
 
-/* n tokens of the context that begins at token chunk, from its position start on. */
+/* Where the context that begins at token chunk begins: RoPE turns slow channels by the position, and statistics should see
+ * all phases that a cache will hold. */
+static size_t first_position(const reading *r, size_t chunk)
+{
+    const size_t n = (r->n_tokens + r->n_ctx - 1) / r->n_ctx;
+    if (r->n_positions <= r->n_ctx || n < 2)
+        return 0;
+    return (r->n_positions - r->n_ctx) * (chunk / r->n_ctx) / (n - 1);
+}
+
+/* n tokens of the context that begins at token chunk, from its token start on. */
 static bool decode(reading *r, size_t chunk, size_t start, size_t n)
 {
     engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
+    for (size_t i = 0; i < n; i++)
+        r->batch.pos[i] += (llama_pos)first_position(r, chunk);
     r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
     const int32_t status = ll.llama_decode(r->ctx, r->batch);
     if (r->observer.error[0] != 0)

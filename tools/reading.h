@@ -18,6 +18,7 @@ typedef struct reading {
     size_t text_tokens; /* of the whole text */
     size_t done;        /* tokens that reading_all has decoded */
     uint32_t n_ctx;
+    uint32_t n_positions; /* contexts' positions are spread over 0 .. n_positions - 1; 0: all begin at 0 */
     struct llama_context *ctx;
     struct llama_batch batch;
     observer observer;

@@ -95,7 +95,7 @@ typedef struct kvant_codec_info {
     /* Hash of spec, role, head_dim and the calibration's numbers. Equal fingerprints: equal
      * bytes. */
     uint64_t fingerprint;
-    uint32_t learns_transform; /* 1: transform=first, for keys. Encode and decode do not look at it. */
+    uint32_t learns_transform; /* 1: transform=first. Encode and decode do not look at it. */
 } kvant_codec_info;
 
 /* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm",

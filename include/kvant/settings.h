@@ -120,7 +120,7 @@ typedef struct kvant_preset {
     const char *k, *v; /* specs */
 } kvant_preset;
 
-#define KVANT_PRESET_NAMES "quality, balanced or small" /* all presets, for messages */
+#define KVANT_PRESET_NAMES "quality, balanced, small or tiny" /* all presets, for messages */
 #define KVANT_PRESET_DEFAULT "balanced"                 /* used when the caller names no codec */
 
 /* Fills *preset, whose size field must be set. calibrated: not 0 gives the specs for a model with a

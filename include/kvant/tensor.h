@@ -39,7 +39,7 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_MAX_VERSIONS 4u
+#define KVANT_MAX_VERSIONS 5u
 
 typedef struct kvant_tensor kvant_tensor;
 

@@ -1,6 +1,6 @@
 /* settings.h - the settings of the user, from environment variables.
  *
- *   KVANT_PRESET          quality, balanced or small                         default balanced
+ *   KVANT_PRESET          quality, balanced, small or tiny                   default balanced
  *   KVANT_K, KVANT_V      codec specs of keys and values, instead of a       default none
  *                         preset; one alone serves both
  *   KVANT_CONFIG          a settings file, instead of both                   default none

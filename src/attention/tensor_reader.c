@@ -33,14 +33,15 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
 {
     const uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
     const kvant_codec *codec = plan->v->codecs[kv_head];
-    const kvant_affine affine = kvant_version_affine(plan->v, plan->v_versions.versions[version], kv_head);
+    const uint32_t number = plan->v_versions.versions[version];
+    const kvant_affine affine = kvant_version_affine(plan->v, number, kv_head);
     const kvant_affine linear = { NULL, affine.scale };
     float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
     uint32_t channel = 0;
     do
         y[channel] = sums[kvant_layout_row_position(&codec->layout, channel)] * inverse;
     while (++channel < d);
-    kvant_transform_inverse(&codec->transform, kernels, &linear, y, x);
+    kvant_transform_inverse(kvant_version_transform(plan->v, number, kv_head), kernels, &linear, y, x);
     for (uint32_t i = 0; affine.center && i < d; i++)
         x[i] += weight * affine.center[i];
     for (uint32_t i = 0; i < d; i++)

@@ -3,7 +3,7 @@
  * A unit is a part of a kv head (weights.h). Per unit: sums of outer products of keys, about a centre
  * of the first of them, and of queries. The sums belong to one version: rows of another kind begin
  * new ones. n keys or queries of d channels say little of what two channels have in common, so means
- * beside the diagonal count n / (n + DAMPING d). */
+ * beside the diagonal count n / (n + d DAMPING). */
 #include "learn.h"
 
 #include <math.h>
@@ -19,13 +19,18 @@
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
 #define MOST_TOKENS 128u   /* of a call whose queries count */
-#define FEW_TOKENS 16u     /* the same, once enough was learnt: in case that rows of another kind come */
-#define DAMPING 0.25       /* chosen on Python's help texts (research/calibration.md) */
+#define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
 
-/* A first matrix comes from whatever there is; a second one, and the last, from twice as many rows, at
- * least so many. A first one from MOST_ROWS is the last: more rows hardly make a better one. */
+/* Chosen on Python's help texts (research/calibration.md). A matrix knows the keys that it is for,
+ * but of the queries only those so far. */
+#define KEYS_DAMPING 0.25
+#define QUERIES_DAMPING 1.0
+
+/* A first matrix comes from whatever there is; others from half as many rows more, at least so
+ * many: rows lose least with a matrix that knows them. The last one comes from MOST_ROWS, leaves one
+ * version unused, or was not worth it. */
 #define SECOND_ROWS 512u
-#define MOST_ROWS 1024u
+#define MOST_ROWS 2048u
 
 /* A matrix is worth a version when it lowers the squared error of the rows at hand by so much. */
 #define WORTH_IT 0.95
@@ -72,6 +77,11 @@ static void gather(const kvant_tensor *tensor, size_t unit, const float *row, bo
 
 /* Life */
 
+static bool is_of_values(const kvant_tensor *tensor)
+{
+    return kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
+}
+
 static void place(kvant_learning *l, size_t width)
 {
     const size_t triangle = kvant_triangle_size(l->part);
@@ -89,7 +99,7 @@ static void place(kvant_learning *l, size_t width)
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
     const size_t width = kvant_tensor_width(tensor);
-    if (!kvant_tensor_codec_info(tensor)->learns_transform)
+    if (!kvant_tensor_codec_info(tensor)->learns_transform || (is_of_values(tensor) && tensor->device))
         return KVANT_OK;
     kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
     KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
@@ -145,6 +155,32 @@ static void begin(kvant_learning *l)
     l->done = false;
 }
 
+/* Values that name no centre have none: it would cost them a page of fp16 for the first tokens. */
+static bool has_center(const kvant_tensor *tensor)
+{
+    return kvant_tensor_codec_info(tensor)->center != KVANT_CENTER_NONE;
+}
+
+/* Values have no queries. What reads sums of them is taken to be alike in all directions: random
+ * signs. */
+static void assume_queries(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    uint32_t random = 1;
+    for (size_t i = 0; i < SAMPLE_QUERIES * kvant_tensor_width(tensor); i++) {
+        random = 1664525 * random + 1013904223;
+        l->queries[i] = random >> 31 ? -1.0f : 1.0f;
+    }
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        l->n_queries[head] = SAMPLE_QUERIES;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        float *moment = l->units[unit].queries;
+        for (uint32_t i = 0; i < l->part; moment += ++i)
+            moment[i] = FEWEST_ROWS;
+        l->units[unit].n_queries = FEWEST_ROWS;
+    }
+}
+
 void kvant_learning_reset(kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
@@ -156,6 +192,8 @@ void kvant_learning_reset(kvant_tensor *tensor)
         forget_queries(l, &l->units[unit]);
     memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
     l->n_rows = l->stamp = 0;
+    if (is_of_values(tensor))
+        assume_queries(tensor);
 }
 
 /* Queries */
@@ -221,7 +259,7 @@ static void sample_queries(const query_job *job)
 
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    if (!tensor || !tensor->learning || !n_tokens)
+    if (!tensor || !tensor->learning || is_of_values(tensor) || !n_tokens)
         return false;
     return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
@@ -328,10 +366,11 @@ static double least_cost(const kvant_tensor *tensor, uint32_t head)
     const size_t at = (size_t)head * tensor->head_dim;
     const float *centre = tensor->versions[KVANT_CANDIDATE].center + at;
     double sum = 0;
+    const bool centred = has_center(tensor);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
         double keys = 0, queries = 0;
         for (uint32_t i = 0; i < l->n_rows; i++) {
-            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - centre[j];
+            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - (centred ? centre[j] : 0);
             keys += x * x;
         }
         for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
@@ -450,17 +489,28 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     u->n_queries += u->n_noted;
 }
 
-/* A full matrix of mean outer products, damped beside the diagonal. mean: what they are about, or
- * NULL. */
+/* A full matrix of mean outer products, damped beside the diagonal. mean: what keys are about; NULL:
+ * they are of queries. */
 static void unpack(const float *sums, uint32_t n, const double *mean, const kvant_tensor *tensor, double *out)
 {
     const size_t d = tensor->learning->part;
-    const double damping = n / (n + DAMPING * tensor->head_dim);
+    const double damping = n / (n + (mean ? KEYS_DAMPING : QUERIES_DAMPING) * tensor->head_dim);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++, sums++) {
             const double x = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
             out[i * d + j] = out[j * d + i] = i == j ? x : damping * x;
         }
+}
+
+/* Of a unit without a centre: moments about zero. */
+static void add_mean(const kvant_tensor *tensor, size_t unit, const double *mean, double *moment)
+{
+    const uint32_t n = tensor->learning->part;
+    float origin[KVANT_MAX_HEAD_DIM];
+    gather(tensor, unit, tensor->learning->origin, true, origin);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++)
+            moment[i * n + j] += (origin[i] + mean[i]) * (origin[j] + mean[j]);
 }
 
 static void solve_unit(void *context, size_t unit, uint32_t worker)
@@ -477,6 +527,8 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
         mean[j] = u->key[j] / (double)u->n_keys;
     unpack(u->keys, u->n_keys, mean, job->tensor, keys);
     unpack(u->queries, u->n_queries, NULL, job->tensor, queries);
+    if (!has_center(job->tensor))
+        add_mean(job->tensor, unit, mean, keys);
     job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n));
     kvant_free(keys);
 }
@@ -547,14 +599,15 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
     const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
     if (n < FEWEST_ROWS || n < l->due || fewest(l, true) < FEWEST_ROWS || !has_sample(job->tensor))
         return KVANT_OK;
-    l->due = 2 * n < SECOND_ROWS ? SECOND_ROWS : 2 * n;
-    l->done = !plain || n >= MOST_ROWS;
+    l->due = n + n / 2 < SECOND_ROWS ? SECOND_ROWS : n + n / 2;
+    l->done = n >= MOST_ROWS || n_unused < 2;
     if (n_unused < (plain ? 1u : 2u))
         return KVANT_OK;
     const kvant_status status = solve(job, n_threads);
     if (status == KVANT_OK &&
         (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
+    l->done |= choice->version == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 

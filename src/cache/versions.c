@@ -282,6 +282,13 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
+/* Matrices are worth one more. A GPU has room for fewer pairs of versions
+ * (KVANT_CUDA_MOST_PARTS). */
+static uint32_t most_versions(const kvant_tensor *tensor)
+{
+    return tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : KVANT_MAX_VERSIONS - 1;
+}
+
 static bool is_unused(const kvant_tensor *tensor, uint32_t version)
 {
     return !tensor->versions[version].alive || (!tensor->versions[version].n_blocks && version != tensor->newest);
@@ -290,7 +297,7 @@ static bool is_unused(const kvant_tensor *tensor, uint32_t version)
 /* A version that no block uses, or NULL. */
 static kvant_tensor_version *unused(kvant_tensor *tensor)
 {
-    for (uint32_t v = 1; v < KVANT_MAX_VERSIONS; v++)
+    for (uint32_t v = 1; v < most_versions(tensor); v++)
         if (is_unused(tensor, v))
             return &tensor->versions[v];
     return NULL;
@@ -299,7 +306,7 @@ static kvant_tensor_version *unused(kvant_tensor *tensor)
 static uint32_t count_unused(const kvant_tensor *tensor)
 {
     uint32_t n = 0;
-    for (uint32_t v = 1; v < KVANT_MAX_VERSIONS; v++)
+    for (uint32_t v = 1; v < most_versions(tensor); v++)
         n += is_unused(tensor, v);
     return n;
 }

@@ -22,7 +22,7 @@ static const char *const place_names[] = { "none", "first", "file", NULL }; /* k
 
 const kvant_option kvant_common_options[] = {
     ROTATION,
-    CHOICE(transform, weighting_names, "matrix on keys, of a calibration or of the first rows and queries"),
+    CHOICE(transform, weighting_names, "matrix on keys, of a calibration, or on keys or values, of the first rows"),
     KVANT_FLAG(kvant_common, feedback, "steer rounding errors away from what queries read; with transform=file"),
     CHOICE(center, place_names, "where the centre per channel comes from"),
     CHOICE(norm, place_names, "where the scale per channel comes from"),

@@ -141,14 +141,14 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
 static kvant_status weigh_first(kvant_codec *codec, const kvant_common *common, const kvant_error *error)
 {
     const bool keys = codec->info.role == KVANT_ROLE_K;
+    const bool centred = keys || common->center != KVANT_OPTION_ABSENT;
     if ((common->norm != KVANT_OPTION_ABSENT && common->norm != KVANT_NORM_FIRST) ||
-        (keys && common->center != KVANT_OPTION_ABSENT && common->center != KVANT_CENTER_FIRST))
+        (common->center != KVANT_OPTION_ABSENT && common->center != KVANT_CENTER_FIRST))
         return kvant_fail(error, KVANT_ERR_SPEC, "transform=first brings center=first and norm=first: leave them out");
-    codec->info.center = KVANT_CENTER_FIRST;
-    codec->info.norm = keys ? KVANT_NORM_FIRST : KVANT_NORM_NONE;
-    codec->info.learns_transform = keys;
-    if (keys)
-        codec->shown.transform = KVANT_WEIGHTING_FIRST;
+    codec->info.center = centred ? KVANT_CENTER_FIRST : KVANT_CENTER_NONE;
+    codec->info.norm = KVANT_NORM_FIRST;
+    codec->info.learns_transform = 1;
+    codec->shown.transform = KVANT_WEIGHTING_FIRST;
     return KVANT_OK;
 }
 

@@ -9,7 +9,8 @@
  * the first keys and queries. Where it sees no queries, factors even out channels. Keys get the
  * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
  * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
- * tokens, so only the preset for quality has it. */
+ * tokens, so only the preset for quality has it. At 2 bits a
+ * matrix that was made from the rows themselves is worth more than a calibration, of values, too. */
 static const struct {
     const char *name, *summary;
     struct {
@@ -28,6 +29,10 @@ static const struct {
       "3.1 to 3.3 bits: long contexts in little memory",
       { "trellis-3:transform=file", "trellis-3" },
       { "trellis-3:transform=first", "trellis-3" } },
+    { "tiny",
+      "2.1 to 2.3 bits: the longest contexts, at a loss that shows",
+      { "trellis-2:transform=first", "trellis-2:transform=first" },
+      { "trellis-2:transform=first", "trellis-2:transform=first" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 

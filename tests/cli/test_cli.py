@@ -150,10 +150,10 @@ class Codecs(unittest.TestCase):
     def test_presets_come_first(self):
         """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per number."""
         lines = run("codecs", "-d", "64").stdout.splitlines()
-        self.assertEqual([line.split()[:2] for line in lines[:4]],
-                         [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"]])
+        self.assertEqual([line.split()[:2] for line in lines[:5]],
+                         [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"], ["tiny", "2.25"]])
         families = {row["family"] for row in self.rows()}
-        self.assertEqual({line.split()[0] for line in lines[6 : 6 + len(families)]}, families)
+        self.assertEqual({line.split()[0] for line in lines[7 : 7 + len(families)]}, families)
         self.assertIn("kvant codecs --all", lines[-1])
         self.assertLess(len(lines), 30)
 
@@ -248,7 +248,7 @@ class Exec(unittest.TestCase):
             done = run("exec", *arguments, "--", self.server, **environment)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
             self.assertIn("no preset 'large'", done.stderr)
-            self.assertIn("quality, balanced or small", done.stderr)
+            self.assertIn("quality, balanced, small or tiny", done.stderr)
 
     def config(self, text):
         path = pathlib.Path(self.folder.name) / "model.kvant"
@@ -534,7 +534,7 @@ class LlamaErrors(unittest.TestCase):
         base = ["eval", "-m", self.file, "-f", self.file]
         good = pathlib.Path(self.folder.name) / "model.kvant"
         good.write_text(settings.plain(2, "1x64", "int-8", "f16"))
-        self.check([*base, "--preset", "large"], USAGE, "no preset 'large'", "quality, balanced or small")
+        self.check([*base, "--preset", "large"], USAGE, "no preset 'large'", "quality, balanced, small or tiny")
         self.check([*base, "--config", self.file], USAGE, "not a settings file")
         self.check([*base, "--config", "/nowhere.kvant"], USAGE, "/nowhere.kvant", "No such file")
         for option, value in (("--preset", "small"), ("--config", good)):

@@ -1,5 +1,6 @@
 """kvant calibrate with a model: the file, what the statistics are worth, and that nothing half-written is ever left."""
 
+import cmath
 import json
 import pathlib
 import signal
@@ -72,6 +73,30 @@ class Calibrate(unittest.TestCase):
         shares = [json.loads(line)["fraction"] for line in self.done.stderr.splitlines() if line.startswith("{")]
         self.assertEqual((shares[0], shares[-1], shares), (0, 1, sorted(shares)))
         self.assertGreater(row["seconds"], 0)
+
+    def sites(self, *arguments):
+        path = pathlib.Path(self.folder.name) / "other.kvcal"
+        done = run("calibrate", "-m", SMALL, "-f", TEXT, "-c", 128, "--clusters", CLUSTERS, *arguments, "-o", path)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return parse(path.read_bytes())
+
+    def test_positions(self):
+        """The second of two contexts begins at 1024 - 128: RoPE turns its keys by so much more, pair by pair (frequencies of
+        SmolLM2, base 100000), and leaves values alone. Keys are fp16, and so are rows within the model."""
+        once, first, spread = parse(self.data), self.sites("-n", 128), self.sites("-n", TOKENS, "--positions", 1024)
+        self.assertEqual(self.sites("-n", TOKENS, "--positions", 128), once)
+        for (layer, role), site in once.items():
+            wanted = list(site["mean"])
+            if role == 0:
+                for i in range(0, N_KV_HEADS * HEAD_DIM, 2):
+                    rest = complex(*(TOKENS * site["mean"][j] - 128 * first[layer, 0]["mean"][j] for j in (i, i + 1)))
+                    turned = rest * cmath.exp(1j * 896 * 100000 ** -(i % HEAD_DIM / HEAD_DIM))
+                    wanted[i] += (turned - rest).real / TOKENS
+                    wanted[i + 1] += (turned - rest).imag / TOKENS
+                self.assertGreater(max(abs(x - y) for x, y in zip(wanted, site["mean"])), 0.1)
+            largest = max(max(map(abs, site["min"])), max(site["max"]))
+            for x, y in zip(spread[layer, role]["mean"], wanted):
+                self.assertAlmostEqual(x, y, delta=2**-9 * largest)
 
     def beside(self, data):
         """A folder with the model and this calibration, as users have them."""

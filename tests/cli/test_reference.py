@@ -53,7 +53,7 @@ class Shells(unittest.TestCase):
     def test_options_and_values(self):
         self.assertEqual(self.completed("kvant", "run", "--top"), ["--top-k", "--top-p"])
         self.assertEqual(self.completed("kvant", "bench", "model", "--dep"), ["--depth"])
-        self.assertEqual(self.completed("kvant", "exec", "--preset", ""), ["quality", "balanced", "small"])
+        self.assertEqual(self.completed("kvant", "exec", "--preset", ""), ["quality", "balanced", "small", "tiny"])
         self.assertEqual(self.completed("kvant", "eval", "-m", "x", "--stock", "q4"), ["q4_1", "q4_0"])
         self.assertEqual(self.completed("kvant", "eval", "-k", "trellis-"), ["trellis-2", "trellis-3", "trellis-4"])
         self.assertEqual(self.completed("kvant", "report", "--long"), ["--longest"])
@@ -72,7 +72,7 @@ class Shells(unittest.TestCase):
         if shutil.which("fish") is None:
             self.skipTest("no fish")
         for line, words in (("kvant ca", ["calibrate", "capture"]), ("kvant bench d", ["distortion"]), ("kvant run --top", ["--top-k", "--top-p"]),
-                            ("kvant exec --preset ", ["balanced", "quality", "small"]), ("kvant eval -k trellis-", ["trellis-2", "trellis-3", "trellis-4"])):
+                            ("kvant exec --preset ", ["balanced", "quality", "small", "tiny"]), ("kvant eval -k trellis-", ["trellis-2", "trellis-3", "trellis-4"])):
             done = subprocess.run(["fish", "-c", f"source {COMPLETION / 'kvant.fish'}; complete -C '{line}'"], capture_output=True, text=True)
             self.assertEqual([found.split()[0] for found in done.stdout.splitlines()], words, done.stderr)
 

@@ -297,7 +297,7 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_K=int-4:recent=x", "recent", "from 0 to" },
         { "KVANT_PROTECT=-1", "KVANT_PROTECT=-1", "from 0 to 1000" },
         { "KVANT_PROTECT_CODEC=f8", "KVANT_PROTECT_CODEC=f8", "there are f32, f16" },
-        { "KVANT_PRESET=large", "KVANT_PRESET=large", "quality, balanced or small" },
+        { "KVANT_PRESET=large", "KVANT_PRESET=large", "quality, balanced, small or tiny" },
         { "KVANT_PRESET=small KVANT_V=f16", "KVANT_PRESET and KVANT_V are both set", "unset one" },
         { "KVANT_CONFIG=/nowhere/at.all", "KVANT_CONFIG=/nowhere/at.all", "No such file" },
         { "KVANT_CONFIG=/dev/null", "KVANT_CONFIG=/dev/null", "not a regular file" },

@@ -296,7 +296,7 @@ class Refusals(TestCase):
         ):
             self.refused(ValueError, words, kvant.Cache, **SHAPE | {"max_tokens": 64} | named)
         for words, named in (
-            ("no preset 'tiny'", {"preset": "tiny"}),
+            ("no preset 'large'", {"preset": "large"}),
             ("int-99", {"k": "int-99"}),
             ("n_heads", {"n_heads": 10}),
             ("no device 'tpu'", {"device": "tpu"}),

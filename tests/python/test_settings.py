@@ -68,11 +68,11 @@ class Settings(WithFolder):
         self.assertEqual(self.refused(kvant.Error, "m.kvant", kvant.Settings.load, path).status, 70)
 
     def test_presets(self):
-        for name in ("quality", "balanced", "small"):
+        for name in ("quality", "balanced", "small", "tiny"):
             plain, calibrated = kvant.preset(name), kvant.preset(name, calibrated=True)
             self.assertEqual((plain.name, calibrated.name), (name, name))
             self.assertFalse(kvant.needs_calibration(plain.k, "k"))
-        self.refused(ValueError, "'tiny'", kvant.preset, "tiny")
+        self.refused(ValueError, "'large'", kvant.preset, "large")
         self.refused(TypeError, "None", kvant.preset, None)
 
 
@@ -118,7 +118,7 @@ class Scheme(WithFolder):
         self.assertEqual(codecs[0].encode(rows).tobytes(), kvant.Codec("int-4", 64).encode(rows).tobytes())
 
     def test_refusals(self):
-        self.refused(kvant.Error, "no preset 'tiny'", kvant.Scheme, "tiny", **SHAPE)
+        self.refused(kvant.Error, "no preset 'large'", kvant.Scheme, "large", **SHAPE)
         self.refused(kvant.Error, "int-99", lambda: kvant.Scheme(k="int-99", **SHAPE).codecs(0, "k"))
         self.refused(kvant.Error, "/nowhere", kvant.Scheme, settings="/nowhere.kvant", **SHAPE)
         self.refused(kvant.Error, "scheme", kvant.Scheme, "small", k="int-4", **SHAPE)

@@ -90,6 +90,23 @@ static bool has_matrix(const fixture *f, uint32_t block)
     return f->tensor->versions[block_of(f, block, 0).version].weights != NULL;
 }
 
+static fixture make_values(const char *values_spec)
+{
+    return make_heads(values_spec, values_spec, KVANT_ROLE_V, 1, BLOCKS, 0);
+}
+
+static double row_error(const fixture *f, uint32_t first, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t slot = first; slot < first + n; slot++) {
+        float got[WIDTH];
+        read_slot(f, slot, got);
+        for (uint32_t j = 0; j < WIDTH; j++)
+            sum += (got[j] - f->rows[(size_t)slot * WIDTH + j]) * (double)(got[j] - f->rows[(size_t)slot * WIDTH + j]);
+    }
+    return sqrt(sum / n);
+}
+
 static void matrices_make_errors_of_scores_small(void **state)
 {
     const kind k = make_kind(1);
@@ -105,6 +122,30 @@ static void matrices_make_errors_of_scores_small(void **state)
     assert_true(score_error(&f, t, 64, 384) < 0.7 * score_error(&g, t, 64, 384));
     drop(&f);
     drop(&g);
+    free(t);
+}
+
+/* Values learn without queries: outputs of attention, sums of rows, err less. Where a centre is named it stays, with its page of fp16. */
+static void values_get_matrices_without_queries(void **state)
+{
+    const kind k = make_kind(31);
+    text *t = make_text(&k, 32);
+    fixture f = make_values(spec), g = make_values("turboquant-4:norm=first"), h = make_values("turboquant-4:transform=first,center=first");
+    fixture *all[] = { &f, &g, &h };
+    (void)state;
+    for (size_t i = 0; i < COUNT(all); i++) {
+        assert_false(kvant_tensor_wants_queries(all[i]->tensor, 200));
+        write_rows(all[i], 0, 448, t->rows, 448, 2);
+    }
+    assert_true(has_matrix(&f, 1) && !has_matrix(&g, 1) && has_matrix(&h, 1));
+    assert_int_equal(block_of(&f, 0, 0).state, KVANT_BLOCK_SEALED);
+    assert_int_equal(block_of(&h, 0, 0).state, KVANT_BLOCK_SINK);
+    assert_null(block_of(&f, 1, 0).affine.center);
+    assert_non_null(block_of(&h, 1, 0).affine.center);
+    assert_true(row_error(&f, 64, 384) < 0.9 * row_error(&g, 64, 384));
+    assert_true(row_error(&h, 64, 384) < row_error(&f, 64, 384));
+    for (size_t i = 0; i < COUNT(all); i++)
+        drop(all[i]);
     free(t);
 }
 
@@ -132,7 +173,7 @@ static void without_queries_there_are_factors(void **state)
     free(t);
 }
 
-/* The second matrix is for new blocks; then single tokens are no longer looked at. Rows of another kind get a matrix of their own. */
+/* The second matrix is for new blocks; a third of the same rows is not worth it, and single tokens are no longer looked at. Rows of another kind get a matrix of their own. */
 static void later_matrices_are_for_later_blocks(void **state)
 {
     const kind k = make_kind(5), other = make_kind(6);
@@ -156,7 +197,7 @@ static void later_matrices_are_for_later_blocks(void **state)
     put(&f, u, 1280, 256, 256, 2);
     assert_int_equal(tensor_info_of(&f).n_versions, 4);
     assert_true(has_matrix(&f, 20));
-    assert_true(kvant_tensor_wants_queries(f.tensor, 1));
+    assert_false(kvant_tensor_wants_queries(f.tensor, 1));
     assert_true(score_error(&f, u, 1280, 256) <= 1.3 * score_error(&g, u, 1280, 256)); /* few queries were looked at */
     kvant_tensor_clear(f.tensor);
     assert_int_equal(tensor_info_of(&f).n_versions, 1);
@@ -321,14 +362,13 @@ static void check_refused(const fixture *f, const exported *e, size_t at, uint16
 }
 
 /* Exported blocks bring their matrices; one that has no good inverse is refused. */
-static void moved_blocks_keep_their_matrices(void **state)
+static void moved_blocks_keep_matrices_of(kvant_role role)
 {
     static const uint16_t bad[] = { 0, 0x8000, 0xbc00, 0x7c00, 0x7e00 }; /* 0, -0, -1, infinity, NaN */
     const kind k = make_kind(21);
     text *t = make_text(&k, 22);
-    fixture f = make(spec, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
+    fixture f = make_heads(spec, spec, role, 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
     const size_t matrix = HEADER + 2 * WIDTH * sizeof(float);
-    (void)state;
     put(&f, t, 0, 1100, 256, 2);
     for (uint32_t block = 0; block < BLOCKS; block++) {
         exported e = export_block(&f, block);
@@ -364,6 +404,13 @@ static void moved_blocks_keep_their_matrices(void **state)
     free(h.rows);
     drop(&f);
     free(t);
+}
+
+static void moved_blocks_keep_their_matrices(void **state)
+{
+    (void)state;
+    moved_blocks_keep_matrices_of(KVANT_ROLE_K);
+    moved_blocks_keep_matrices_of(KVANT_ROLE_V);
 }
 
 /* Beyond 128 channels W is block diagonal: rows come back, and scores stay, whatever the parts. */
@@ -456,7 +503,8 @@ static void a_version_is_a_codec(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_make_errors_of_scores_small), cmocka_unit_test(without_queries_there_are_factors),
+        cmocka_unit_test(matrices_make_errors_of_scores_small),
+        cmocka_unit_test(values_get_matrices_without_queries), cmocka_unit_test(without_queries_there_are_factors),
         cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
         cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
         cmocka_unit_test(outliers_do_not_spoil),

@@ -220,7 +220,7 @@ static void mistakes_have_reasons(void **state)
         kvant_status status;
         const char *why;
     } cases[] = {
-        { { .preset = "large" }, KVANT_ERR_ARGUMENT, "quality, balanced or small" },
+        { { .preset = "large" }, KVANT_ERR_ARGUMENT, "quality, balanced, small or tiny" },
         { { .preset = "small", .k = "int-4" }, KVANT_ERR_ARGUMENT, "one of them" },
         { { .k = "nothing-4" }, KVANT_ERR_SPEC, "nothing-4" },
         { { .k = "int-4:group=no" }, KVANT_ERR_SPEC, "group" },

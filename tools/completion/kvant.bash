@@ -20,7 +20,7 @@ _kvant()
     "exec")
         words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --no-learn --accel --verbose --quiet --help"
         case $prev in
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         --config | --calibration) values="files" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --protect) values="nothing" ;;
@@ -29,7 +29,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -p --prompt -f --file -n --predict -c --ctx --temp --top-k --top-p --seed --raw --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads | -p | --prompt | -n | --predict | -c | --ctx | --temp | --top-k | --top-p | --seed) values="nothing" ;;
@@ -39,7 +39,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx --from --chunks --spread --skip -b --batch --by-position --resume --base-cache --values --wide --json --csv --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file | --resume | --values) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads | -c | --ctx | --from | --chunks | --spread | --skip | -b | --batch | --by-position) values="nothing" ;;
@@ -49,7 +49,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx -n --needles -r --trials --seed --resume --json --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file | --resume) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads | -c | --ctx | -n | --needles | -r | --trials | --seed) values="nothing" ;;
@@ -59,7 +59,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -o --output --from -c --ctx --chunks --longest --sensitivity --quick --json --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file | -o | --output | --from | --sensitivity) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads | -c | --ctx | --chunks | --longest) values="nothing" ;;
@@ -69,7 +69,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -d --depth -p --prefill -n --decode -r --rounds --json --help"
         case $prev in
         -m | --model | --config | --calibration) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads | -d | --depth | -p | --prefill | -n | --decode | -r | --rounds) values="nothing" ;;
@@ -104,10 +104,10 @@ _kvant()
         -t | --table) values="nothing" ;;
         esac ;;
     "calibrate")
-        words="-m --model -f --file -o --output -n --tokens -c --ctx --clusters --sample --seed --json -t --threads --runtime --verbose --help"
+        words="-m --model -f --file -o --output -n --tokens -c --ctx --positions --clusters --sample --seed --json -t --threads --runtime --verbose --help"
         case $prev in
         -m | --model | -f | --file | -o | --output) values="files" ;;
-        -n | --tokens | -c | --ctx | --clusters | --sample | --seed | -t | --threads) values="nothing" ;;
+        -n | --tokens | -c | --ctx | --positions | --clusters | --sample | --seed | -t | --threads) values="nothing" ;;
         --runtime) values="dirs" ;;
         esac ;;
     "capture")
@@ -129,7 +129,7 @@ _kvant()
         words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file --json --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file) values="files" ;;
-        --preset) values="quality balanced small" ;;
+        --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
         --protect | -t | --threads) values="nothing" ;;
@@ -139,7 +139,7 @@ _kvant()
         words="-c --codec -m --metric --device --allow -k --neighbors --probe --centroids --rerank --train --batch -n --queries -t --threads --verify --json --help"
         case $prev in
         -c | --codec) values="specs" ;;
-        -m | --metric | --device) values="quality balanced small" ;;
+        -m | --metric | --device) values="quality balanced small tiny" ;;
         --allow | --centroids) values="files" ;;
         -k | --neighbors | --probe | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
         esac ;;

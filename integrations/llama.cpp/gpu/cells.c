@@ -209,7 +209,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->page_bytes = info.page_bytes;
     cells->pages = (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
-    cells->weighs = info.learns_transform != 0;
+    cells->weighs = info.learns_transform && info.role == KVANT_ROLE_K;
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);

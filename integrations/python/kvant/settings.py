@@ -23,12 +23,12 @@ class Preset(NamedTuple):
 
 
 def preset(name: str, calibrated: bool = False) -> Preset:
-    """The preset "quality", "balanced" or "small"; calibrated: its specs for a model with a
+    """The preset "quality", "balanced", "small" or "tiny"; calibrated: its specs for a model with a
     calibration."""
     found = s.Preset.new()
     status = library().kvant_preset_get(c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found))
     if status:
-        raise ValueError(f"preset: there is no preset {name!r}; there are quality, balanced and small")
+        raise ValueError(f"preset: there is no preset {name!r}; there are quality, balanced, small and tiny")
     return Preset(**found.plain())
 
 

@@ -42,12 +42,15 @@ template <int BITS> struct TierCodes {
     }
 };
 
-/* A channel for every place in the order of a page: outliers first. By a warp. d: head_dim, a constant where one is known. */
-KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, int d, uint16_t *order, int lane)
+/* A channel for every place in the order of a page: outliers first. By a warp. D: head_dim where it is known, of 32 channels each; else 0. */
+template <int D> KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
 {
     const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
+    const int d = D ? D : (int)g.head_dim;
     __syncwarp();
-    for (int channel = lane; channel < d; channel += 32)
+    unrolled_for (int i = 0; i < D / 32; i++)
+        order[general_rank(mask, D, 32 * i + lane)] = (uint16_t)(32 * i + lane);
+    for (int channel = lane; D == 0 && channel < d; channel += 32)
         order[general_rank(mask, d, channel)] = (uint16_t)channel;
     __syncwarp();
 }
@@ -118,7 +121,7 @@ template <int LOW, bool KEYS> __device__ __noinline__ void decode_tiers_of(const
     uint16_t *order = reinterpret_cast<uint16_t *>(tile.scratch());
     TierScales scales;
     scales.load<KEYS>(g, tile);
-    find_order(g, tile.page, tile.d, order, tile.lane);
+    find_order<0>(g, tile.page, order, tile.lane);
 #pragma unroll 1
     for (int first = tile.first_channel; first < tile.end_channel; first += 16 * AT_ONCE) {
         float sums[AT_ONCE][N][4] = {};

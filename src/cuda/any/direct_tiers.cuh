@@ -110,7 +110,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
         uint32_t q[T][2];
-        find_order(k, page, D, order, at.lane);
+        find_order<D>(k, page, order, at.lane);
         turned_queries(queries, stride, q);
         unrolled_for (int t = 0; t < TILES; t++) {
             float sum[2][4] = {};
@@ -179,7 +179,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
             unrolled_for (int h = 0; h < 2; h++)
                 x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
         }
-        find_order(v, page, D, order, at.lane);
+        find_order<D>(v, page, order, at.lane);
         turn(v, x, [&](int i, const float (&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);

@@ -99,6 +99,23 @@ class Calibrate(TestCase):
                 x, y = a.matrix.astype(float), b.matrix.astype(float)
                 self.assertTrue(np.all(abs(x - y) <= 2.0**-10 * abs(x) + 2.0**-16 * np.sqrt(2 * (x * x).sum())))
 
+    def test_positions_turn_keys(self):
+        """The second context begins at 500 instead of 0: RoPE turns its keys, pairs (i, i + 8), and nothing else."""
+        model = models.make("llama")
+        first, both, spread = (
+            kvant.calibrate(model, text(128)[:n], context=64, positions=positions) for n, positions in ((64, 0), (128, 0), (128, 564))
+        )
+        angle = 500 * model.model.rotary_emb.inv_freq.double().numpy()
+        for layer, head in itertools.product(range(4), range(2)):
+            rest = 2.0 * both.entry(layer, head).mean - first.entry(layer, head).mean
+            a, b = rest[:8], rest[8:]
+            turned = np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
+            wanted, found = (first.entry(layer, head).mean + turned) / 2, spread.entry(layer, head).mean
+            self.assertTrue(np.allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max()))
+            self.assertFalse(np.allclose(found, both.entry(layer, head).mean, rtol=0, atol=1e-2 * np.abs(wanted).max()))
+            values = (x.entry(layer, head, "v").mean for x in (both, spread))
+            self.assertTrue(np.allclose(*values, rtol=0, atol=1e-4))
+
     def test_a_cache_uses_it(self):
         model = models.make("llama")
         with tempfile.TemporaryDirectory() as folder:

@@ -408,7 +408,7 @@ class Refusals(TestCase):
 
     def test_what_it_is_stored_with(self):
         config = self.model.config
-        self.refused(ValueError, "no preset 'tiny'", KvantCache, config, "tiny")
+        self.refused(ValueError, "no preset 'large'", KvantCache, config, "large")
         self.refused(kvant.Error, "calibration|missing.kvcal", KvantCache, config, calibration="missing.kvcal")
         self.refused(kvant.Error, "no-such-codec", KvantCache, config, k="no-such-codec")
         self.refused(ValueError, "preset, v|or settings", KvantCache, config, "small", v="int-4")

@@ -15,7 +15,7 @@ COMMAND = cli.Command(
 )
 
 STOCK = "f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
-VALUES = {"NAME": "quality balanced small", "TYPE": STOCK, "LEVEL": "auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot"}
+VALUES = {"NAME": "quality balanced small tiny", "TYPE": STOCK, "LEVEL": "auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot"}
 TOP = ["--version", "--help", "--cpu"]
 
 

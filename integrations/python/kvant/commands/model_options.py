@@ -9,7 +9,7 @@ RUNTIME = [
     Option(None, "verbose", None, "pass on everything that llama.cpp says"),
 ]
 CACHES = [
-    Option(None, "preset", "NAME", "quality, balanced or small: about 5, 4 and 3 bits (default\nbalanced, where no cache is named)"),
+    Option(None, "preset", "NAME", "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default balanced, where no cache is named)"),
     Option(None, "config", "FILE", "a codec for each layer, from a settings file; kvant tune makes it"),
     Option("k", "codec-k", "SPEC", "codec of keys; see kvant codecs"),
     Option("v", "codec-v", "SPEC", "codec of values (default: the one of the -k before it)"),

@@ -11,7 +11,7 @@ K, V = "turboquant-4:center=first", "turboquant-4"
 
 class Options(NamedTuple):
     head_dim: int  #: of the model's attention
-    preset: str | None = None  #: "quality", "balanced" or "small"
+    preset: str | None = None  #: "quality", "balanced", "small" or "tiny"
     k: str | None = None  #: codec specs; without a preset K and V
     v: str | None = None
     calibration: str | None = None  #: path of a .kvcal

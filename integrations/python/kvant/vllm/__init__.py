@@ -32,7 +32,7 @@ STORED = {
 }
 
 
-PRESETS = ("quality", "balanced", "small")
+PRESETS = ("quality", "balanced", "small")  # tiny learns, for which blocks have no room
 DTYPE = "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
 
