@@ -26,7 +26,7 @@ may_use() {
     page) echo base math ;;
     blocks) echo base ;;
     kernels) echo base math page blocks ;;
-    calibration) echo base math ;;
+    calibration) echo base math kernels ;;
     codec) echo base math page kernels calibration ;;
     settings) echo base codec ;;
     cache) echo base math page kernels calibration codec device ;;

@@ -17,6 +17,7 @@
 #define WEIGH_THREADS 16u
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
+#define ENOUGH_ROWS 1024u /* a batch of 512 costs a prompt 20 ms per layer of 8 kv heads */
 #define MOST_BLOCKS 256u /* that are stored anew */
 #define MOST_PLAIN 2048u /* rows in the computer's memory */
 #define ROWS_AT_ONCE 2048u
@@ -464,7 +465,7 @@ static bool learn(kvp_gpu_cells *cells)
         write_tensor(cells, first + i * n / parts, (i + 1) * n / parts - i * n / parts);
     if (is_new(cells))
         ok = follow(cells);
-    if (ok && cells->learner != NULL && !kvant_tensor_wants_queries(l->tensor, 1))
+    if (ok && cells->learner != NULL && (l->n >= ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1)))
         end(cells);
     return ok;
 }
