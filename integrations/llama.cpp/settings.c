@@ -215,7 +215,8 @@ static void write_label(kvp_settings *settings)
 
 void kvp_settings_set_hint(kvp_settings *settings)
 {
-    snprintf(settings->remark, sizeof(settings->remark), "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error");
+    snprintf(settings->remark, sizeof(settings->remark),
+             "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error, with --positions N also beyond 2048 tokens");
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
