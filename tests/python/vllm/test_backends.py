@@ -387,6 +387,14 @@ class Choices(TestCase):
         mixed = Step([PROMPTS[0], CHUNKS[0], PROMPTS[1]], torch.float32).common()
         self.assertEqual([p.fresh for p in made_builder().build(0, mixed).parts], [True, False, True])
 
+    def test_lengths_that_the_host_does_not_know(self):
+        """vLLM gives draft models one token more than the host's lengths say."""
+        for known in (torch.tensor([129, 299]), None):
+            late = Step([(130, 130), (300, 200)], torch.float32).common()
+            late.seq_lens_cpu_upper_bound = known
+            found = [(p.first_row, p.last_row, p.most_tokens, p.fresh, p.long) for p in made_builder().build(0, late).parts]
+            self.assertEqual(found, [(0, 130, 130, True, False), (130, 330, 300, False, True)])
+
     def test_dtypes(self):
         """kvant_NAME and kvant are kvant's; vLLM's own are where KVANT_VLLM says so."""
         with mock.patch.dict("os.environ", KVANT_VLLM=""):

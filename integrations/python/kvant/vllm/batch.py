@@ -54,7 +54,7 @@ def _prefills(starts: list[int], lengths: list[int], first: int, seq_lens: Tenso
     """Runs of sequences that are all fresh, or all not. Those with many queries are parts of their own."""
     at, last = first, len(starts) - 1
     queries = [starts[i + 1] - starts[i] for i in range(last)]
-    kinds = ["fresh" if n == length else "long" if n >= LONG else "short" for n, length in zip(queries, lengths)]
+    kinds = ["fresh" if n == length else "long" if LONG <= n < length else "short" for n, length in zip(queries, lengths)]
     while at < last:
         kind = kinds[at]
         end = at + 1 if kind == "long" else next((i for i in range(at, last) if kinds[i] != kind), last)
@@ -68,8 +68,9 @@ def _parts(common: Any, threshold: int) -> Iterator[Part]:
     if n_decodes:
         yield Part(0, n_decodes, 0, n_rows, min(threshold, common.max_query_len), 0, False)
     if n_prefills:
-        known = getattr(common, "seq_lens_cpu_upper_bound", None)
-        lengths = (common.seq_lens.cpu() if known is None else known).tolist()
+        known = getattr(common, "seq_lens_cpu_upper_bound", None)  # exact for prompts, but not those of draft models
+        exact = known is not None and int(known[: common.num_reqs].max()) == common.max_seq_len
+        lengths = (known if exact else common.seq_lens.cpu()).tolist()
         starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
         yield from _prefills(starts, lengths, n_decodes, common.seq_lens)
 
