@@ -88,7 +88,7 @@ def wanted(model, folder, calibration):
     first = [spec("int-4"), spec("bdr-4"), spec(f"hqmq-s96r4:{BOOK}"), spec("octopus-4:scale=norm"), spec("turboquant-4:scale=norm"),
              spec("innerq-base"), spec("kivi-2"), *tiny, spec(f"hqmq-s24r3:{BOOK}"), spec("octopus-2:scale=norm"),
              spec("turboquant-2:scale=norm")]
-    last = [spec("int-3:sym"), spec("innerq-small"), spec("innerq-hybrid"), spec("turboquant-3.5:scale=norm"),
+    last = [spec("trellis-4:center=first,norm=first", "trellis-4:center=first"), spec("int-3:sym"), spec("innerq-small"), spec("innerq-hybrid"), spec("turboquant-3.5:scale=norm"),
             spec("turboquant-2.5:scale=norm"), spec("kivi-2:sink=32,recent=96"), spec("turboquant-4"), spec("octopus-4")]
     caches = [spec("f16"), kept[0], plain[0], kept[1], plain[1], "q4_0", "q8_0", kept[2], *first, spec(f"hqmq-s96r6:{BOOK},med3"),
               plain[2], "fp8", *named, *last]
@@ -105,6 +105,12 @@ def of_group(group, model, folder, calibration):
             if any(needs_calibration(cache[role], role) for role in "kv"):
                 cache["calibration"] = calibration
     return [(name_of(cache), cache) for cache in caches]
+
+
+def learns(options):
+    """Whether a cache takes something of its own first rows; then each text has its cache."""
+    specs = options.get("k", ""), options.get("v", "")
+    return "preset" in options and "calibration" not in options or any("=first" in text or "innerq" in text for text in specs)
 
 
 def name_of(options):
@@ -180,19 +186,24 @@ def edges(length):
 def positions(run, name, options, ids, reference):
     """Rows per range of positions. reference: log-probabilities of all positions, made by the first call."""
     begin, made, n = time.monotonic(), not reference, ids.shape[1]
-    cache = run.cache(name, options, ids.shape[0] * (n + 64))
     run.attending(options)
-    kld, nll, top = [], [], []
-    for start, found in run.passes(ids, cache):
-        if made:
-            reference.append(found)
-        wanted_ = reference[start // BATCH]
-        kld.append((wanted_.exp() * (wanted_ - found)).sum(-1).cpu())
-        targets = ids[:, start + 1 : start + 1 + found.shape[1]].to(found.device)
-        nll.append(-found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu())
-        top.append((wanted_.argmax(-1) == found.argmax(-1)).float().cpu())
-    size = (cache.bytes, cache.f16_bytes) if options else ("", "")
-    kld, nll, top = (torch.cat(x, 1) for x in (kld, nll, top))
+    texts, sums, size = 1 if learns(options) else len(ids), [], ["", ""]
+    for first in range(0, len(ids), texts):
+        some = ids[first : first + texts]
+        cache, of_text = run.cache(name, options, len(some) * (n + 64)), []
+        for start, found in run.passes(some, cache):
+            if made:
+                reference.append(found)
+            wanted_ = reference[start // BATCH][first : first + texts]
+            targets = some[:, start + 1 : start + 1 + found.shape[1]].to(found.device)
+            of_text.append(((wanted_.exp() * (wanted_ - found)).sum(-1).cpu(),
+                            -found[:, : targets.shape[1]].gather(2, targets[..., None])[..., 0].cpu(),
+                            (wanted_.argmax(-1) == found.argmax(-1)).float().cpu()))
+        sums.append([torch.cat(x, 1) for x in zip(*of_text)])
+        if options:
+            size = [have + more for have, more in zip(size if first else (0, 0), (cache.bytes, cache.f16_bytes))]
+        del cache
+    kld, nll, top = (torch.cat(x) for x in zip(*sums))
     took = time.monotonic() - begin
     for first, last in zip(edges(n), edges(n)[1:]):
         part, text = kld[:, first:last].flatten().double(), nll[:, first:last].flatten().double()
