@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     load_book(memory + places.books[0], p.keys);
     load_book(memory + places.books[1], p.values);
     AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
-    attention.load_queries([](int channel) { return channel; });
+    attention.load_queries([](int channel) { return channel; }, [] {});
     __syncthreads();
     attention.begin();
     attention.run();

@@ -162,8 +162,9 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* As load_queries of tiles.cuh; place: where a channel stands in a row. */
-    template <class P> KVANT_INLINE void load_queries(P &&place) const
+    /* As load_queries of tiles.cuh; place: where a channel stands in a row; loaded(): when the warp's first row is there. What is
+     * asked for before waits for nothing, what is asked for later waits for pages. */
+    template <class P, class L> KVANT_INLINE void load_queries(P &&place, L &&loaded) const
     {
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
         float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
@@ -176,6 +177,8 @@ template <int ROWS> struct AnyBlock {
                 x *= p.k_scale ? p.k_scale[work.pair.kv_head * d + channel] : 1;
                 row[channel] = signed_by(rotation, x, channel);
             });
+            if (n == warp)
+                loaded();
             if (rotation.block)
                 turn(row, (int)rotation.block, rotation.scale);
             float largest = 0;

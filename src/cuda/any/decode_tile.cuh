@@ -1,14 +1,10 @@
 /* decode_tile.cuh - a tile: 32 tokens of a page as fp16 numbers in shared memory, by a team of warps.
- * attention.cu multiplies tiles. A family has two decoders:
- *
- *     read_any (rows.cuh)   a token's row by a warp, bit by bit the CPU's numbers. Every family has this
- *                           one; decode.cu needs it. Tiles use it when there is no other.
- *     decode_tile (below)   a whole tile, fast. */
+ * attention.cu multiplies tiles. read_any (rows.cuh) has the CPU's numbers bit by bit, for decode.cu. */
 #pragma once
 
 #include "decode_chunks.cuh"
 #include "decode_polar.cuh"
-#include "decode_rotated.cuh"
+#include "decode_tiers.cuh"
 #include "decode_trellis.cuh"
 #include "decode_uniform.cuh"
 
@@ -27,26 +23,6 @@ KVANT_INLINE void load_book(uint8_t *book, const kvant_cuda_codec &codec)
         fill_small_table(book, codec.general);
     else
         reinterpret_cast<AnyBook *>(book)->load(codec);
-}
-
-/* Row by row; warps of the team take turns. */
-__device__ static __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
-{
-#pragma unroll 1
-    for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
-        Row<MOST_DIM> row{};
-        if (t < tile.valid)
-            row = read_any<MOST_DIM>(codec, book, tile.page, tile.first + t, tile.scratch(), tile.lane, tile.kv_head);
-        float largest = 0;
-        unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++)
-            largest = fmaxf(largest, fabsf(row.x[j]));
-        const float unit = fmaxf(power_above(largest_of(largest)), LEAST_UNIT), inverse = inverse_of(unit);
-        each_of(row, tile.d, tile.lane, [&](float x, int channel) {
-            tile.numbers()[t * tile.stride + channel] = __float2half_rn(x * inverse);
-        });
-        if (tile.lane == 0)
-            tile.units()[t] = unit;
-    }
 }
 
 /* Four numbers of a row. */
@@ -126,7 +102,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(codec, book, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
     case KVANT_GENERAL_UNIFORM: decode_uniform_codes<KEYS, true>(g, tile); return add_centroids(g, tile);
-    default: return decode_rows(codec, book, tile);
+    default: return decode_tiers<KEYS>(g, tile);
     }
     if (g.view.sketched)
         add_sketch<KEYS>(g, tile);

@@ -21,11 +21,16 @@
 namespace kvant
 {
 
-/* A step: some tokens of a page that a warp takes at once. */
+/* A step: some tokens of a page that a warp takes at once. Neighbouring warps take neighbouring steps, so that a page is read at once. */
 struct DirectStep {
-    int page, part; /* of the page */
-    int32_t entry, next;
+    int at; /* among those of the block */
+    int32_t entry, next; /* of its page, and of the warp's next step's */
 };
+
+template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
+{
+    return reinterpret_cast<T(&)[N * M]>(x);
+}
 
 /* Shared memory: AnyRows, tables, queries, results; for each warp what its family keeps there, keys and values. Sums take their
  * place in the end. */
@@ -48,6 +53,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     static constexpr int D = F::D, N = F::TILES, TOKENS = 16 * N, STEPS = PAGE_TOKENS / TOKENS;
     F family;
     DirectLane at;
+    DirectStep step;
     float max[2], sum[2], factor[2];
 
     KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
@@ -73,22 +79,37 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                B::work.pair.kv_head * from.head_stride;
     }
 
-    KVANT_INLINE int32_t entry_of(int page) const
+    KVANT_INLINE int page_at(int at) const
     {
+        return B::work.first_page + at / STEPS;
+    }
+
+    /* Its place in the table. */
+    KVANT_INLINE int32_t entry_at(int at) const
+    {
+        const int page = page_at(at);
         return page < B::work.end_page ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page) : KVANT_CUDA_NO_BLOCK;
     }
 
-    KVANT_INLINE DirectStep following(const DirectStep &step) const
+    KVANT_INLINE DirectStep following() const
     {
-        if (step.part + 1 < STEPS)
-            return DirectStep{ step.page, step.part + 1, step.entry, step.next };
-        return DirectStep{ step.page + B::warps, 0, step.next, entry_of(step.page + 2 * B::warps) };
+        return DirectStep{ step.at + B::warps, step.next, entry_at(step.at + 2 * B::warps) };
+    }
+
+    /* The first token of a step in its page; in the sequence. */
+    KVANT_INLINE static int first_of(const DirectStep &step)
+    {
+        return step.at % STEPS * TOKENS;
+    }
+    KVANT_INLINE int first_token(const DirectStep &step) const
+    {
+        return page_at(step.at) * PAGE_TOKENS + first_of(step);
     }
 
     /* Tokens of a step that are there. */
     KVANT_INLINE int tokens_of(const DirectStep &step) const
     {
-        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - step.page * PAGE_TOKENS - step.part * TOKENS, TOKENS);
+        return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - first_token(step), TOKENS);
     }
 
     KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
@@ -96,8 +117,16 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         const int tokens = tokens_of(step);
         __syncwarp();
         if (tokens > 0 && step.entry >= 0)
-            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.part, tokens, lane);
+            F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
         end_copies();
+    }
+
+    /* The warp's first pages. */
+    KVANT_INLINE void begin()
+    {
+        step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
+        ask_for(false, step);
+        ask_for(true, step);
     }
 
     /* The older of two. */
@@ -147,36 +176,45 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return fmaxf(power_above(largest), 0x1p-7f);
     }
 
-    /* Of the values of token 16 k + 8 r + row of a step. */
-    KVANT_INLINE float unit_of(const DirectStep &step, int token, int valid) const
+    /* Of the values of tokens 16 k + 8 r + row. What is rare stands in loops, here and below: the code of a page has to be short. */
+    KVANT_INLINE void find_units(int valid, float (&units)[N][2]) const
     {
-        if (F::SCALES == 0)
-            return 1;
-        if (step.entry < 0)
-            return open_unit(page_of(true, step.entry), step.part * TOKENS + token);
-        float largest = 0;
-        unrolled_for (int i = 0; i < F::SCALES; i++)
-            largest = fmaxf(largest, family.value_scale(stage(true), i, token));
-        return token < valid ? fmaxf(power_above(largest), LEAST_UNIT) : LEAST_UNIT;
-    }
-
-    /* Scores to weights over the units of their values, as operands. first: the step's first token in the sequence. */
-    KVANT_INLINE void weigh(float (&s)[N][4], const DirectStep &step, int first, int valid, bool special, uint32_t (&w)[F::WEIGHTS][N][2])
-    {
-        float inverse[N][2];
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
-                const int token = 16 * k + 8 * r + at.row;
-                const float unit = unit_of(step, token, valid);
-                inverse[k][r] = inverse_of(unit);
-                unrolled_for (int h = 0; h < 2; h++) {
-                    float &x = s[k][2 * r + h];
-                    x *= factor[h];
-                    if (special)
-                        x = changed_score(B::p, B::rows, B::work.length, x, 2 * at.pair + h, first + token);
-                    x += F::SCALES ? (float)((__float_as_int(unit) >> 23) - 127) : 0;
-                }
+                float largest = 0;
+                unrolled_for (int i = 0; i < F::SCALES; i++)
+                    largest = fmaxf(largest, family.value_scale(stage(true), i, 16 * k + 8 * r + at.row));
+                units[k][r] = F::SCALES == 0 ? 1 : 16 * k + 8 * r + at.row < valid ? fmaxf(power_above(largest), LEAST_UNIT) : LEAST_UNIT;
             }
+        if (F::SCALES > 0 && step.entry < 0)
+#pragma unroll 1
+            for (int n = 0; n < 2 * N; n++)
+                put_element(flat(units), n, open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
+    }
+
+    /* What a problem changes of scores. first: the step's first token in the sequence. */
+    KVANT_INLINE void change(float (&s)[N][4], int first) const
+    {
+#pragma unroll 1
+        for (int n = 0; n < 4 * N; n++) {
+            const int token = first + 8 * (n >> 1) + at.row, row = 2 * at.pair + (n & 1);
+            put_element(flat(s), n, changed_score(B::p, B::rows, B::work.length, element(flat(s), n), row, token));
+        }
+    }
+
+    /* Scores to weights over the units of their values, as operands. */
+    KVANT_INLINE void weigh(float (&s)[N][4], int first, int valid, bool special, uint32_t (&w)[F::WEIGHTS][N][2])
+    {
+        float units[N][2];
+        find_units(valid, units);
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int i = 0; i < 4; i++)
+                s[k][i] *= factor[i % 2];
+        if (special)
+            change(s, first);
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int i = 0; i < 4; i++)
+                s[k][i] += F::SCALES ? (float)((__float_as_int(units[k][i / 2]) >> 23) - 127) : 0;
         raise(s);
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
@@ -184,12 +222,12 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                 float e[2];
                 unrolled_for (int h = 0; h < 2; h++) {
                     e[h] = exp2_fast(s[k][2 * r + h] - max[h]);
-                    sum[h] += e[h] *= inverse[k][r];
+                    sum[h] += e[h] *= inverse_of(units[k][r]);
                 }
-                unrolled_for (int i = 0; i < F::WEIGHTS; i++)
-                    w[i][k][r] = transpose8x8(step.entry < 0   ? pack_half2(e[0], e[1])
-                                              : F::SCALES == 0 ? F::pack_weights(i, e, 1)
-                                                               : F::pack_weights(i, e, token < valid ? family.value_scale(stage(true), i, token) : 0));
+                unrolled_for (int i = 0; i < F::WEIGHTS; i++) {
+                    const float scale = F::SCALES == 0 || step.entry < 0 ? 1 : token < valid ? family.value_scale(stage(true), i, token) : 0;
+                    w[i][k][r] = transpose8x8(F::SCALES == 0 && step.entry < 0 ? pack_half2(e[0], e[1]) : F::pack_weights(i, e, scale));
+                }
             }
     }
 
@@ -219,7 +257,8 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     {
         const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page) + first * D;
         const auto number = [&](int token, int channel) -> uint32_t { return token < valid ? __ldg(rows_here + token * D + channel) : 0; };
-        unrolled_for (int i = 0; i < D / 16; i++) {
+#pragma unroll 1
+        for (int i = 0; i < D / 16; i++) {
             float x[4] = {};
 #pragma unroll 1
             for (int k = 0; k < N; k++) {
@@ -234,24 +273,26 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                         b[0] = w[0][j][0], b[1] = w[0][j][1];
                 mma(x, a, b[0], b[1]);
             }
-            family.add(i, x);
+            unrolled_for (int j = 0; j < D / 16; j++)
+                if (i == j)
+                    family.add(j, x);
         }
     }
 
-    KVANT_INLINE void take(const DirectStep &step, const DirectStep &next, const Seen &seen, bool changes)
+    KVANT_INLINE void take(const DirectStep &next, const Seen &seen, bool changes)
     {
-        const int first = step.page * PAGE_TOKENS + step.part * TOKENS, valid = tokens_of(step);
+        const int first = first_token(step), valid = tokens_of(step);
         float s[N][4];
         uint32_t w[F::WEIGHTS][N][2];
         wait();
         if (valid > 0)
-            step.entry < 0 ? open_keys(page_of(false, step.entry), step.part * TOKENS, s) : family.keys(stage(false), B::queries, B::stride, s);
+            step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s) : family.keys(stage(false), B::queries, B::stride, s);
         ask_for(false, next);
         wait();
         if (valid > 0) {
-            weigh(s, step, first, valid, changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to, w);
+            weigh(s, first, valid, changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to, w);
             if (step.entry < 0)
-                open_values(page_of(true, step.entry), step.part * TOKENS, valid, w);
+                open_values(page_of(true, step.entry), first_of(step), valid, w);
             else
                 family.values(stage(true), w);
         }
@@ -262,16 +303,12 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     {
         const Seen seen = seen_by_all(B::p, B::work.pair, B::work.first_position);
         const bool changes = B::p.softcap_log2 > 0 || B::p.mask || B::p.max_bias > 0;
-        const int page = B::work.first_page + B::warp;
-        DirectStep step{ page, 0, entry_of(page), entry_of(page + B::warps) };
         unrolled_for (int h = 0; h < 2; h++)
             max[h] = NEVER, sum[h] = 0, factor[h] = B::rows.factor[2 * at.pair + h];
-        ask_for(false, step);
-        ask_for(true, step);
 #pragma unroll 1
-        while (step.page < B::work.end_page) {
-            const DirectStep next = following(step);
-            take(step, next, seen, changes);
+        while (page_at(step.at) < B::work.end_page) {
+            const DirectStep next = following();
+            take(next, seen, changes);
             step = next;
         }
         wait_for_copies<0>();
@@ -329,13 +366,14 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direct_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
     extern __shared__ __align__(16) uint8_t memory[];
+    ask_ahead<F::D>(p);
+    const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
+    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
     const AnyWork work = find_any_work<DIRECT_ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
-    const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
-    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
     Direct<F> attention(p, work, places, memory);
-    attention.load_queries([](int channel) { return F::place(channel); });
+    attention.load_queries([](int channel) { return F::place(channel); }, [&] { attention.begin(); });
     __syncthreads();
     F::prepare(attention);
     __syncthreads();

@@ -41,21 +41,11 @@ template <int BITS, bool KEYS, int TILES> KVANT_INLINE uint32_t nibbles(const ui
     return codes;
 }
 
-/* Every second nibble as a byte. */
-KVANT_INLINE uint32_t even_nibbles(uint32_t x)
-{
-    return x & 0x0f0f0f0fu;
-}
-
-KVANT_INLINE uint32_t odd_nibbles(uint32_t x)
-{
-    return x >> 4 & 0x0f0f0f0fu;
-}
-
 /* Levels of pairs of codes as halves, in shared memory. Entries stand in COPIES, so that lanes use different banks; a pair's
- * place is a product of bytes. */
-template <int BITS> struct PairBook {
-    static constexpr int STRIDE = 128 >> BITS, COPIES = STRIDE / 4, BYTES = 128 << BITS;
+ * place is a product of bytes, whose upper halves are codes. */
+template <int BITS, int COPIES> struct PairBook {
+    static constexpr int STRIDE = COPIES / 4, BYTES = 4 * COPIES << 2 * BITS;
+    static_assert(STRIDE << BITS < 256, "factors are bytes");
     uint32_t at; /* of the lane's copy */
 
     KVANT_INLINE PairBook(const void *memory, int lane) : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
@@ -65,24 +55,26 @@ template <int BITS> struct PairBook {
     /* Of codes in bytes j and j + 2. */
     KVANT_INLINE uint32_t look_up(uint32_t bytes, int j) const
     {
-        return look_up_word(__dp4a(bytes, (STRIDE | 128u << 16) << 8 * j, at));
+        return look_up_word(__dp4a(bytes, (STRIDE | (uint32_t)STRIDE << BITS << 16) << 8 * j, at));
     }
 
-    /* Registers of an operand. */
+    /* Registers of an operand, of nibbles. */
     KVANT_INLINE void operand(uint32_t codes, uint32_t (&a)[4]) const
     {
-        const uint32_t even = even_nibbles(codes), odd = odd_nibbles(codes);
+        const uint32_t even = codes << 4 & 0xf0f0f0f0u, odd = codes & 0xf0f0f0f0u;
         a[0] = look_up(even, 0), a[1] = look_up(odd, 0), a[2] = look_up(even, 1), a[3] = look_up(odd, 1);
     }
 
     KVANT_INLINE static void load(void *memory, const float *levels, int thread, int threads)
     {
+#pragma unroll 4
         for (int i = thread; i < BYTES / 4; i += threads)
-            static_cast<uint32_t *>(memory)[i] = pack_half2(levels[i % 32 / COPIES], levels[i / 32]);
+            static_cast<uint32_t *>(memory)[i] =
+                pack_half2(__ldg(levels + (i / COPIES & ((1 << BITS) - 1))), __ldg(levels + (i / COPIES >> BITS)));
     }
 };
 
-template <> struct PairBook<0> {
+template <int COPIES> struct PairBook<0, COPIES> {
     static constexpr int BYTES = 0;
 
     KVANT_INLINE PairBook(const void *, int)
@@ -129,6 +121,29 @@ struct DirectFamily {
     {
     }
 };
+
+/* x[k], of an array in registers. */
+template <class T, int N> KVANT_INLINE T element(const T (&x)[N], int k)
+{
+    T found = x[0];
+    unrolled_for (int i = 1; i < N; i++)
+        found = i == k ? x[i] : found;
+    return found;
+}
+
+template <class T, int N> KVANT_INLINE void put_element(T (&x)[N], int k, const T &own)
+{
+    unrolled_for (int i = 0; i < N; i++)
+        x[i] = i == k ? own : x[i];
+}
+
+/* x[k] of rows. */
+template <int N, int M> KVANT_INLINE void put_row(float (&x)[N][M], int k, const float (&own)[M])
+{
+    unrolled_for (int i = 0; i < N; i++)
+        unrolled_for (int j = 0; j < M; j++)
+            x[i][j] = i == k ? own[j] : x[i][j];
+}
 
 /* Sums of a family whose channels stay where they are. TILES: of 16 channels. */
 template <int TILES> struct DirectSums : DirectFamily {

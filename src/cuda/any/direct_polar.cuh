@@ -33,9 +33,10 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     /* Keys and values have the same; head_dim is a power of two, so that the last pair of a list is like the others. */
     KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &, uint8_t *books, int thread, int threads)
     {
+#pragma unroll 4
         for (int i = thread; i < BOOK_BYTES / 4; i += threads) {
             const float *book = general_polar_book(&k, i / 512, false) + i / 32 % 16;
-            reinterpret_cast<uint32_t *>(books)[i] = pack_half2(book[0], book[16]);
+            reinterpret_cast<uint32_t *>(books)[i] = pack_half2(__ldg(book), __ldg(book + 16));
         }
     }
 
@@ -53,7 +54,7 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     /* Where the angle in nibble n of a word has its cosine. */
     KVANT_INLINE uint32_t angle(int list, uint32_t word, int n, uint32_t from) const
     {
-        return __dp4a(n & 1 ? odd_nibbles(word) : even_nibbles(word), 128u << 8 * (n >> 1), from) + list * LIST_BYTES;
+        return __dp4a((n & 1 ? word : word << 4) & 0xf0f0f0f0u, 8u << 8 * (n >> 1), from) + list * LIST_BYTES;
     }
 
     KVANT_INLINE uint32_t both(int list, uint32_t word, int n) const
@@ -113,9 +114,10 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const __half *mine = queries + at.row * stride + 4 * at.pair;
-        unrolled_for (int k = 0; k < TILES; k++) {
+#pragma unroll 1
+        for (int k = 0; k < TILES; k++) {
             uint32_t a[T][4];
-            float sum[4] = {};
+            float sum[4] = {}, scaled[4];
             operands(
                 [&](int list, int i, int b, int &n) {
                     /* code c of operand c / 16: nibble 4 (c & 1) + b + 2 (c >> 3 & 1) of lane c / 2 of the four. The lane's part
@@ -134,8 +136,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
             unrolled_for (int r = 0; r < 2; r++) {
                 const float scale = root * stored_half(page, metadata[0], 16 * k + 8 * r + at.row);
                 unrolled_for (int h = 0; h < 2; h++)
-                    s[k][2 * r + h] = scale * sum[2 * r + h];
+                    scaled[2 * r + h] = scale * sum[2 * r + h];
             }
+            put_row(s, k, scaled);
         }
     }
 
@@ -152,8 +155,12 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-        unrolled_for (int k = 0; k < TILES; k++) {
-            uint32_t a[T][4];
+#pragma unroll 1
+        for (int k = 0; k < TILES; k++) {
+            uint32_t a[T][4], b[2] = { w[0][0][0], w[0][0][1] };
+            unrolled_for (int i = 1; i < TILES; i++)
+                unrolled_for (int j = 0; j < 2; j++)
+                    b[j] = i == k ? w[0][i][j] : b[j];
             operands(
                 [&](int list, int i, int b, int &n) {
                     /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 b of row c & 7, column row. */
@@ -164,7 +171,7 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                 a);
             unrolled_for (int h = 0; h < T; h++) {
                 const uint32_t t[4] = { transpose8x8(a[h][0]), transpose8x8(a[h][2]), transpose8x8(a[h][1]), transpose8x8(a[h][3]) };
-                mma(this->o[h], t, w[0][k][0], w[0][k][1]);
+                mma(this->o[h], t, b[0], b[1]);
             }
         }
     }

@@ -12,21 +12,23 @@ constexpr float ROOT_HALF_PI = 1.2533141373155003f;
 /* BITS: of a code, 0 for a sketch alone. */
 template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM / 16> {
     static constexpr int D = HEAD_DIM, T = D / 16, TILES = 4, SUMS = 2 * T, QUERIES = 2, SCALES = 2, WEIGHTS = 2, EXTRA_BYTES = 0,
-                         BOOK_BYTES = 2 * PairBook<BITS>::BYTES;
+                         COPIES = 32;
+    using Book = PairBook<BITS, COPIES>;
+    static constexpr int BOOK_BYTES = 2 * Book::BYTES;
     const DirectLane at;
-    const PairBook<BITS> keys_book, values_book;
+    const Book keys_book, values_book;
     int metadata[2][2]; /* of keys and values: bytes of scales and norms */
 
     KVANT_INLINE SketchedCodes(const kvant_general &k, const kvant_general &v, const uint8_t *books, uint8_t *, int lane)
-        : at(lane), keys_book(books, lane), values_book(books + PairBook<BITS>::BYTES, lane),
+        : at(lane), keys_book(books, lane), values_book(books + Book::BYTES, lane),
           metadata{ { (int)k.metadata, (int)k.view.sketch_norms }, { (int)v.metadata, (int)v.view.sketch_norms } }
     {
     }
 
     KVANT_INLINE static void load_books(const kvant_general &k, const kvant_general &v, uint8_t *books, int thread, int threads)
     {
-        PairBook<BITS>::load(books, k.tables + k.view.books[0].values, thread, threads);
-        PairBook<BITS>::load(books + PairBook<BITS>::BYTES, v.tables + v.view.books[0].values, thread, threads);
+        Book::load(books, k.tables + k.view.books[0].values, thread, threads);
+        Book::load(books + Book::BYTES, v.tables + v.view.books[0].values, thread, threads);
     }
 
     /* Queries stand in the order of operands: 8 numbers of a lane, for two column tiles. */
@@ -51,8 +53,9 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page), *signs = words + BITS * 2 * D;
         const __half *mine = queries + at.row * stride + 8 * at.pair;
-        unrolled_for (int k = 0; k < TILES; k++) {
-            float sums[2][4] = {};
+#pragma unroll 1
+        for (int k = 0; k < TILES; k++) {
+            float sums[2][4] = {}, both[4];
             unrolled_for (int c = 0; c < T; c += 2) {
                 const uint4 first = *reinterpret_cast<const uint4 *>(mine + 16 * c), second = *reinterpret_cast<const uint4 *>(mine + 8 * stride + 16 * c);
                 const uint32_t word = signs[(32 * (c / 4) + at.lane) * 4 + k];
@@ -70,8 +73,9 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
                 const int token = 16 * k + 8 * r + at.row;
                 const float scale = BITS > 0 ? stored_half(page, metadata[0][0], token) : 0, norm = stored_half(page, metadata[0][1], token);
                 unrolled_for (int h = 0; h < 2; h++)
-                    s[k][2 * r + h] = scale * sums[0][2 * r + h] + norm * sums[1][2 * r + h];
+                    both[2 * r + h] = scale * sums[0][2 * r + h] + norm * sums[1][2 * r + h];
             }
+            put_row(s, k, both);
         }
     }
 
@@ -88,16 +92,24 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page), *signs = words + BITS * 2 * D;
-        unrolled_for (int i = 0; i < T; i++) {
-            const uint32_t word = signs[128 * (i / 4) + at.lane * 4 + i % 4];
-            unrolled_for (int k = 0; k < TILES; k++) {
-                uint32_t a[4];
-                if (BITS > 0) {
-                    values_book.operand(nibbles<BITS, false, T>(words, i, k, at.lane), a);
-                    mma(this->o[i], a, w[0][k][0], w[0][k][1]);
+#pragma unroll 1
+        for (int n = 0; n < TILES / 2; n++) {
+            uint32_t b[WEIGHTS][2][2];
+            unrolled_for (int i = 0; i < WEIGHTS; i++)
+                unrolled_for (int k = 0; k < 2; k++)
+                    unrolled_for (int j = 0; j < 2; j++)
+                        b[i][k][j] = n ? w[i][2 + k][j] : w[i][k][j];
+            unrolled_for (int i = 0; i < T; i++) {
+                const uint32_t word = signs[128 * (i / 4) + at.lane * 4 + i % 4] >> 8 * n;
+                unrolled_for (int k = 0; k < 2; k++) {
+                    uint32_t a[4];
+                    if (BITS > 0) {
+                        values_book.operand(nibbles<BITS, false, T>(words, i, 2 * n + k, at.lane), a);
+                        mma(this->o[i], a, b[0][k][0], b[0][k][1]);
+                    }
+                    sign_operand(word, k, a);
+                    mma(this->o[T + i], a, b[1][k][0], b[1][k][1]);
                 }
-                sign_operand(word, k, a);
-                mma(this->o[T + i], a, w[1][k][0], w[1][k][1]);
             }
         }
     }

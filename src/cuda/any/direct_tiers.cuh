@@ -4,52 +4,22 @@
  * Sums of all pages are in shared memory, where every page adds to channels in an order of its own. */
 #pragma once
 
+#include "decode_tiers.cuh"
 #include "direct_codes.cuh"
 
 namespace kvant
 {
 
-/* Codes of a tier of CHANNELS channels (chunk_place), a chunk each: pairs of codes in bytes j and j + 2 of a word. */
-template <int BITS, int CHANNELS> struct TierCodes {
-    static constexpr int FIRST = BITS >= 4 ? 4 : 2, REST = BITS - FIRST, SECOND_AT = 2 * FIRST * CHANNELS; /* words; planes of FIRST and REST bits */
-
-    /* Tokens 16 k + row (j 0) and + 8 (j 1); channels 2 c and + 1. */
-    template <int P> KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
-    {
-        return plane[4 * (P * c + (row & (P - 1))) + k] >> (row / P * P) & 0x01010101u * ((1 << P) - 1);
-    }
-
-    KVANT_INLINE static uint32_t keys(const uint32_t *words, int c, int k, int row)
-    {
-        const uint32_t x = keys<FIRST>(words, c, k, row);
-        if constexpr (REST > 0)
-            return x | keys<REST>(words + SECOND_AT, c, k, row) << FIRST;
-        return x;
-    }
-
-    /* Tokens 16 k + 2 pair and + 1 (j 0), and + 8 (j 1), of a channel. */
-    KVANT_INLINE static uint32_t values(const uint32_t *words, int channel, int k, int pair)
-    {
-        if constexpr (FIRST == 4) {
-            const uint32_t *at = words + 2 * pair * CHANNELS + channel;
-            return (at[0] >> 4 * k & 0x000f000fu) | (at[CHANNELS] >> 4 * k & 0x000f000fu) << 8;
-        }
-        const uint32_t x = words[pair * CHANNELS + channel] >> 2 * k & 0x03030303u;
-        if constexpr (REST > 0) { /* bits 0 and 4 belong to bits 2 and 10 */
-            const uint32_t high = words[SECOND_AT + (pair >> 1) * CHANNELS + channel] >> (8 * (pair & 1) + k);
-            return x | ((high & 0x00110011u) * 68 & 0x04040404u);
-        }
-        return x;
-    }
-};
-
 /* LOW: bits of a code of the second tier; the first has one more. */
 template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1, SCALES = 2, WEIGHTS = 2,
                          SUM_BYTES = D * 8 * (int)sizeof(float), EXTRA_BYTES = SUM_BYTES + 2 * D,
-                         BOOK_BYTES = 2 * (PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES);
-    using High = TierCodes<LOW + 1, D / 4>;
-    using Low = TierCodes<LOW, D - D / 4>;
+                         COPIES = LOW == 2 ? 8 : 4;
+    using HighBook = PairBook<LOW + 1, COPIES>;
+    using LowBook = PairBook<LOW, COPIES>;
+    static constexpr int BOOK_BYTES = 2 * (LowBook::BYTES + HighBook::BYTES);
+    using HighCodes = TierCodes<LOW + 1>;
+    using LowCodes = TierCodes<LOW>;
     const kvant_general &k, &v;
     const DirectLane at;
     const uint8_t *books;
@@ -68,10 +38,10 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     {
         unrolled_for (int i = 0; i < 2; i++) {
             const kvant_general &g = i ? v : k;
-            PairBook<LOW + 1>::load(books, g.tables + g.view.books[0].values, thread, threads);
-            books += PairBook<LOW + 1>::BYTES;
-            PairBook<LOW>::load(books, g.tables + g.view.books[1].values, thread, threads);
-            books += PairBook<LOW>::BYTES;
+            HighBook::load(books, g.tables + g.view.books[0].values, thread, threads);
+            books += HighBook::BYTES;
+            LowBook::load(books, g.tables + g.view.books[1].values, thread, threads);
+            books += LowBook::BYTES;
         }
     }
 
@@ -83,15 +53,6 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     KVANT_INLINE static int column(int c)
     {
         return c;
-    }
-
-    KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page) const
-    {
-        const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
-        __syncwarp();
-        unrolled_for (int i = 0; i < D / 32; i++)
-            order[general_rank(mask, D, 32 * i + at.lane)] = (uint16_t)(32 * i + at.lane);
-        __syncwarp();
     }
 
     /* 16 columns, of the space of channels for values and of codes for keys, and 16 rows of the rotation (halves.h). */
@@ -132,11 +93,11 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void score(const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
+    KVANT_INLINE void score(const C &codes, const uint32_t *words, const Book &book, int tile, int token, const uint32_t (&b)[2], float (&sum)[4]) const
     {
         uint32_t a[4];
         unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t pairs = C::keys(words, 8 * tile + 4 * h + at.pair, token, at.row);
+            const uint32_t pairs = codes.keys(words, 8 * tile + 4 * h + at.pair, token, at.row);
             a[2 * h] = book.look_up(pairs, 0), a[2 * h + 1] = book.look_up(pairs, 1);
         }
         mma(sum, a, b[0], b[1]);
@@ -144,19 +105,19 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
 
     KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
     {
-        const PairBook<LOW + 1> high(books, at.lane);
-        const PairBook<LOW> low(books + PairBook<LOW + 1>::BYTES, at.lane);
+        const HighBook high(books, at.lane);
+        const LowBook low(books + HighBook::BYTES, at.lane);
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + k.view.tiers.codes[1]);
         uint32_t q[T][2];
-        find_order(k, page);
+        find_order(k, page, D, order, at.lane);
         turned_queries(queries, stride, q);
         unrolled_for (int t = 0; t < TILES; t++) {
             float sum[2][4] = {};
             unrolled_for (int i = 0; i < T0; i++)
-                score<High>(of_high, high, i, t, q[i], sum[0]);
+                score(HighCodes{ D / 4 }, of_high, high, i, t, q[i], sum[0]);
             unrolled_for (int i = T0; i < T; i++)
-                score<Low>(of_low, low, i - T0, t, q[i], sum[1]);
+                score(LowCodes{ D - D / 4 }, of_low, low, i - T0, t, q[i], sum[1]);
             unrolled_for (int r = 0; r < 2; r++) {
                 const int token = 16 * t + 8 * r + at.row;
                 const float first = stored_half(page, (int)k.view.tiers.scales[0], token), second = stored_half(page, (int)k.view.tiers.scales[1], token);
@@ -177,12 +138,12 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     }
 
     template <class C, class Book>
-    KVANT_INLINE void sum_up(const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
+    KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile, const uint32_t (&w)[TILES][2], float (&sum)[4]) const
     {
         unrolled_for (int t = 0; t < TILES; t++) {
             uint32_t a[4];
             unrolled_for (int h = 0; h < 2; h++) {
-                const uint32_t pairs = C::values(words, 16 * tile + 8 * h + at.row, t, at.pair);
+                const uint32_t pairs = codes.values(words, 16 * tile + 8 * h + at.row, t, at.pair);
                 a[h] = book.look_up(pairs, 0), a[2 + h] = book.look_up(pairs, 1);
             }
             mma(sum, a, w[t][0], w[t][1]);
@@ -203,22 +164,22 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     /* Sums of a page are at most 2^8 64 times the largest level, below 3: over 4 they fit fp16. */
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
-        const uint8_t *book = books + PairBook<LOW>::BYTES + PairBook<LOW + 1>::BYTES;
-        const PairBook<LOW + 1> high(book, at.lane);
-        const PairBook<LOW> low(book + PairBook<LOW + 1>::BYTES, at.lane);
+        const uint8_t *book = books + LowBook::BYTES + HighBook::BYTES;
+        const HighBook high(book, at.lane);
+        const LowBook low(book + HighBook::BYTES, at.lane);
         const uint32_t *of_high = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[0]),
                        *of_low = reinterpret_cast<const uint32_t *>(page + v.view.tiers.codes[1]);
         uint32_t x[T][2];
         unrolled_for (int i = 0; i < T; i++) {
             float sum[4] = {};
             if (i < T0)
-                sum_up<High>(of_high, high, i, w[0], sum);
+                sum_up(HighCodes{ D / 4 }, of_high, high, i, w[0], sum);
             else
-                sum_up<Low>(of_low, low, i - T0, w[1], sum);
+                sum_up(LowCodes{ D - D / 4 }, of_low, low, i - T0, w[1], sum);
             unrolled_for (int h = 0; h < 2; h++)
                 x[i][h] = transpose8x8(pack_half2(0.25f * sum[2 * h], 0.25f * sum[2 * h + 1]));
         }
-        find_order(v, page);
+        find_order(v, page, D, order, at.lane);
         turn(v, x, [&](int i, const float (&y)[4]) {
             unrolled_for (int h = 0; h < 2; h++)
                 add_to(order[16 * i + 8 * h + at.row], 4 * y[2 * h], 4 * y[2 * h + 1]);

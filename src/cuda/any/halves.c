@@ -4,6 +4,7 @@
 #include <stdbool.h>
 
 #include "../../base/half.h"
+#include "../params.h"
 
 static bool has_codewords(const kvant_general *g)
 {
@@ -12,10 +13,9 @@ static bool has_codewords(const kvant_general *g)
 
 size_t kvant_cuda_halves_bytes(const kvant_general *g)
 {
-    const bool whole = g->view.kind == KVANT_GENERAL_TIERS && g->view.books[0].n % 16 == 0;
     if (has_codewords(g))
         return (4 * sizeof(uint16_t)) << g->view.chunks.index_bits;
-    return g->view.sketched || whole ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
+    return g->view.sketched || g->view.kind == KVANT_GENERAL_TIERS ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
 }
 
 static float sign_of_hadamard(uint32_t i, uint32_t j)
@@ -52,7 +52,7 @@ static void put_rotation(const kvant_general *g, const float *tables, uint16_t *
         const uint32_t k = at % 2 + at / 2 % 2 * 8, right = at / 4 % 2, lane = at / 8 % 32, step = at / 256 % tiles,
                        pair = at / 256 / tiles;
         const uint32_t row = 16 * step + 2 * (lane % 4) + k, column = 16 * pair + 8 * right + lane / 4;
-        const bool turned = !g->view.sketched && g->keys;
+        const bool turned = g->keys && kvant_cuda_turns_tiers(g);
         to[at] = kvant_half_from_float(number_at(g, tables, turned ? column : row, turned ? row : column));
     }
 }

@@ -280,19 +280,11 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
     asm volatile("" ::"r"(any));
 }
 
-/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
- * read; and a line of what the block will write, because an address not used for long is itself
+/* The same, and a line of what the block will write, because an address not used for long is itself
  * looked up in memory. */
-template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
+template <int D> KVANT_INLINE void ask_for_all(const AttentionArgs &p)
 {
-    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
-    if (line < (last * p.table_stride + p.max_tokens / PAGE_TOKENS) * sizeof *p.table)
-        prefetch_line(p.table, line);
-    if (!p.query_starts && line < (last * p.q_batch_stride + (p.query_tokens - 1) * p.q_token_stride +
-                                   last_head * p.q_head_stride + D) *
-                                      (p.type == KVANT_CUDA_F32 ? 4 : 2))
-        prefetch_line(p.q, line);
+    ask_ahead<D>(p);
     if (threadIdx.x == 0)
         prefetch_line(p.counters, sizeof(uint32_t) * MOST_COLUMNS * blockIdx.x);
     if (threadIdx.x == 32)
@@ -348,7 +340,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     if (!p.table_ready)
         wait_for_former();
     const L lengths{ p };
-    ask_ahead<D>(p);
+    ask_for_all<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);

@@ -22,7 +22,7 @@ __host__ __device__ inline int small_table_bytes(const kvant_cuda_params &params
 {
     const auto &c = g.view.chunks;
     if (params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
-        return c.index_bits <= 12 ? ((8 << (c.index_bits - 2)) + (32 << c.length_bits) + 15) / 16 * 16 : 0;
+        return c.index_bits <= 12 ? ((8 << (c.index_bits - 2)) + (16 << c.length_bits) + 15) / 16 * 16 : 0;
     return params.decoder == KVANT_CUDA_HQMQ_SIZES && c.n_codewords < 5000 ? ((int)c.n_codewords + 4) / 4 * 16 : 0;
 }
 
@@ -84,13 +84,13 @@ __host__ __device__ constexpr int most_slots(int head_dim)
 /* Copies of n entries, a power of two, in so many bytes. */
 __host__ __device__ constexpr int copies_in(int bytes, int entry_bytes, int log_n)
 {
-    const int most = bytes / entry_bytes >> log_n;
-    return most < 16 ? most : 16;
+    const int most = bytes / entry_bytes >> log_n, banks = 128 / entry_bytes;
+    return most < banks ? most : banks;
 }
 
 /* Triplets of up to 16 bits. The octahedral map is symmetric, and so are its levels: a level and its negative have codes
  * that differ in all bits. Of x ^ x >> 1 all bits but the highest are then the same. They find the direction in the
- * quadrant of positive coordinates; signs are looked up with the norm, as numbers that multiply the direction. */
+ * quadrant of positive coordinates; signs of two are looked up with the norm, as numbers that multiply the direction. */
 struct OctopusSplits : ChunkCodes, AnySizes {
     static constexpr kvant_cuda_kind KIND = KVANT_CUDA_OCTOPUS_SPLITS;
     static constexpr int CHANNELS = 3, BITS = 16, MOST_WARPS = 8;
@@ -114,7 +114,7 @@ struct OctopusSplits : ChunkCodes, AnySizes {
 
     template <bool LARGE> KVANT_INLINE static Copies copies_of(const ChunkSizes &sizes)
     {
-        return Copies{ copies_in(direction_bytes<LARGE>(), 8, sizes.index_bits - 2), copies_in(SIGN_BYTES, 8, sizes.length_bits + 2),
+        return Copies{ copies_in(direction_bytes<LARGE>(), 8, sizes.index_bits - 2), copies_in(SIGN_BYTES, 4, sizes.length_bits + 2),
                        direction_bytes<LARGE>() };
     }
 
@@ -137,9 +137,9 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return Table{ sizes.bits,
                       c,
                       shared_address(entries) + 8 * (lane & (n.directions - 1)),
-                      shared_address(entries) + n.signs_at + 8 * (lane & (n.signs - 1)),
+                      shared_address(entries) + n.signs_at + 4 * (lane & (n.signs - 1)),
                       8u * n.directions,
-                      8u * n.signs,
+                      4u * n.signs,
                       ones * 0x10001u,
                       (ones << (c - 1)) * 0x10001u,
                       ((1u << (sizes.length_bits + 1)) - 1) * 0x20002u };
@@ -159,28 +159,28 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         /* x, y and z of one of them. */
         KVANT_INLINE uint2 numbers(const Table &t, int i) const
         {
-            const uint2 x = look_up_two_words(__dp2a_lo(direction, t.direction_by << 8 * i, t.directions)),
-                        s = look_up_two_words(__dp2a_lo(sign, t.sign_by << 8 * i, t.signs));
-            return make_uint2(multiply_halves(x.x, s.x), multiply_halves(x.y, s.y));
+            const uint2 x = look_up_two_words(__dp2a_lo(direction, t.direction_by << 8 * i, t.directions));
+            const uint32_t s = look_up_word(__dp2a_lo(sign, t.sign_by << 8 * i, t.signs));
+            return make_uint2(multiply_halves(x.x, s), multiply_halves(x.y, s & 0x7fff7fffu));
         }
     };
 
-    template <class P> KVANT_INLINE static void load(P &pairs, const uint8_t *page, const Table &t, int at, int lane)
+    template <bool WIDE, class P> KVANT_INLINE static void load(P &pairs, const uint8_t *page, const Table &t, int at, int lane)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-        if (t.bits == 16)
+        if (WIDE)
             pairs.load(words, at, lane);
         else
             pairs.load_narrow(words, t.bits, at, lane);
     }
 
-    template <int D, class F>
-    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    template <int D, bool WIDE, class F>
+    KVANT_INLINE static void key_tiles(const uint8_t *page, int lane, const Table &t, F &&use)
     {
         using P = ChunkPlaces<OctopusSplits, D>;
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> codes;
-            load(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2), lane); /* no values, which may still be on their way */
+            load<WIDE>(codes, page, t, min(4 * step + (lane & 3), (P::CHUNKS - 1) / 2), lane); /* no values, which may still be on their way */
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -196,14 +196,14 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         }
     }
 
-    template <int D, class F>
-    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    template <int D, bool WIDE, class F>
+    KVANT_INLINE static void value_tiles(const uint8_t *page, int lane, const Table &t, F &&use)
     {
         using P = ChunkPlaces<OctopusSplits, D>;
         unrolled_for (int g = 0; g < P::VALUE_GROUPS; g++) {
             CodePairs<P::CHUNKS, false> codes[2];
             unrolled_for (int far = 0; far < 2; far++)
-                load(codes[far], page, t, 16 * g + 8 * far + (lane >> 2), lane);
+                load<WIDE>(codes[far], page, t, 16 * g + 8 * far + (lane >> 2), lane);
             unrolled_for (int ct = 0; ct < 4; ct++) {
                 uint32_t a[3][4];
                 unrolled_for (int part = 0; part < 4; part++) {
@@ -220,6 +220,19 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         }
     }
 
+    /* Both widths of planes have code of their own: code that is jumped over costs time. */
+    template <int D, class F>
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    {
+        t.bits == 16 ? key_tiles<D, true>(page, lane, t, use) : key_tiles<D, false>(page, lane, t, use);
+    }
+
+    template <int D, class F>
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    {
+        t.bits == 16 ? value_tiles<D, true>(page, lane, t, use) : value_tiles<D, false>(page, lane, t, use);
+    }
+
     /* The level above 0 whose code x has x ^ x >> 1 == folded except in the highest bit. */
     __device__ static float level(const ChunkSizes &sizes, uint32_t folded)
     {
@@ -230,22 +243,29 @@ struct OctopusSplits : ChunkCodes, AnySizes {
         return __ldg(sizes.direction + x);
     }
 
+    /* A thread asks for several levels before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, const Copies &n)
     {
-        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2;
-        uint2 *directions = reinterpret_cast<uint2 *>(entries), *signs = reinterpret_cast<uint2 *>(entries + n.signs_at);
-        for (int i = threadIdx.x; i < 1 << (2 * c - 2); i += blockDim.x) {
-            const float u = level(sizes, i & ((1 << (c - 1)) - 1)), w = level(sizes, i >> (c - 1)), z = 1 - u - w,
-                        fold = fmaxf(-z, 0), x = u - fold, y = w - fold, f = 1 / sqrtf(x * x + y * y + z * z);
-            const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
-            for (int k = 0; k < n.directions; k++)
-                directions[i * n.directions + k] = entry;
+        constexpr int BATCH = 4;
+        const int c = sizes.index_bits / 2, log_signs = sizes.length_bits + 2, count = 1 << (2 * c - 2), mask = (1 << (c - 1)) - 1;
+        uint2 *directions = reinterpret_cast<uint2 *>(entries);
+        uint32_t *signs = reinterpret_cast<uint32_t *>(entries + n.signs_at);
+        for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
+            float u[BATCH], w[BATCH];
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const int i = first + b * blockDim.x;
+                u[b] = level(sizes, i & mask), w[b] = level(sizes, i >> (c - 1) & mask);
+            }
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const float z = 1 - u[b] - w[b], fold = fmaxf(-z, 0), x = u[b] - fold, y = w[b] - fold, f = 1 / sqrtf(x * x + y * y + z * z);
+                if (first + b * (int)blockDim.x < count)
+                    store_copies(directions, first + b * blockDim.x, n.directions, make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0)));
+            }
         }
         for (int i = threadIdx.x; i < 1 << log_signs; i += blockDim.x) {
             const float norm = __ldg(sizes.norm + i / 4);
-            const uint2 entry = make_uint2(pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm), pack_half2(norm, 0));
             for (int k = 0; k < n.signs; k++)
-                signs[i * n.signs + k] = entry;
+                signs[i * n.signs + ((k + i) & (n.signs - 1))] = pack_half2(i & 1 ? norm : -norm, i & 2 ? norm : -norm);
         }
     }
 };
@@ -300,10 +320,10 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     };
 
-    template <class P> KVANT_INLINE static void load(P &low, P &high, const uint8_t *page, int plane, const Table &t, int at, int lane)
+    template <bool WIDE, class P> KVANT_INLINE static void load(P &low, P &high, const uint8_t *page, int plane, const Table &t, int at, int lane)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-        if (t.bits & 16) {
+        if (WIDE) {
             low.load(words, at, lane);
             high.load_narrow(words + plane, t.bits, at, lane);
         } else {
@@ -313,13 +333,13 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    template <int D, class F>
-    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    template <int D, bool WIDE, class F>
+    KVANT_INLINE static void key_tiles(const uint8_t *page, int lane, const Table &t, F &&use)
     {
         using P = ChunkPlaces<HqmqSizes, D>;
         unrolled_for (int step = 0; step < P::KEY_STEPS; step++) {
             CodePairs<P::CHUNKS, true> low, high;
-            load(low, high, page, chunk_plane_words(16, P::CHUNKS, true), t, 4 * step + (lane & 3), lane);
+            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, true), t, 4 * step + (lane & 3), lane);
             unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -335,13 +355,13 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    template <int D, class F>
-    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    template <int D, bool WIDE, class F>
+    KVANT_INLINE static void value_tiles(const uint8_t *page, int lane, const Table &t, F &&use)
     {
         using P = ChunkPlaces<HqmqSizes, D>;
         unrolled_for (int g = 0; g < P::VALUE_GROUPS; g++) {
             CodePairs<P::CHUNKS, false> low, high;
-            load(low, high, page, chunk_plane_words(16, P::CHUNKS, false), t, 8 * g + (lane >> 2), lane);
+            load<WIDE>(low, high, page, chunk_plane_words(16, P::CHUNKS, false), t, 8 * g + (lane >> 2), lane);
             unrolled_for (int ct = 0; ct < 4; ct++) {
                 uint32_t a[2][4];
                 unrolled_for (int h = 0; h < 2; h++) {
@@ -358,19 +378,39 @@ struct HqmqSizes : ChunkCodes, AnySizes {
         }
     }
 
-    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. */
+    /* As of octopus. */
+    template <int D, class F>
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    {
+        t.bits & 16 ? key_tiles<D, true>(page, lane, t, use) : key_tiles<D, false>(page, lane, t, use);
+    }
+
+    template <int D, class F>
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const Table &t, F &&use)
+    {
+        t.bits & 16 ? value_tiles<D, true>(page, lane, t, use) : value_tiles<D, false>(page, lane, t, use);
+    }
+
+    /* n copies. Behind the codewords zero, for outliers. Codes of tokens that are not there may find other bytes. A thread asks for
+     * several codewords before it uses one. */
     __device__ static void fill(uint8_t *entries, const ChunkSizes &sizes, int n)
     {
-#pragma unroll 8
-        for (int i = threadIdx.x; i < min(sizes.n_codewords + 1, 1 << sizes.index_bits); i += blockDim.x) {
-            const uint2 halves = __ldg(sizes.codewords + i);
-            const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves.x)),
-                                  __half22float2(*reinterpret_cast<const __half2 *>(&halves.y)) };
-            uint32_t own = 0;
-            unrolled_for (int k = 0; k < 4; k++)
-                own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
-            for (int k = 0; k < n; k++)
-                reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
+        constexpr int BATCH = 8;
+        const int count = min(sizes.n_codewords + 1, 1 << sizes.index_bits);
+        for (int first = threadIdx.x; first < count; first += BATCH * blockDim.x) {
+            uint2 halves[BATCH];
+            unrolled_for (int b = 0; b < BATCH; b++)
+                halves[b] = __ldg(sizes.codewords + min(first + b * (int)blockDim.x, sizes.n_codewords - 1));
+            unrolled_for (int b = 0; b < BATCH; b++) {
+                const int i = first + b * (int)blockDim.x;
+                const float2 y[2] = { __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].x)),
+                                      __half22float2(*reinterpret_cast<const __half2 *>(&halves[b].y)) };
+                uint32_t own = 0;
+                unrolled_for (int k = 0; k < 4; k++)
+                    own |= i >= sizes.n_codewords ? 128u << 8 * k : (uint32_t)min(128 + __float2int_rn(128 * (k % 2 ? y[k / 2].y : y[k / 2].x)), 255) << 8 * k;
+                for (int k = 0; k < n && i < count; k++)
+                    reinterpret_cast<uint32_t *>(entries)[i * n + k] = own;
+            }
         }
     }
 };

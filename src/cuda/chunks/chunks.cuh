@@ -132,6 +132,13 @@ template <class C, int D> struct ChunkPlaces {
     }
 };
 
+/* n copies of entry i, a power of two; lanes begin with different ones, so that they use different banks. */
+KVANT_INLINE void store_copies(uint2 *entries, int i, int n, const uint2 &entry)
+{
+    for (int k = 0; k < n; k++)
+        entries[i * n + ((k + i * n / 16) & (n - 1))] = entry;
+}
+
 /* A triplet's code: 2 (B + 1) bits of direction, B - 1 of norm. */
 template <int B> struct Octopus : ChunkCodes {
     static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_OCTOPUS2
@@ -326,8 +333,7 @@ template <int B> struct Octopus : ChunkCodes {
             const float z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u),
                         y = w - copysignf(fold, w), f = norm / sqrtf(x * x + y * y + z * z);
             const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
-            for (int k = 0; k < n_copies; k++)
-                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = entry;
+            store_copies(reinterpret_cast<uint2 *>(entries), i, n_copies, entry);
         }
     }
 };

@@ -7,7 +7,7 @@
 #include "warp.h"
 
 #include "device/any/decode_polar.cuh"
-#include "device/any/decode_rotated.cuh"
+#include "device/any/decode_tiers.cuh"
 #include "device/any/decode_trellis.cuh"
 #include "device/any/decode_uniform.cuh"
 #include "page.h"
@@ -27,7 +27,7 @@ static const char *const specs[] = {
     "octopus-5:rotate=none", "octopus-4:split=7.1,rotate=none", "octopus-3:split=4.3,rotate=none", "octopus-5:split=8.2,rotate=none",
     "hqmq-s341r6:med3", "hqmq-s341r6:med=1", "hqmq-s42r8", "hqmq-s12r2", "hqmq-s342r4", "spherical-r4jl4", "addvq-k24r3", "innerq-hybrid",
     "polar-3:rotate=none", "polar-4:rotate=none", "kmeans-4:c=4", "kmeans-3:c=257,group=8", "turboquant-4:qjl,rotate=none",
-    "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none",
+    "turboquant-1:qjl,rotate=none", "turboquant-3:qjl,sketch=gaussian,rotate=none", "octopus-2:qjl,rotate=none", "turboquant-2.5", "turboquant-3.5",
 #endif
 };
 
@@ -53,6 +53,7 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
         decode_uniform_codes<KEYS, true>(g, tile);
         return g.view.uniform.clusters ? add_centroids(g, tile) : (void)0;
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
+    case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK: decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile); break;
     case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, table_of(page), tile); break;
     case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, table_of(page), tile); break;
@@ -116,7 +117,7 @@ static int check(const char *spec, uint32_t head_dim, kvant_role role)
     int failed = 0;
     if (!test_page_make(spec, head_dim, role, &page))
         return 0;
-    const bool rotated = page.general.view.sketched;
+    const bool rotated = page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
     const bool table = small_table_bytes(page.gpu.params, page.general) > 0, bytes = table && page.general.view.kind == KVANT_GENERAL_DIRECTIONS;
     const double bound = 0x1p-11 * ((table ? 5.02 : 3.01) + (rotated ? sqrt(head_dim) : 0)) + (bytes ? 2 * (0x1p-8 + 0x1p-12) : 0);
     for (int i = 0; i < 3; i++) {

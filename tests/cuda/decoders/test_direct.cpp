@@ -75,7 +75,7 @@ template <class F> static void prepare(Block &block)
 template <class F> static void score(F &family, const Block &block, int part)
 {
     const uint8_t *stage = warp.shared + PAGE_AT;
-    float s[F::TILES][4];
+    float s[F::TILES][4] = {};
     family.keys(stage, block.queries, block.stride, s);
     for (int k = 0; k < F::TILES; k++)
         for (int i = 0; i < 4; i++)
