@@ -123,6 +123,17 @@ typedef struct kvant_cuda_rows {
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
+typedef struct kvant_cuda_query_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
+    const kvant_cuda_codec *k_codec;
+    uint32_t batch, n_heads, n_kv_heads;  /* as in attention */
+    kvant_cuda_type type;                 /* of q */
+    const void *q;                        /* batch x n_heads x head_dim */
+    size_t q_batch_stride, q_head_stride; /* elements */
+    const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
+    float *out;                           /* batch x n_heads x head_dim, contiguous */
+} kvant_cuda_query_args;
+
 typedef struct kvant_cuda_append_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_append_args) */
     kvant_cuda_rows k, v;
@@ -141,6 +152,9 @@ typedef struct kvant_cuda_append_args {
     /* device, by kvant_role: of codecs that have some (kvant_cuda_tables): n_kv_heads x n_centroids */
     const float *centroids[2];
     uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
+    /* q not NULL: queries of these tokens go through their matrix, too (kvant_cuda_transform_queries), in the same
+     * launch where few rows have a matrix */
+    kvant_cuda_query_args queries;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -230,7 +244,7 @@ typedef struct kvant_cuda_attention_args {
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
     /* not 0: block_table and lengths were written before the kernel that comes before this call in its
-     * stream, and are read while that one ends */
+     * stream, and are read while that one ends; 2: q, too */
     uint32_t table_ready;
     /* device, or NULL. Not NULL, with table_ready: the newest token of sequence b is its token new_cells[b] - new_first -
      * b * new_stride, and blocks without such a token are as ready as the table */
@@ -326,17 +340,6 @@ KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
 
 /* ---- queries of transform=file ---- */
-
-typedef struct kvant_cuda_query_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
-    const kvant_cuda_codec *k_codec;
-    uint32_t batch, n_heads, n_kv_heads;  /* as in attention */
-    kvant_cuda_type type;                 /* of q */
-    const void *q;                        /* batch x n_heads x head_dim */
-    size_t q_batch_stride, q_head_stride; /* elements */
-    const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
-    float *out;                           /* batch x n_heads x head_dim, contiguous */
-} kvant_cuda_query_args;
 
 /* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has
  * them (in binary32, in an order of its own: off by at most head_dim roundings). Attention takes

@@ -78,6 +78,13 @@ struct Roles {
     int n;
 };
 
+AppendLaunch choose_launch(const kvant_cuda_params &codec, const AppendArgs &args)
+{
+    const AppendLaunch usual = append_launch_of(codec);
+    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
+    return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
+}
+
 /* Roles first .. end - 1 in one launch; common: what all roles share. */
 kvant_status launch_some(const Roles &roles, int first, int end, const AppendArgs &common, uint32_t n_kv_heads,
                          kvant_cuda_stream stream)
@@ -89,11 +96,23 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
         return kvant_cuda_is_general(&codec) || codec.codes == KVANT_CUDA_CODES_UNIFORM
                    ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
                    : from_cuda(launch_append_any(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
-    const AppendLaunch usual = append_launch_of(codec);
-    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
-    const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
-    return from_cuda(
-        launch(args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
+    return from_cuda(choose_launch(codec, args)(
+        args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
+}
+
+bool one_launch(const Roles &roles, const AppendArgs &common)
+{
+    return roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
+}
+
+/* Whether queries find a place in the launch of the rows. */
+bool takes_queries(const Roles &roles, const AppendArgs &common)
+{
+    bool matrix = false;
+    for (int i = 0; i < roles.n; i++)
+        matrix |= roles.at[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
+    return matrix && one_launch(roles, common) && !takes_any(roles.at[0].codec, false) &&
+           choose_launch(roles.at[0].codec, common) == launch_append_few;
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
@@ -101,7 +120,7 @@ kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t
 {
     if (common.n_tokens == 0)
         return KVANT_OK;
-    if (roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr))
+    if (one_launch(roles, common))
         return launch_some(roles, 0, roles.n, common, n_kv_heads, stream);
     const kvant_status status = launch_some(roles, 0, 1, common, n_kv_heads, stream);
     return status == KVANT_OK ? launch_some(roles, 1, 2, common, n_kv_heads, stream) : status;
@@ -146,6 +165,34 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
         without_transform(role.codec);
 }
 
+bool valid_queries(const kvant_cuda_query_args &args)
+{
+    return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) && args.n_kv_heads > 0 &&
+           args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.n_kv_heads <= MAX_GRID_Y &&
+           args.batch <= MAX_GRID_Y && args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
+}
+
+QueryArgs queries_of(const kvant_cuda_query_args &args)
+{
+    return QueryArgs{ args.type, args.q,   args.q_batch_stride,           args.q_head_stride, args.inverse_weights,
+                      args.out,  args.n_heads / args.n_kv_heads };
+}
+
+kvant_status transform_queries(const kvant_cuda_query_args &args, kvant_cuda_stream stream)
+{
+    if (args.batch == 0)
+        return KVANT_OK;
+    return from_cuda(launch_queries(queries_of(args), args.k_codec->params.head_dim, args.batch, args.n_kv_heads,
+                                    static_cast<cudaStream_t>(stream)));
+}
+
+bool valid_queries_of(const kvant_cuda_append_args &args)
+{
+    const kvant_cuda_query_args &queries = args.queries;
+    return !queries.q || (valid_queries(queries) && queries.batch == args.n_tokens && queries.n_kv_heads == args.n_kv_heads &&
+                          args.k.codec && queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
+}
+
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads, bool exact)
 {
     return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
@@ -182,7 +229,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
-        !valid_rows(args->v, args->n_kv_heads, args->transformed))
+        !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
@@ -208,7 +255,11 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.slots = args->slots;
     common.refused = args->refused;
     common.slots_ready = args->slots_ready != 0;
-    return launch_roles(roles, common, args->n_kv_heads, stream);
+    const bool apart = args->queries.q && !takes_queries(roles, common);
+    if (args->queries.q && !apart)
+        common.queries = queries_of(args->queries);
+    const kvant_status status = launch_roles(roles, common, args->n_kv_heads, stream);
+    return apart && status == KVANT_OK ? transform_queries(args->queries, stream) : status;
 }
 
 kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
@@ -240,24 +291,9 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
 
 kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !args->k_codec || !args->q || !args->out || !args->inverse_weights ||
-        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_heads == 0 ||
-        args->n_heads % args->n_kv_heads != 0 || args->n_kv_heads > MAX_GRID_Y || args->batch > MAX_GRID_Y)
+    if (!args || args->size != sizeof *args || !valid_queries(*args))
         return KVANT_ERR_ARGUMENT;
-    const kvant_cuda_params &codec = args->k_codec->params;
-    if (codec.weighting != KVANT_CUDA_WEIGHTING_FULL)
-        return KVANT_ERR_ARGUMENT;
-    if (args->batch == 0)
-        return KVANT_OK;
-    const QueryArgs p{ args->type,
-                       args->q,
-                       args->q_batch_stride,
-                       args->q_head_stride,
-                       args->inverse_weights,
-                       args->out,
-                       args->n_heads / args->n_kv_heads };
-    return from_cuda(
-        launch_queries(p, codec.head_dim, args->batch, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+    return transform_queries(*args, stream);
 }
 
 kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)

@@ -387,23 +387,12 @@ static void reference(const problem *p, const float *keys, const float *values, 
             out[j] += weight[t] / sum * values[((size_t)t * HEADS + h) * d + j];
 }
 
-static float *transform_queries(const problem *p, const void *gpu_q)
+static void compare_queries(const problem *p, const float *gpu)
 {
     const uint32_t d = p->k.d;
     const size_t n = (size_t)BATCH * QUERY_HEADS * d;
-    float *out = device_new(n * sizeof *out, 0xff), *got = malloc(n * sizeof *got), want[MAX_D];
-    kvant_cuda_query_args args = { .size = sizeof args,
-                                   .k_codec = p->k.gpu,
-                                   .batch = BATCH,
-                                   .n_heads = QUERY_HEADS,
-                                   .n_kv_heads = HEADS,
-                                   .q = gpu_q,
-                                   .q_batch_stride = QUERY_HEADS * d,
-                                   .q_head_stride = d,
-                                   .inverse_weights = p->k.inverse,
-                                   .out = out };
-    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_OK);
-    device_read(got, out, n * sizeof *got);
+    float *got = malloc(n * sizeof *got), want[MAX_D];
+    device_read(got, gpu, n * sizeof *got);
     for (size_t i = 0; i < BATCH * QUERY_HEADS; i++) {
         float largest = 0;
         assert_int_equal(kvant_codec_transform_query(p->k.codec[i % QUERY_HEADS / (QUERY_HEADS / HEADS)], NULL,
@@ -417,6 +406,56 @@ static float *transform_queries(const problem *p, const void *gpu_q)
                          (double)want[j]);
     }
     free(got);
+}
+
+/* The same in the launch of rows, of which none is stored. */
+static void transform_queries_with_rows(const problem *p, const kvant_cuda_query_args *queries)
+{
+    const uint32_t d = p->k.d;
+    const int64_t none[BATCH] = { -1, -1, -1 };
+    for (int open = 0; open < 2; open++) {
+        void *slots = device_copy(none, sizeof none), *rows = device_new((size_t)BATCH * HEADS * d * sizeof(float), 0);
+        kvant_cuda_append_args args = { .size = sizeof args,
+                                        .k = { .codec = open ? p->k.gpu_open : p->k.gpu,
+                                               .pages = gpu_pages(&p->k, open),
+                                               .rows = rows,
+                                               .token_stride = HEADS * d,
+                                               .head_stride = d,
+                                               .center = p->k.center,
+                                               .scale = p->k.scale,
+                                               .weights = p->k.weights },
+                                        .n_tokens = BATCH,
+                                        .n_kv_heads = HEADS,
+                                        .slots = slots,
+                                        .queries = *queries };
+        check_cuda(cudaMemset(queries->out, 0xff, (size_t)BATCH * QUERY_HEADS * d * sizeof(float)));
+        assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+        compare_queries(p, queries->out);
+        args.queries.batch = BATCH - 1;
+        assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+        cudaFree(slots);
+        cudaFree(rows);
+    }
+}
+
+static float *transform_queries(const problem *p, const void *gpu_q)
+{
+    const uint32_t d = p->k.d;
+    const size_t n = (size_t)BATCH * QUERY_HEADS * d;
+    float *out = device_new(n * sizeof *out, 0xff);
+    kvant_cuda_query_args args = { .size = sizeof args,
+                                   .k_codec = p->k.gpu,
+                                   .batch = BATCH,
+                                   .n_heads = QUERY_HEADS,
+                                   .n_kv_heads = HEADS,
+                                   .q = gpu_q,
+                                   .q_batch_stride = QUERY_HEADS * d,
+                                   .q_head_stride = d,
+                                   .inverse_weights = p->k.inverse,
+                                   .out = out };
+    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_OK);
+    compare_queries(p, out);
+    transform_queries_with_rows(p, &args);
     args.k_codec = p->v.gpu;
     assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
     return out;

@@ -140,8 +140,8 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
 }
 
-/* open: to open pages. */
-static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+/* open: to open pages. queries: NULL, or those of the same tokens. */
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, const kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     kvant_cuda_append_args args = { .size = sizeof(args),
@@ -161,10 +161,13 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
     }
+    if (queries != NULL)
+        args.queries = *queries;
     return kvant_cuda_append(&args, b->stream);
 }
 
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells);
+static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries);
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed);
 
 /* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
  * attention of the same layer, which comes next. */
@@ -173,22 +176,27 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     abi_tensor *nodes[2] = { node, values };
     const int n = values != NULL ? 2 : 1;
     const kvp_gpu_cache *cache;
+    kvant_cuda_query_args queries = { 0 };
     kvant_status status = KVANT_OK;
+    bool open;
 
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
     if (values != NULL)
         kvp_gpu_gather_rows(b, node, values);
+    if (attending != NULL && !queries_of_pair(b, attending, &queries))
+        return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
+    open = cache->keeps && cache->any_open;
     if (!cache->keeps || !cache->waits)
-        status = append(b, nodes, n, false);
-    if (cache->keeps && cache->any_open && status == KVANT_OK)
-        status = append(b, nodes, n, true);
+        status = append(b, nodes, n, false, open ? NULL : &queries);
+    if (open && status == KVANT_OK)
+        status = append(b, nodes, n, true, &queries);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     else if (attending != NULL)
-        return attention(b, attending, node->src[1]->data);
+        return attention(b, attending, node->src[1]->data, queries.q != NULL);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
@@ -279,34 +287,40 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .mask = stream_of(mask, streams.first),
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
-        .table_ready = 1,
+        .table_ready = new_cells != NULL ? 2 : 1, /* queries are older than the append */
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
     };
 }
 
-/* Queries through the matrix of transform=file. */
-static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args)
+static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
+{
+    return (kvant_cuda_query_args){ .size = sizeof(kvant_cuda_query_args),
+                                    .k_codec = k->codec,
+                                    .batch = args->batch * args->query_tokens,
+                                    .n_heads = args->n_heads,
+                                    .n_kv_heads = args->n_kv_heads,
+                                    .type = KVANT_CUDA_F32,
+                                    .q = args->q,
+                                    .q_batch_stride = args->q_token_stride,
+                                    .q_head_stride = args->q_head_stride,
+                                    .inverse_weights = k->inverse_weights,
+                                    .out = b->queries.at };
+}
+
+/* Queries through the matrix of transform=file, unless they went there with the rows. */
+static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args, bool transformed)
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
-    const kvant_cuda_query_args queries = { .size = sizeof(queries),
-                                            .k_codec = k->codec,
-                                            .batch = args->batch * args->query_tokens,
-                                            .n_heads = args->n_heads,
-                                            .n_kv_heads = args->n_kv_heads,
-                                            .type = KVANT_CUDA_F32,
-                                            .q = args->q,
-                                            .q_batch_stride = args->q_token_stride,
-                                            .q_head_stride = args->q_head_stride,
-                                            .inverse_weights = k->inverse_weights,
-                                            .out = b->queries.at };
+    const kvant_cuda_query_args queries = queries_of(b, k, args);
 
+    args->table_ready = 1;
     args->q = b->queries.at;
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
-    return kvant_cuda_transform_queries(&queries, b->stream);
+    return transformed ? KVANT_OK : kvant_cuda_transform_queries(&queries, b->stream);
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -342,7 +356,7 @@ static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k,
     return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
 }
 
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
 {
     const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
     kvant_cuda_attention_args args = plain;
@@ -352,7 +366,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part stre
     if (is_full(k) && (uint64_t)args.batch * args.query_tokens > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k))
-        status = transform_queries(b, k, &args);
+        status = transform_queries(b, k, &args, transformed);
     return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
@@ -401,19 +415,46 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
     return true;
 }
 
-static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+static size_t rows_of_queries(const abi_tensor *q)
 {
-    const abi_tensor *q = node->src[0];
-    const size_t rows = (size_t)q->ne[1] * (size_t)q->ne[2];
-
-    return have_workspace(b, node, k) &&
-           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
-           (!is_full(k) ||
-            kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
+    return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
 }
 
-/* new_cells: NULL, or those of the newest rows, one per stream. */
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells)
+static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
+}
+
+static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    return have_workspace(b, node, k) && have_queries(b, node, k) &&
+           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows_of_queries(node->src[0]) * sizeof(float), false));
+}
+
+/* Whether one launch takes all streams of a node. */
+static bool at_once(const abi_tensor *node)
+{
+    return in_a_row(node->src[3], node->src[0]->ne[3]) && in_a_row(node->src[0], node->src[0]->ne[3]);
+}
+
+/* Queries that go through their matrix with the rows of their tokens; q NULL: they need none, or go by themselves, as those
+ * of many tokens do, which may bring another matrix. */
+static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    kvant_cuda_attention_args args;
+
+    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
+        return true;
+    if (!have_queries(b, node, k))
+        return false;
+    args = arguments_of(b, node, (part){ 0, (size_t)node->src[0]->ne[3] }, NULL);
+    *queries = queries_of(b, k, &args);
+    return true;
+}
+
+/* new_cells: NULL, or those of the newest rows, one per stream. transformed: queries went through their matrix. */
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
@@ -427,12 +468,12 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
         return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
-    if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
+    if (!at_once(node))
         streams.n = 1;
     if (streams.n < n_streams)
         new_cells = NULL;
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        status = attend(b, node, streams, new_cells);
+        status = attend(b, node, streams, new_cells, transformed);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -461,7 +502,7 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values, attending);
     if (node->op == kvp_api.op.flash_attn_ext)
-        return attention(b, node, NULL);
+        return attention(b, node, NULL, false);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
     kvp_error("%s: operation %s on a compressed cache is not supported", node->name, kvp_api.op_name(node->op));

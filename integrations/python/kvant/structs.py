@@ -482,6 +482,22 @@ class CudaRows(c.Structure):
     ]
 
 
+class CudaQueryArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k_codec", c.c_void_p),
+        ("batch", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("q", c.c_void_p),
+        ("q_batch_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("inverse_weights", c.c_void_p),
+        ("out", c.c_void_p),
+    ]
+
+
 class CudaAppendArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
@@ -497,6 +513,7 @@ class CudaAppendArgs(Struct):
         ("k_feedback", c.c_void_p),
         ("centroids", c.c_void_p * 2),
         ("slots_ready", c.c_uint32),
+        ("queries", CudaQueryArgs),
     ]
 
 
@@ -561,22 +578,6 @@ class CudaTables(Struct):
         ("columns", c.c_void_p),
         ("centroids", c.c_void_p),
         ("n_centroids", c.c_size_t),
-    ]
-
-
-class CudaQueryArgs(Struct):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("k_codec", c.c_void_p),
-        ("batch", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("q", c.c_void_p),
-        ("q_batch_stride", c.c_size_t),
-        ("q_head_stride", c.c_size_t),
-        ("inverse_weights", c.c_void_p),
-        ("out", c.c_void_p),
     ]
 
 

@@ -346,6 +346,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     feeder.find_pages(p);
+    const bool sealed = feeder.any_sealed();
     if (p.table_ready)
         feeder.ask(p);
     Stretch<GENERAL> at{};
@@ -356,20 +357,27 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
             feeder.fill(p, lengths);
     }
-    if (p.table_ready) /* while pages come */
+    const bool any_pages = piece.begin < piece.end, early = any_pages && p.table_ready == QUERIES_READY;
+    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
+    if (early)
+        rows.load(p, at.pair, warp, lane);
+    if (p.table_ready && (!OPEN || !S::TABLES || __syncthreads_or(sealed))) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if (early)
+        rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
-    if (piece.begin == piece.end)
+    if (!any_pages)
         return;
 
-    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
-    rows.load(p, at.pair, warp, lane);
+    if (!early)
+        rows.load(p, at.pair, warp, lane);
     /* the slots of a warp without pages may take sums of open pages */
     if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
         feeder.fill(p, lengths);
-    rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
+    if (!early)
+        rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);

@@ -40,6 +40,8 @@ struct NewTokens {
     int64_t first, stride;
 };
 
+constexpr int QUERIES_READY = 2;
+
 /* In the order in which a kernel needs them: it begins with a cold constant cache. */
 struct AttentionArgs {
     const int32_t *lengths;
@@ -63,7 +65,7 @@ struct AttentionArgs {
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
-    int table_ready;                     /* as in cuda.h */
+    int table_ready;                     /* as in cuda.h: 0, 1 or QUERIES_READY */
     NewTokens newest;
     uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;

@@ -58,6 +58,12 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
         }
     }
 
+    /* Whether the warp may meet a sealed page; before it fetched any. */
+    KVANT_INLINE bool any_sealed() const
+    {
+        return (next + WARPS * ring.lane < end && entry >= 0) || next + 32 * WARPS < end;
+    }
+
     KVANT_INLINE void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)
     {
         k = of_k.base + (size_t)(uint32_t)block * of_k.block_stride + kv_head * of_k.head_stride;

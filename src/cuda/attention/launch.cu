@@ -190,7 +190,7 @@ bool not_negative(float x)
 kvant_status check_attention(kvant_cuda_attention_args &args)
 {
     if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q || !args.out ||
-        !args.workspace || !valid_type(args.type) || !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
+        !args.workspace || args.table_ready > QUERIES_READY || !valid_type(args.type) || !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
         return KVANT_ERR_ARGUMENT;
     const kvant_status status = kvant_cuda_table_attention_check(args.k_codec, args.v_codec, NULL, 0);
     if (status != KVANT_OK)
@@ -252,7 +252,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
-    p.table_ready = args.table_ready != 0;
+    p.table_ready = (int)args.table_ready;
     p.newest = NewTokens{ args.new_cells, args.new_first, args.new_stride };
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;

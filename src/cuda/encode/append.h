@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../rotate.cuh"
+#include "queries.h"
 
 #include <cuda_runtime.h>
 
@@ -32,6 +33,7 @@ struct AppendArgs {
     const int64_t *slots;
     uint32_t *refused;
     bool slots_ready; /* as in cuda.h */
+    QueryArgs queries; /* of the same tokens, for launch_append_few with a matrix; q NULL: none */
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;

@@ -51,6 +51,7 @@ template <class Book> struct FewArgs {
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
+    QueryArgs queries; /* of a last role, with a matrix; q NULL: none */
 };
 
 /* Numbers as they come, so that nobody waits for them yet. */
@@ -155,6 +156,43 @@ KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type 
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = y[threadIdx.x % 32 + 32 * j];
     return row;
+}
+
+/* A token's queries of a kv head through their matrix: four heads at a time, a channel a thread. */
+template <int D> KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t token, int kv_head, int n_kv_heads)
+{
+    constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
+    __shared__ float4 q[D];
+    const int channel = threadIdx.x, n = (int)args.heads_a_kv;
+    const float *column = args.inverse_weights + (size_t)kv_head * D * D + channel;
+    float weights[AHEAD];
+    unrolled_for (int i = 0; i < AHEAD; i++)
+        weights[i] = column[(size_t)i * D];
+    wait_for_former();
+#pragma unroll 1
+    for (int head = 0; head < n; head += HEADS) {
+        float x[HEADS], sum[HEADS] = {};
+        unrolled_for (int h = 0; h < HEADS; h++)
+            x[h] = head + h < n ? load_number(args.q, token * args.batch_stride + (kv_head * n + head + h) * args.head_stride + channel, args.type) : 0;
+        __syncthreads();
+        q[channel] = make_float4(x[0], x[1], x[2], x[3]);
+        __syncthreads();
+        unrolled_for (int first = 0; first < D; first += AHEAD) {
+            if (AHEAD < D && first + head > 0)
+                unrolled_for (int i = 0; i < AHEAD; i++)
+                    weights[i] = column[(size_t)(first + i) * D];
+            unrolled_for (int i = 0; i < AHEAD; i++) {
+                const float4 y = q[first + i];
+                sum[0] = fmaf(weights[i], y.x, sum[0]);
+                sum[1] = fmaf(weights[i], y.y, sum[1]);
+                sum[2] = fmaf(weights[i], y.z, sum[2]);
+                sum[3] = fmaf(weights[i], y.w, sum[3]);
+            }
+        }
+        unrolled_for (int h = 0; h < HEADS; h++)
+            if (head + h < n)
+                args.out[(((size_t)token * n_kv_heads + kv_head) * n + head + h) * D + channel] = sum[h];
+    }
 }
 
 /* A NaN is above or below all numbers here, whatever its sign, so the extremes tell of it. */
@@ -305,12 +343,21 @@ KVANT_INLINE void write_codes_of(const FewArgs<Book> &args, const FewRole &role,
         TokenWords<D, false>(at, lane).put(words, codes, role.bits, !rehearsed);
 }
 
-/* MATRIX: some role has one; blocks have D threads then, of which a role without a matrix needs the
- * first 32. Else they have one warp, or two: one that works and one that rehearses. */
+/* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32.
+ * Else one warp works, and another one may rehearse. A last warp lets attention begin, which waits longer
+ * for its arguments than for these rows. What came before is complete then, so queries are ready, too. */
 template <int D, class Book, bool MATRIX>
-__global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+__global__ void __launch_bounds__(MATRIX ? D + 32 : 96) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
-    begin_next(); /* at once: attention waits longer for its arguments than for these rows */
+    if (threadIdx.x + 32 >= blockDim.x) {
+        wait_for_former();
+        begin_next();
+        return;
+    }
+    if (MATRIX && args.queries.q && blockIdx.z == gridDim.z - 1) {
+        few_queries<D>(args.queries, blockIdx.x, blockIdx.y, gridDim.y);
+        return;
+    }
     constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
     __shared__ Book books[2];
     __shared__ FewRole roles[2];
@@ -397,20 +444,20 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {} };
+    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {}, args.queries };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);
         fill_book(p.books[i], *args.roles[i].source);
         matrix |= args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
     }
-    const dim3 grid(args.n_tokens, n_kv_heads, n_roles);
+    const dim3 grid(args.n_tokens, n_kv_heads, n_roles + (args.queries.q ? 1 : 0));
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         void *parameters[] = { &p };
         if (matrix)
-            return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D, parameters, 0, stream);
-        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, args.n_tokens <= MOST_REHEARSED ? 64 : 32,
+            return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D + 32, parameters, 0, stream);
+        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, args.n_tokens <= MOST_REHEARSED ? 96 : 64,
                             parameters, 0, stream);
     });
 }

@@ -280,9 +280,8 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
     return KVANT_OK;
 }
 
-kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+void host_turn_queries(const kvant_cuda_query_args *args)
 {
-    ANSWER(transform_queries, args, stream);
     const size_t d = args->k_codec->params.head_dim;
     for (size_t i = 0; i < (size_t)args->batch * args->n_heads; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
@@ -295,6 +294,12 @@ kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cud
             args->out[i * d + j] = (float)sum;
         }
     }
+}
+
+kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(transform_queries, args, stream);
+    host_turn_queries(args);
     return KVANT_OK;
 }
 

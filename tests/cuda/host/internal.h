@@ -57,6 +57,8 @@ bool host_is_open(const kvant_cuda_codec *codec);
 /* The transform with the weights of a kv head, or with none. */
 kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head);
 
+void host_turn_queries(const kvant_cuda_query_args *args);
+
 /* The codec with the centroids of a kv head, where there are any. */
 kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head);
 

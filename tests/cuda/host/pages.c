@@ -100,6 +100,8 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
             return KVANT_ERR_CUDA;
     append_role(args, &args->k);
     append_role(args, &args->v);
+    if (args->queries.q)
+        host_turn_queries(&args->queries);
     return KVANT_OK;
 }
 
