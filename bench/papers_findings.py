@@ -128,7 +128,7 @@ FINDINGS = {"true bits": true_bits, "two large channels": two_large_channels, "c
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", help="CSV to write, too")
-    parser.add_argument("--keys", action="append", default=[], metavar="FILE", help="keys from kvant capture")
+    parser.add_argument("--keys", action="append", default=[], metavar="FILE", help="from kvant capture -n 1024 -c 1024; may be repeated")
     given = parser.parse_args()
     about = {"date": datetime.date.today().isoformat(), "machine": machine(), "compiler": first_line("cc", "--version"),
              "commit": commit(), "command": "bench/papers_findings.py"}
