@@ -372,8 +372,10 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     struct Radii {
         __half2 r, bias;
 
-        KVANT_INLINE explicit Radii(uint32_t radii) : r(*reinterpret_cast<__half2 *>(&radii)), bias(__hmul2(r, __float2half2_rn(-1152)))
+        KVANT_INLINE explicit Radii(uint32_t radii)
         {
+            memcpy(&r, &radii, sizeof r);
+            bias = __hmul2(r, __float2half2_rn(-1152));
         }
 
         /* Bytes I and J of x times the radii, or times the lower or the upper one. */
