@@ -274,8 +274,9 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
 /* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then stored rows may get another
- * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL. */
-bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
+ * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
+ * sequence, whose queries may be on their way already. */
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 

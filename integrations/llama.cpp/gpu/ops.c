@@ -127,14 +127,14 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
 }
 
 /* Centre and scale, or a matrix, from a batch of many tokens. */
-static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes)
 {
     kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
     const abi_tensor *rows = node->src[0];
 
     if (cells == NULL)
         return false;
-    if (kvp_gpu_weigh_wants(b, node, values))
+    if (kvp_gpu_weigh_wants(b, node, values, decodes))
         return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
@@ -181,7 +181,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     bool open;
 
     for (int i = 0; i < n; i++)
-        if (!learn_first(b, nodes[i], values))
+        if (!learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
     if (values != NULL)
         kvp_gpu_gather_rows(b, node, values);

@@ -205,7 +205,7 @@ static void forget_batch(kvp_gpu_cache *cache, size_t n)
     pthread_mutex_unlock(&cache->gpu->lock);
 }
 
-bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes)
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     abi_tensor copy = { 0 };
@@ -215,9 +215,9 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     if (!b->looked)
         b->monotonous = values != NULL && kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) && are_alike(&copy);
     b->looked = true;
-    if (b->monotonous)
+    if (b->monotonous || decodes)
         forget_batch(cells->cache, (size_t)node->src[0]->ne[1]);
-    return !b->monotonous;
+    return !b->monotonous && !decodes;
 }
 
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
