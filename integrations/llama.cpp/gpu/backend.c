@@ -319,7 +319,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    b->looked = false;
+    b->looked = b->monotonous = false;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);

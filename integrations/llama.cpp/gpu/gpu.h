@@ -91,7 +91,7 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
         uint8_t *kept;     /* a first token of its sequence */
-        size_t n, most;
+        size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
 } kvp_gpu_cache;

@@ -115,13 +115,15 @@ static bool add_plain(struct kvp_gpu_plain *plain, const kvp_gpu_step *step, uin
         plain->kept[plain->n + i] = step->positions != NULL && step->positions[i] < (int32_t)sink_tokens;
     }
     plain->n = n;
+    plain->last = step->n;
     return true;
 }
 
 /* -sm tensor: a batch is several graphs. */
 static bool is_last(const struct kvp_gpu_plain *plain, const kvp_gpu_step *step)
 {
-    return plain->n >= step->n && memcmp(plain->cells + plain->n - step->n, step->cells, step->n * sizeof(*step->cells)) == 0;
+    return (int64_t)step->n >= LEAST_ROWS && plain->n >= step->n &&
+           memcmp(plain->cells + plain->n - step->n, step->cells, step->n * sizeof(*step->cells)) == 0;
 }
 
 static void still_weighing(kvp_gpu_cache *cache)
@@ -134,7 +136,7 @@ static void still_weighing(kvp_gpu_cache *cache)
         cache->weighing = cache->weighing || (cells->weighs && !cells->weighed);
     }
     if (!cache->weighing)
-        cache->plain.n = 0;
+        cache->plain.n = cache->plain.last = 0;
 }
 
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step)
@@ -144,7 +146,10 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
     if (!cache->weighing)
         return true;
     still_weighing(cache);
-    if (!cache->weighing || (step != NULL && is_last(plain, step)))
+    if (!cache->weighing)
+        return true;
+    plain->last = step != NULL && is_last(plain, step) ? n : 0;
+    if (plain->last > 0)
         return true;
     for (size_t i = 0; i < n; i++)
         cache->written[cells[i] / KVANT_PAGE_TOKENS] = 1;
@@ -158,7 +163,7 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 {
     cache->weighing = cache->weighs;
-    cache->plain.n = 0;
+    cache->plain.n = cache->plain.last = 0;
     if (cache->written != NULL)
         memset(cache->written, 0, cache->n_blocks);
 }
@@ -196,12 +201,12 @@ static bool are_alike(const abi_tensor *rows)
     return different * 1024 < n * LEAST_DIFFERENT;
 }
 
-/* There are no copies of the batch's rows. */
-static void forget_batch(kvp_gpu_cache *cache, size_t n)
+/* There are no copies of the rows of the batch that was added last. */
+static void drop_batch(kvp_gpu_cache *cache)
 {
     pthread_mutex_lock(&cache->gpu->lock);
-    for (size_t i = cache->plain.n > n ? cache->plain.n - n : 0; i < cache->plain.n; i++)
-        cache->plain.cells[i] = -1;
+    cache->plain.n -= cache->plain.last;
+    cache->plain.last = 0;
     pthread_mutex_unlock(&cache->gpu->lock);
 }
 
@@ -212,12 +217,13 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
 
     if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < LEAST_ROWS)
         return false;
-    if (!b->looked)
+    if (!b->looked && !decodes)
         b->monotonous = values != NULL && kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) && are_alike(&copy);
     b->looked = true;
-    if (b->monotonous || decodes)
-        forget_batch(cells->cache, (size_t)node->src[0]->ne[1]);
-    return !b->monotonous && !decodes;
+    if (!b->monotonous && !decodes)
+        return true;
+    drop_batch(cells->cache);
+    return false;
 }
 
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
@@ -370,16 +376,17 @@ static bool append_plain(const kvp_gpu_cells *cells)
     const kvp_gpu_cache *cache = cells->cache;
     const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
-    int64_t *slots, *host = malloc((l->n + 1) * sizeof(*host));
-    float *room = kvp_gpu_batch_room(cells->gpu, l->n, width, &slots);
-    bool ok = host != NULL && room != NULL && kvp_gpu_upload(cells->gpu, room, l->rows, l->n * width * sizeof(*room)) &&
-              append(cells, false, room, cache->plain.cells, l->n, slots);
+    const size_t n = l->n < cache->plain.n ? l->n : cache->plain.n;
+    int64_t *slots, *host = malloc((n + 1) * sizeof(*host));
+    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
+    bool ok = host != NULL && room != NULL && kvp_gpu_upload(cells->gpu, room, l->rows, n * width * sizeof(*room)) &&
+              append(cells, false, room, cache->plain.cells, n, slots);
 
-    for (size_t i = 0; i < l->n && ok; i++) {
+    for (size_t i = 0; i < n && ok; i++) {
         const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
         host[i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
     }
-    ok = ok && (cells->open_pages.base == NULL || append(cells, true, room, host, l->n, slots));
+    ok = ok && (cells->open_pages.base == NULL || append(cells, true, room, host, n, slots));
     free(host);
     return ok;
 }
