@@ -129,8 +129,9 @@ class Run:
         self.model = AutoModelForCausalLM.from_pretrained(a.model.parent, gguf_file=a.model.name, dtype=torch.float32,
                                                           attn_implementation="sdpa").to(a.device).eval()
         self.arrays = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in np.load(a.model.with_suffix(".npz")).items()}
+        self.positions = a.positions or min(self.model.config.max_position_embeddings, 32768)
         self.clusters = tuple(int(n) for n in a.clusters.split(",")) if a.clusters else ()
-        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}.kvcal"
+        self.calibration = a.work / f"{a.model.stem}{'_clusters' if a.clusters else ''}_{self.positions}.kvcal"
         self.who = dict(machine=torch.cuda.get_device_name() if a.device == "cuda" else "CPU", pytorch=torch.__version__.split("+")[0],
                         transformers=transformers.__version__, commit=a.commit, model=self.model_name,
                         command=f"long_contexts.py {a.model.name}")
@@ -138,7 +139,7 @@ class Run:
     def calibrate(self):
         if not self.calibration.exists():
             ids = self.arrays["calibration"][: self.a.calibrate]
-            kvant.calibrate(self.model, ids, clusters=self.clusters).save(self.calibration)
+            kvant.calibrate(self.model, ids, clusters=self.clusters, positions=self.positions).save(self.calibration)
             print(f"calibrated on {len(ids)} tokens after {time.monotonic() - self.begin:.0f} s", flush=True)
 
     def cache(self, name, options, tokens):
@@ -151,7 +152,11 @@ class Run:
 
     def describe(self, name, options):
         return self.who | {"cache": name, "k": options.get("k", ""), "v": options.get("v", ""),
-                           "settings": pathlib.Path(options.get("settings", "")).name, "calibrated": int("calibration" in options)}
+                           "settings": pathlib.Path(options.get("settings", "")).name, "calibrated": self.calibrated(options)}
+
+    def calibrated(self, options):
+        """Up to which position the calibration's contexts lie; 0 without."""
+        return self.positions if "calibration" in options else 0
 
     def passes(self, ids, cache, kept=None):
         """Log-probabilities [sequences, n, words] of each pass, or of passes with the last `kept` tokens."""
@@ -271,7 +276,7 @@ class Table:
 
 def attempt(run, table, make, reference, name, options, **place):
     """Rows of one cache, unless they are there; what fails is said, and the rest goes on."""
-    place = run.who | {"cache": name, "calibrated": int("calibration" in options)} | place
+    place = run.who | {"cache": name, "calibrated": run.calibrated(options)} | place
     if time.monotonic() > run.end:
         return
     if (options or name in STOCK) and table.has(**place):
@@ -301,7 +306,10 @@ def main():
     parser.add_argument("--contexts", type=int, help="the first so many")
     parser.add_argument("--lengths", help="of needle texts, with commas")
     parser.add_argument("--texts", type=int, help="needle texts of a kind and length, the first so many")
+    parser.add_argument("--kinds", default="multi,single,chars", help="of needles, with commas")
     parser.add_argument("--calibrate", type=int, default=8192, help="tokens")
+    parser.add_argument("--positions", type=int, help="that the calibration's contexts of 2048 tokens are spread over")
+    parser.add_argument("--only", help="caches with these names, with blanks")
     parser.add_argument("--caches", type=int, help="the first so many")
     parser.add_argument("--group", choices=papers.GROUPS, help="configurations of bench/papers.py instead")
     parser.add_argument("--clusters", help="sizes of sets of centroids in the calibration, with commas: for the group kmeans")
@@ -323,6 +331,8 @@ def measure(run):
     run.calibrate()
     which = run.model_name, a.work, str(run.calibration)
     caches = [("f32", {}), *(of_group(a.group, *which) if a.group else wanted(*which))[: a.caches]]
+    if a.only:
+        caches = [row for row in caches if row[0] in ["f32", *a.only.split()]]
     if a.output:
         table, ids = Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")), ids[: a.contexts, : a.ctx]
         reference = []
@@ -337,7 +347,7 @@ def measure(run):
         lengths = [int(n) for n in a.lengths.split(",")] if a.lengths else there
         for name, options in caches:
             for length in lengths:
-                for kind in ("multi", "single", "chars"):
+                for kind in a.kinds.split(","):
                     make = lambda name, options, made: needles(run, name, options, kind, length, made)  # noqa: B023, E731
                     attempt(run, table, make, references, name, options, kind=kind, tokens=length)
 

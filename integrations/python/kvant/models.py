@@ -86,6 +86,7 @@ def calibrate(
     *,
     n_tokens: int = 8192,
     context: int = 2048,
+    positions: int = 0,
     clusters: Sequence[int] = (),
     seed: int = 0,
     n_threads: int | None = None,
@@ -94,7 +95,8 @@ def calibrate(
     """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
     texts: strings, or an array of token ids. save() writes them to the .kvcal that
     KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is, and the
-    statistics are summed there. progress is called with the part that is done, 0 to 1. clusters:
+    statistics are summed there. positions: RoPE turns slow channels by the position; for longer
+    contexts the positions of contexts are spread over 0 .. positions - 1. progress is called with the part that is done, 0 to 1. clusters:
     sizes of sets of centroids for kmeans codecs, which take minutes on the CPU.
 
     A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
@@ -106,7 +108,7 @@ def calibrate(
         raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
     gather = _Gathering(model=model_name(model), seed=seed, clusters=tuple(clusters), n_threads=n_threads)
     share = 0.5 if clusters else 1.0
-    watch(model, contexts, gather.see, progress and (lambda done: progress(share * done)))
+    watch(model, contexts, gather.see, progress and (lambda done: progress(share * done)), positions)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
         raise ValueError("model: it has no attention that kvant sees")

@@ -69,16 +69,22 @@ def attending(model: Any, implementation: str) -> Iterator[None]:
 
 
 def watch(
-    model: Any, parts: Sequence[Tensor], watcher: Callable[[Seen], None], progress: Callable[[float], None] | None = None
+    model: Any,
+    parts: Sequence[Tensor],
+    watcher: Callable[[Seen], None],
+    progress: Callable[[float], None] | None = None,
+    positions: int = 0,
 ) -> None:
     """Runs the model over token ids [n] of each part; watcher sees every layer's attention. progress is called with the
-    part of the tokens that is done."""
+    part of the tokens that is done. The parts' positions are spread over 0 .. positions - 1."""
     total, done = sum(map(len, parts)), 0
     token = _watcher.set(watcher)
     try:
         with attending(model, "kvant_watched"):
-            for part in parts:
-                model(part[None].to(model.device), use_cache=False, logits_to_keep=1)
+            for i, part in enumerate(parts):
+                first = max(positions - len(part), 0) * i // max(len(parts) - 1, 1)
+                places = torch.arange(first, first + len(part), device=model.device)[None]
+                model(part[None].to(model.device), position_ids=places, use_cache=False, logits_to_keep=1)
                 done += len(part)
                 if progress:
                     progress(done / total)
