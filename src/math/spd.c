@@ -56,12 +56,6 @@ static bool factorise(size_t n, double *m)
     return true;
 }
 
-static void add(double *restrict to, double factor, const double *restrict x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] += factor * x[i];
-}
-
 /* The upper triangle becomes the lower one's. */
 static void mirror(size_t n, double *m)
 {
@@ -80,7 +74,7 @@ void kvant_lower_inverse(uint32_t size, double *l)
         for (size_t k = 0; k < i; k++) {
             const double factor = -row[k] * inverse;
             row[k] = 0;
-            add(row, factor, l + k * n, k + 1);
+            kvant_add_multiple(row, factor, l + k * n, k + 1);
         }
         row[i] = inverse;
     }
@@ -109,7 +103,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     memset(inverse, 0, d * d * sizeof *inverse);
     for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
         for (size_t i = 0; i <= k; i++)
-            add(inverse + i * d, l[k * d + i], l + k * d, i + 1);
+            kvant_add_multiple(inverse + i * d, l[k * d + i], l + k * d, i + 1);
     mirror(d, inverse);
     kvant_free(l);
     return ok ? KVANT_OK : KVANT_ERR_ARGUMENT;
@@ -174,11 +168,11 @@ static void sandwich_lower(size_t n, const double *lower, const double *m, doubl
     memset(scratch, 0, n * n * sizeof *scratch);
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++)
-            add(scratch + i * n, m[i * n + k], lower + k * n, k + 1);
+            kvant_add_multiple(scratch + i * n, m[i * n + k], lower + k * n, k + 1);
     memset(out, 0, n * n * sizeof *out);
     for (size_t k = 0; k < n; k++)
         for (size_t i = 0; i <= k; i++)
-            add(out + i * n, lower[k * n + i], scratch + k * n, i + 1);
+            kvant_add_multiple(out + i * n, lower[k * n + i], scratch + k * n, i + 1);
     mirror(n, out);
 }
 

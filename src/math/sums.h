@@ -39,7 +39,14 @@ static inline double kvant_dot_lanes(const double *a, const double *b, size_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* The same, one after another. */
+/* to += factor * x, which do not overlap. */
+static inline void kvant_add_multiple(double *restrict to, double factor, const double *restrict x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] += factor * x[i];
+}
+
+/* kvant_dot_lanes, one after another. */
 static inline double kvant_dot_exact(const double *a, const double *b, size_t n)
 {
     double sum = 0;

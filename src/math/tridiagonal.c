@@ -17,12 +17,6 @@
 /* Each eigenvalue takes two or three. */
 #define MAX_STEPS 60
 
-static void add(double *a, double factor, const double *b, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        a[i] += factor * b[i];
-}
-
 /* Makes v, a column, the vector of the reflection 1 - beta v v^T that leaves of it only its first
  * number, which is returned. */
 static double reflect(double *v, size_t n, double *beta)
@@ -43,10 +37,10 @@ static void reflect_both(double *a, size_t stride, size_t n, const double *v, do
 {
     for (size_t i = 0; i < n; i++)
         w[i] = beta * kvant_dot_lanes(a + i * stride, v, n);
-    add(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
+    kvant_add_multiple(w, -beta / 2 * kvant_dot_lanes(w, v, n), v, n);
     for (size_t i = 0; i < n; i++) {
-        add(a + i * stride, -v[i], w, n);
-        add(a + i * stride, -w[i], v, n);
+        kvant_add_multiple(a + i * stride, -v[i], w, n);
+        kvant_add_multiple(a + i * stride, -w[i], v, n);
     }
 }
 
@@ -69,7 +63,7 @@ static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside
         for (size_t i = k + 1; i < n; i++) {
             const double *v = a + k * n + k + 1;
             double *row = q + i * n + k + 1;
-            add(row, -beta[k] * kvant_dot_lanes(row, v, n - k - 1), v, n - k - 1);
+            kvant_add_multiple(row, -beta[k] * kvant_dot_lanes(row, v, n - k - 1), v, n - k - 1);
         }
 }
 

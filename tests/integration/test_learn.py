@@ -292,7 +292,7 @@ class Learning(unittest.TestCase):
         self.assertIn(f"; calibrated by an earlier run: {self.path()}\n", self.run_probe(LLAMA, SHORT, 1, **self.gpu()))
 
     def test_a_gpu_learns(self):
-        """Rows and queries of the CPU's run, but for what a compressed cache errs below the layer at hand."""
+        """Rows and queries of the CPU's run, except for what a compressed cache errs below the layer at hand."""
         self.learn()
         ours = Calibration(self.path().read_bytes())
         self.path().unlink()
