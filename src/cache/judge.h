@@ -27,6 +27,7 @@ typedef struct kvant_learning {
     float *origin;          /* width */
     float *sums;            /* the units' arrays */
     unit_sums *units;
+    struct kvant_turn *turn; /* or NULL */
 } kvant_learning;
 
 /* Squared error of sampled scores, up to a factor: the squared length of the keys in the version's

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
@@ -94,6 +95,7 @@ void kvant_learning_destroy(kvant_tensor *tensor)
     kvant_free(l->units);
     kvant_free(l->rows);
     kvant_free(l->sums);
+    kvant_free(l->turn);
     kvant_free(l);
     tensor->learning = NULL;
 }
@@ -232,19 +234,20 @@ int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
 {
-    KVANT_RETURN_IF(!tensor || !queries || queries->size != sizeof *queries || !queries->q || !queries->n_heads ||
-                        queries->n_heads % tensor->n_kv_heads || !n_threads,
+    kvant_queries q;
+    KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
+                        q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
-    if (!kvant_tensor_wants_queries(tensor, queries->n_tokens))
+    if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
     const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,
                       .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                      .queries = queries,
-                      .n_tokens = queries->n_tokens < most ? queries->n_tokens : most,
-                      .group = queries->n_heads / tensor->n_kv_heads };
+                      .queries = &q,
+                      .n_tokens = q.n_tokens < most ? q.n_tokens : most,
+                      .group = q.n_heads / tensor->n_kv_heads };
     sample_queries(&job);
-    kvant_parallel_for(tensor->learning->n_units, queries->n_tokens > 1 ? n_threads : 1, note_unit, &job);
+    kvant_parallel_for(tensor->learning->n_units, q.n_tokens > 1 ? n_threads : 1, note_unit, &job);
     return KVANT_OK;
 }
 
