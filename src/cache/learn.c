@@ -614,6 +614,13 @@ static void mark_range(kvant_learning *l, kvant_range range)
         l->ranges[i] = range;
 }
 
+/* No version of it is better than others. */
+static void mark_octave(kvant_learning *l, uint8_t octave)
+{
+    if (l->turn)
+        l->ranges[octave] = (kvant_range){ octave, (uint8_t)(octave + 1) };
+}
+
 /* The candidate has matrices before rows are added. */
 static bool is_turned(const kvant_tensor *tensor, const kvant_choice *choice)
 {
@@ -626,10 +633,13 @@ static bool suffices(const kvant_learning *l)
     return fewest(l, false) >= FEWEST_ROWS && fewest(l, true) >= FEWEST_ROWS;
 }
 
-bool kvant_learning_turns(const kvant_tensor *tensor, uint32_t n_unused)
+/* Where rows fit a version of the sums, they are added before a version is made. */
+bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits, uint32_t n_unused)
 {
     const kvant_learning *l = tensor->learning;
-    return l && n_unused >= 2 && !was_tried(l, place_of_sample(l)) && count_ranges(l, true) && suffices(l);
+    if (!l || n_unused < 2 || was_tried(l, place_of_sample(l)) || !count_ranges(l, true) || !suffices(l))
+        return false;
+    return !fits || !l->n_rows || tensor->versions[choice->version].kin != l->kin;
 }
 
 static learn_job *make_job(kvant_tensor *tensor, const kvant_new_rows *rows)
@@ -661,8 +671,10 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
     const kvant_status status = solve(job, n_threads);
     kvant_free(job);
     *turned = status == KVANT_OK && is_better(tensor, choice, least, most);
-    if (status != KVANT_ERR_MEMORY)
-        mark_range(l, *turned ? range : (kvant_range){ range.first, (uint8_t)(range.first + 1) });
+    if (*turned)
+        mark_range(l, range);
+    else if (status != KVANT_ERR_MEMORY)
+        mark_octave(l, range.first);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
@@ -673,10 +685,10 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
     kvant_learning *l = job->tensor->learning;
     const uint32_t n = fewest(l, false);
     const bool plain = choice->version == KVANT_CANDIDATE || !job->tensor->versions[choice->version].weights;
-    if (n < l->due || !suffices(l) || !kvant_sample_suffices(job->tensor))
+    const bool again = was_tried(l, place_of_sample(l));
+    if ((n < l->due && again) || !suffices(l) || !kvant_sample_suffices(job->tensor))
         return KVANT_OK;
     job->range = choose_range(l, n_unused);
-    const bool again = l->turn && l->ranges[job->range.first].end;
     l->due = n + n / 2 < SECOND_ROWS ? SECOND_ROWS : n + n / 2;
     l->done = n >= MOST_ROWS || n_unused < 2;
     if (n_unused < (plain ? 1u : 2u + (again ? count_ranges(l, false) : 0)))
@@ -686,6 +698,8 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
         (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, job->range);
+    } else if (!again) {
+        mark_octave(l, job->range.first);
     }
     l->done |= choice->version == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
@@ -774,7 +788,7 @@ static kvant_status add_rows(learn_job *job, kvant_choice *choice, uint32_t n_un
     kvant_status status = before && before->sums && before->units ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK && !turned)
         begin_anew(tensor, choice);
-    if (status == KVANT_OK && !l->done) {
+    if (status == KVANT_OK && (!l->done || !was_tried(l, place_of_sample(l)))) {
         kvant_parallel_for(l->n_units, n_threads, add_unit, job);
         status = turned ? KVANT_OK : improve(job, choice, n_unused, n_threads);
         if (status != KVANT_OK)

@@ -23,7 +23,7 @@ void kvant_learning_unsample(kvant_tensor *tensor);
 
 /* RoPE goes on turning keys. Whether the sums make a version for positions that rows have come to, and none has been tried for yet;
  * */
-bool kvant_learning_turns(const kvant_tensor *tensor, uint32_t n_unused);
+bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits, uint32_t n_unused);
 
 /* The candidate becomes that version, and *turned true, where it is better for the sample than the choice, whose excess is `least`,
  * and exceeds the best factors less than `most` times. KVANT_ERR_MEMORY. */

@@ -22,8 +22,10 @@
  * one. */
 #define MOST_EXCESS 1.5f
 
-/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. */
+/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. And one for a range of positions is not as
+ * good for a few rows as one from them. */
 #define MATRIX_EXCESS 2
+#define RANGE_EXCESS 2.0f
 
 #define VERSIONS 4u /* without matrices */
 
@@ -457,7 +459,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     bool turned = false;
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
-    double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
+    double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = tensor->learning && tensor->learning->turn ? RANGE_EXCESS : MOST_EXCESS;
     kvant_learning_face(tensor);
     if (!kvant_learning_excess(tensor, excess)) {
         find_excess(tensor, seen, own, excess);
@@ -470,7 +472,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
             choice.version = (uint8_t)v;
         }
     }
-    if (kvant_learning_turns(tensor, count_unused(tensor))) {
+    if (kvant_learning_turns(tensor, &choice, least <= most, count_unused(tensor))) {
         choice.status = kvant_learning_turn(tensor, &choice, least, most, count_unused(tensor), n_threads, &turned);
         if (!turned)
             learn(tensor, seen);
