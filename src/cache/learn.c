@@ -46,6 +46,33 @@ static void gather(const kvant_tensor *tensor, size_t unit, const float *row, bo
     kvant_part_gather(d, n, (uint32_t)(unit % (d / n)), whole ? row + unit / (d / n) * d : row, out);
 }
 
+/* Rows on their way into sums of outer products. */
+typedef struct outers {
+    const kvant_kernels *kernels;
+    float *sums;
+    uint32_t part, stride, n;
+    float rows[8 * KVANT_MAX_HEAD_DIM];
+} outers;
+
+static void begin_outers(outers *o, const kvant_learning *l, float *sums)
+{
+    *o = (outers){ kvant_kernels_get(KVANT_CPU_AUTO), sums, l->part, (l->part + 15) / 16 * 16, 0, { 0 } };
+}
+
+static void end_outers(outers *o)
+{
+    o->kernels->add_outers(o->rows, o->stride, o->n, o->part, o->sums);
+    o->n = 0;
+}
+
+/* A place for the next row, which counts when n does. */
+static float *next_outer(outers *o)
+{
+    if ((o->n + 1) * o->stride > sizeof o->rows / sizeof *o->rows)
+        end_outers(o);
+    return o->rows + o->n * o->stride;
+}
+
 /* Life */
 
 static bool is_of_values(const kvant_tensor *tensor)
@@ -163,16 +190,6 @@ void kvant_learning_reset(kvant_tensor *tensor)
 
 /* Queries */
 
-/* The first n numbers of x, and their outer product. */
-static void add_outer(float *restrict moment, const float *restrict x, uint32_t d)
-{
-    for (uint32_t i = 0; i < d; moment += ++i) {
-        const float factor = x[i];
-        for (uint32_t j = 0; j <= i; j++)
-            moment[j] += factor * x[j];
-    }
-}
-
 typedef struct query_job {
     const kvant_tensor *tensor;
     const kvant_kernels *kernels;
@@ -194,16 +211,18 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     const query_job *job = context;
     kvant_learning *l = job->tensor->learning;
     unit_sums *u = &l->units[unit];
-    float x[KVANT_MAX_HEAD_DIM];
+    outers sums;
     (void)worker;
+    begin_outers(&sums, l, u->noted);
     for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
         const float *query = query_of(job, unit * l->part / job->tensor->head_dim, i);
         if (!query)
             continue;
-        gather(job->tensor, unit, query, false, x);
-        add_outer(u->noted, x, l->part);
+        gather(job->tensor, unit, query, false, next_outer(&sums));
+        sums.n++;
         u->n_noted++;
     }
+    end_outers(&sums);
 }
 
 /* Some of the queries, by which versions are judged. */
@@ -322,22 +341,26 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
     unit_sums *u = &l->units[unit];
-    float lengths[SAMPLE_ROWS], origin[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
+    float lengths[SAMPLE_ROWS], origin[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM];
+    outers sums;
     (void)worker;
+    begin_outers(&sums, l, u->keys);
     gather(tensor, unit, l->origin, true, origin);
     gather(tensor, unit, tensor->versions[KVANT_CANDIDATE].scale, true, scale);
     for (uint32_t i = 0; i < l->n_rows; i++)
-        lengths[i] = take_row(tensor, unit, origin, scale, l->rows + i * kvant_tensor_width(tensor), z);
+        lengths[i] = take_row(tensor, unit, origin, scale, l->rows + i * kvant_tensor_width(tensor), sums.rows);
     const float most = MOST_LENGTH * middle(lengths, l->n_rows);
     for (size_t i = 0; i < job->rows->n; i++) {
+        float *z = next_outer(&sums);
         if ((job->rows->slots && is_kept(tensor, job->rows->slots[i])) ||
             !(take_row(tensor, unit, origin, scale, job->rows->rows + i * job->rows->stride, z) <= most))
             continue;
-        add_outer(u->keys, z, l->part);
         for (uint32_t j = 0; j < l->part; j++)
             u->key[j] += z[j];
+        sums.n++;
         u->n_keys++;
     }
+    end_outers(&sums);
     for (size_t i = 0; i < kvant_triangle_size(l->part); i++)
         u->queries[i] += u->noted[i];
     u->n_queries += u->n_noted;
