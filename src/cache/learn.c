@@ -107,7 +107,8 @@ kvant_status kvant_learning_create(kvant_tensor *tensor)
     l->units = kvant_alloc(l->n_units, sizeof *l->units);
     l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
     l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
-    KVANT_RETURN_IF(!l->n_queries || !l->units || !l->rows || !l->sums, KVANT_ERR_MEMORY);
+    l->costs = kvant_alloc(2 * (size_t)tensor->n_kv_heads, sizeof *l->costs);
+    KVANT_RETURN_IF(!l->n_queries || !l->units || !l->rows || !l->sums || !l->costs, KVANT_ERR_MEMORY);
     place(l, width);
     return KVANT_OK;
 }
@@ -121,6 +122,7 @@ void kvant_learning_destroy(kvant_tensor *tensor)
     kvant_free(l->units);
     kvant_free(l->rows);
     kvant_free(l->sums);
+    kvant_free(l->costs);
     kvant_free(l);
     tensor->learning = NULL;
 }
@@ -446,13 +448,13 @@ static kvant_status solve(learn_job *job, uint32_t n_threads)
 }
 
 /* Of the candidate beside another version, as a mean over heads. */
-static double cost_beside(const kvant_tensor *tensor, uint32_t version)
+static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads)
 {
-    double sum = 0;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const double other = kvant_sample_cost(tensor, head, version);
-        sum += other > 0 ? kvant_sample_cost(tensor, head, KVANT_CANDIDATE) / other : 1;
-    }
+    double sum = 0, *costs = tensor->learning->costs, *others = costs + tensor->n_kv_heads;
+    kvant_sample_costs(tensor, KVANT_CANDIDATE, n_threads, costs);
+    kvant_sample_costs(tensor, version, n_threads, others);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        sum += others[head] > 0 ? costs[head] / others[head] : 1;
     return sum / tensor->n_kv_heads;
 }
 
@@ -482,7 +484,7 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
         return KVANT_OK;
     const kvant_status status = solve(job, n_threads);
     if (status == KVANT_OK &&
-        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT))
+        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version, n_threads) < WORTH_IT))
         choice->version = KVANT_CANDIDATE;
     l->done |= choice->version == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
