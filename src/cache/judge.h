@@ -2,6 +2,7 @@
 #pragma once
 
 #include "learn.h"
+#include "turn.h"
 
 #define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
@@ -27,6 +28,14 @@ typedef struct kvant_learning {
     float *origin;          /* width */
     float *sums;            /* the units' arrays */
     unit_sums *units;
+    kvant_turn *turn;       /* or NULL, as what follows */
+    kvant_range ranges[KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
+    uint32_t kin;           /* versions from these sums have the same */
+    int32_t places[SAMPLE_ROWS]; /* positions of rows of the sample */
+    int32_t *asked;         /* those of its queries */
+    const int32_t *positions; /* of the rows that are being written, or NULL */
+    size_t n_positions;
+    int32_t next;           /* position behind the row written last */
 } kvant_learning;
 
 /* Squared error of sampled scores, up to a factor: the squared length of the keys in the version's
