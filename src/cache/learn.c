@@ -52,6 +52,33 @@ static void gather(const kvant_tensor *tensor, size_t unit, const float *row, bo
     kvant_part_gather(d, n, (uint32_t)(unit % (d / n)), whole ? row + unit / (d / n) * d : row, out);
 }
 
+/* Rows on their way into sums of outer products. */
+typedef struct outers {
+    const kvant_kernels *kernels;
+    float *sums;
+    uint32_t part, stride, n;
+    float rows[8 * KVANT_MAX_HEAD_DIM];
+} outers;
+
+static void begin_outers(outers *o, const kvant_learning *l, float *sums)
+{
+    *o = (outers){ kvant_kernels_get(KVANT_CPU_AUTO), sums, l->part, (l->part + 15) / 16 * 16, 0, { 0 } };
+}
+
+static void end_outers(outers *o)
+{
+    o->kernels->add_outers(o->rows, o->stride, o->n, o->part, o->sums);
+    o->n = 0;
+}
+
+/* A place for the next row, which counts when n does. */
+static float *next_outer(outers *o)
+{
+    if ((o->n + 1) * o->stride > sizeof o->rows / sizeof *o->rows)
+        end_outers(o);
+    return o->rows + o->n * o->stride;
+}
+
 /* Life */
 
 static bool is_of_values(const kvant_tensor *tensor)
@@ -87,7 +114,8 @@ kvant_status kvant_learning_create(kvant_tensor *tensor)
     l->asked = kvant_alloc((size_t)SAMPLE_QUERIES * tensor->n_kv_heads, sizeof *l->asked);
     l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
     l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
-    KVANT_RETURN_IF(!l->n_queries || !l->asked || !l->units || !l->rows || !l->sums, KVANT_ERR_MEMORY);
+    l->costs = kvant_alloc(2 * (size_t)tensor->n_kv_heads, sizeof *l->costs);
+    KVANT_RETURN_IF(!l->n_queries || !l->asked || !l->units || !l->rows || !l->sums || !l->costs, KVANT_ERR_MEMORY);
     place(l, width);
     return KVANT_OK;
 }
@@ -103,6 +131,7 @@ void kvant_learning_destroy(kvant_tensor *tensor)
     kvant_free(l->rows);
     kvant_free(l->sums);
     kvant_free(l->turn);
+    kvant_free(l->costs);
     kvant_free(l);
     tensor->learning = NULL;
 }
@@ -175,16 +204,6 @@ void kvant_learning_reset(kvant_tensor *tensor)
 
 /* Queries */
 
-/* The first n numbers of x, and their outer product. */
-static void add_outer(float *restrict moment, const float *restrict x, uint32_t d)
-{
-    for (uint32_t i = 0; i < d; moment += ++i) {
-        const float factor = x[i];
-        for (uint32_t j = 0; j <= i; j++)
-            moment[j] += factor * x[j];
-    }
-}
-
 typedef struct query_job {
     const kvant_tensor *tensor;
     const kvant_kernels *kernels;
@@ -218,19 +237,22 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_learning *l = job->tensor->learning;
     unit_sums *u = &l->units[unit];
     kvant_turning turning;
-    float x[KVANT_MAX_HEAD_DIM];
+    outers sums;
     (void)worker;
+    begin_outers(&sums, l, u->noted);
     kvant_turning_begin(&turning, l->turn, part_of(l, job->tensor, unit));
     for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
         const float *query = query_of(job, unit * l->part / job->tensor->head_dim, i);
         const int32_t at = l->turn ? asked_at(job, i) : 0;
         if (!query || at < 0)
             continue;
+        float *x = next_outer(&sums);
         gather(job->tensor, unit, query, false, x);
         kvant_turn_back(&turning, at, x);
-        add_outer(u->noted, x, l->part);
+        sums.n++;
         u->n_noted++;
     }
+    end_outers(&sums);
 }
 
 /* Some of the queries, by which versions are judged. */
@@ -416,25 +438,29 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     const kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = sample_of(tensor);
     unit_sums *u = &l->units[unit];
-    float lengths[SAMPLE_ROWS], z[KVANT_MAX_HEAD_DIM];
+    float lengths[SAMPLE_ROWS];
     uint32_t n_known = 0;
     row_reader r;
+    outers sums;
     (void)worker;
+    begin_outers(&sums, l, u->keys);
     begin_rows(&r, job, unit);
     for (uint32_t i = 0; i < l->n_rows; i++) {
-        const float length = take_row(&r, &sampled, i, z);
+        const float length = take_row(&r, &sampled, i, sums.rows);
         lengths[n_known] = length;
         n_known += !isnan(length);
     }
     const float most = n_known ? MOST_LENGTH * middle(lengths, n_known) : -1;
     for (size_t i = 0; i < job->rows->n; i++) {
+        float *z = next_outer(&sums);
         if ((job->rows->slots && is_kept(tensor, job->rows->slots[i])) || !(take_row(&r, job->rows, i, z) <= most))
             continue;
-        add_outer(u->keys, z, l->part);
         for (uint32_t j = 0; j < l->part; j++)
             u->key[j] += z[j];
+        sums.n++;
         u->n_keys++;
     }
+    end_outers(&sums);
     for (size_t i = 0; i < kvant_triangle_size(l->part); i++)
         u->queries[i] += u->noted[i];
     u->n_queries += u->n_noted;
@@ -554,13 +580,13 @@ static kvant_status solve(learn_job *job, uint32_t n_threads)
 }
 
 /* Of the candidate beside another version, as a mean over heads. */
-static double cost_beside(const kvant_tensor *tensor, uint32_t version)
+static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads)
 {
-    double sum = 0;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const double other = kvant_sample_cost(tensor, head, version);
-        sum += other > 0 ? kvant_sample_cost(tensor, head, KVANT_CANDIDATE) / other : 1;
-    }
+    double sum = 0, *costs = tensor->learning->costs, *others = costs + tensor->n_kv_heads;
+    kvant_sample_costs(tensor, KVANT_CANDIDATE, n_threads, costs);
+    kvant_sample_costs(tensor, version, n_threads, others);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        sum += others[head] > 0 ? costs[head] / others[head] : 1;
     return sum / tensor->n_kv_heads;
 }
 
@@ -653,11 +679,11 @@ static learn_job *make_job(kvant_tensor *tensor, const kvant_new_rows *rows)
 }
 
 /* Without a sample the sums are believed, if the choice comes from them, too. */
-static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, double least, double most)
+static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, double least, double most, uint32_t n_threads)
 {
     if (!kvant_sample_suffices(tensor))
         return tensor->versions[choice->version].kin == tensor->learning->kin;
-    const double beside = cost_beside(tensor, choice->version);
+    const double beside = cost_beside(tensor, choice->version, n_threads);
     return beside < WORTH_IT && beside * least <= most;
 }
 
@@ -670,7 +696,7 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
     const kvant_range range = job->range = choose_range(l, n_unused);
     const kvant_status status = solve(job, n_threads);
     kvant_free(job);
-    *turned = status == KVANT_OK && is_better(tensor, choice, least, most);
+    *turned = status == KVANT_OK && is_better(tensor, choice, least, most, n_threads);
     if (*turned)
         mark_range(l, range);
     else if (status != KVANT_ERR_MEMORY)
@@ -695,7 +721,7 @@ static kvant_status improve(learn_job *job, kvant_choice *choice, uint32_t n_unu
         return KVANT_OK;
     const kvant_status status = solve(job, n_threads);
     if (status == KVANT_OK &&
-        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version) < WORTH_IT)) {
+        (choice->version == KVANT_CANDIDATE || cost_beside(job->tensor, choice->version, n_threads) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, job->range);
     } else if (!again) {

@@ -461,7 +461,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     const kvant_tensor_version *own = learn(tensor, seen);
     double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = tensor->learning && tensor->learning->turn ? RANGE_EXCESS : MOST_EXCESS;
     kvant_learning_face(tensor);
-    if (!kvant_learning_excess(tensor, excess)) {
+    if (!kvant_learning_excess(tensor, n_threads, excess)) {
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     }
