@@ -2,6 +2,7 @@
 #pragma once
 
 #include "learn.h"
+#include "turn.h"
 
 #define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
@@ -26,13 +27,21 @@ typedef struct kvant_learning {
     float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
     float *origin;          /* width */
     float *sums;            /* the units' arrays */
+    double *costs;          /* of a version and of another, per kv head */
     unit_sums *units;
-    struct kvant_turn *turn; /* or NULL */
+    kvant_turn *turn;       /* or NULL, as what follows */
+    kvant_range ranges[KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
+    uint32_t kin;           /* versions from these sums have the same */
+    int32_t places[SAMPLE_ROWS]; /* positions of rows of the sample */
+    int32_t *asked;         /* those of its queries */
+    const int32_t *positions; /* of the rows that are being written, or NULL */
+    size_t n_positions;
+    int32_t next;           /* position behind the row written last */
 } kvant_learning;
 
-/* Squared error of sampled scores, up to a factor: the squared length of the keys in the version's
- * terms times that of the queries. */
-double kvant_sample_cost(const kvant_tensor *tensor, uint32_t head, uint32_t version);
+/* Squared errors of sampled scores, up to a factor: the squared length of the keys in the version's
+ * terms times that of the queries. One per kv head. */
+void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads, double *costs);
 
 /* Whether there are enough rows and queries to judge by. */
 bool kvant_sample_suffices(const kvant_tensor *tensor);
