@@ -79,6 +79,17 @@ void harness_need_gpu(void)
     exit(77);
 }
 
+void harness_need_floats(void)
+{
+    char description[128] = "";
+
+    llama_model_desc(models[0], description, sizeof(description));
+    if (!harness_on_gpu() || harness_has_standin() || strstr(description, "F32") != NULL || strstr(description, "F16") != NULL)
+        return;
+    print_message("skipped: needs float weights, not %s\n", description);
+    skip();
+}
+
 int harness_gpus(void)
 {
     const char *n = getenv("KVANT_TEST_GPUS");
