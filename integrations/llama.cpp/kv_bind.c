@@ -26,6 +26,7 @@ struct kvp_layers {
     uint32_t n_here; /* layers whose keys are here */
     uint32_t n_tensors, n_bound;
     uint64_t n_cells;         /* of the longest cache, all streams */
+    uint32_t n_positions;     /* of it, one stream */
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
     bool told;
@@ -157,9 +158,16 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     layers->n_here += shape->role == KVANT_ROLE_K;
     if ((uint64_t)shape->n_cells * shape->n_streams > layers->n_cells)
         layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
+    if (shape->n_cells > layers->n_positions)
+        layers->n_positions = shape->n_cells;
     if (shape->layer >= layers->n)
         layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
+}
+
+uint32_t kvp_kv_n_positions(const kvp_kv *kv)
+{
+    return kv->layers->n_positions;
 }
 
 bool kvp_kv_names(const abi_tensor *tensor)
@@ -385,6 +393,7 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     }
     if (kv->remote != NULL)
         return kv->remote->create(kv, params.codecs, params.n_kv_heads, head_dim, err, errlen);
+    kv->roped = false;
     if (kvant_tensor_create(&params, kv->memory, &kv->tensor) == KVANT_OK)
         return true;
     snprintf(err, errlen, "%s", kvant_error_message());

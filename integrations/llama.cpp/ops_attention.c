@@ -188,16 +188,19 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
 /* Keys that wait learn from the queries of the same batch before they are stored. */
 static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
 {
+    const abi_tensor *q = node->src[0];
+    const int32_t *positions = k->waiting.n == (size_t)(q->ne[1] * q->ne[3]) ? k->waiting.positions : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)node->src[0]->ne[3] && status == KVANT_OK; s++) {
+    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)q->ne[3] && status == KVANT_OK; s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
                                         .q = problem.q,
                                         .token_stride = problem.q_token_stride,
                                         .head_stride = problem.q_head_stride,
                                         .n_tokens = problem.n_queries,
-                                        .n_heads = problem.n_heads };
+                                        .n_heads = problem.n_heads,
+                                        .positions = positions != NULL ? positions + s * problem.n_queries : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;

@@ -90,7 +90,7 @@ typedef struct kvp_gpu_cache {
     uint8_t *written;      /* by block: since the cache was cleared, while this is so */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
-        uint8_t *kept;     /* a first token of its sequence */
+        int32_t *positions; /* -1: not known */
         size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */

@@ -31,12 +31,6 @@ static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
     return buft == (const abi_buft *)&gpu->buft || buft == (const abi_buft *)&gpu->kv_buft;
 }
 
-static bool is_view(const abi_tensor *node)
-{
-    return node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
-           node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
-}
-
 /* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
 static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
@@ -85,7 +79,7 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
         return kvp_attention_supported(node) && attention_supported(node);
     if (node->op == kvp_api.op.rope)
         return kvp_rope_supported(node);
-    return is_view(node);
+    return kvp_is_view(node);
 }
 
 /* SET_ROWS */
