@@ -6,7 +6,8 @@
 
 KVANT_VLLM names what blocks are stored with: a name of STORED, a preset, or specs as K/V (int-8/turboquant-4), which
 the dtype `kvant` takes, too. Presets need KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model;
-KVANT_VLLM_LEARN=path with another name makes such a file from the first prompts, for the next start.
+KVANT_VLLM_LEARN=path with another name makes such a file from the first prompts, for the next start, and
+KVANT_VLLM_LEARN_POSITIONS=N at positions up to N.
 Without one of these vLLM is as it was."""
 
 from __future__ import annotations
