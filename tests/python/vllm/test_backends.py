@@ -409,6 +409,8 @@ class Choices(TestCase):
             for wrong in ("kvant_five", "kvant"):
                 with self.assertRaisesRegex(ValueError, "none of turboquant4"):
                     chosen(wrong)
+            with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
+                chosen("kvant_tiny")
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
             self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
             self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
