@@ -296,7 +296,6 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 
     if (layers == NULL || !tensor_params(shape, &params, err, errlen))
         return 0;
-    kvp_settings_check_calibration(&layers->settings, shape->layer, shape->role, shape->row);
     place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
     if (most_bytes(layers, shape, &place, &params, &bytes) == KVANT_OK)
         return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, &layers->settings) : bytes;

@@ -13,11 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include <kvant/calibration.h>
-
 #include "log.h"
-
-#define LEARNS "; not calibrated, learns from prompts"
 
 /* Schemes, which live as long as the process */
 
@@ -215,7 +211,8 @@ static void write_label(kvp_settings *settings)
     else
         snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
     if (info.preset != NULL)
-        snprintf(settings->remark, sizeof(settings->remark), "%s", info.calibration != NULL ? "; calibrated" : LEARNS);
+        snprintf(settings->remark, sizeof(settings->remark), "%s",
+                 info.calibration != NULL ? "; calibrated" : "; not calibrated, learns from prompts");
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
@@ -265,7 +262,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
-    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "", NULL };
+    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "" };
     if (settings->scheme != NULL && check_head_dim(settings)) {
         write_label(settings);
         return true;
@@ -287,12 +284,10 @@ void kvp_settings_find_calibration(kvp_settings *settings)
 {
     char model[KVP_MODEL_PATH], err[256];
     kvant_scheme_params params;
-    kvant_scheme *beside;
+    kvant_scheme *beside, *found = NULL;
     kvant_scheme_info info = { .size = sizeof(info) };
 
-    settings->plain = settings->scheme;
-    if (!read_params(&params, err, sizeof(err)) || params.k != NULL || params.v != NULL || params.settings != NULL ||
-        params.calibration != NULL || !kvp_find_model(model))
+    if (!read_params(&params, err, sizeof(err)) || params.calibration != NULL || !kvp_find_model(model))
         return;
     params.model = model;
     if (kvant_scheme_create(&params, &beside) != KVANT_OK)
@@ -303,28 +298,13 @@ void kvp_settings_find_calibration(kvp_settings *settings)
     if (info.calibration_path != NULL) {
         params.model = NULL;
         params.calibration = info.calibration_path;
-        settings->scheme = get_scheme(&params);
+        found = get_scheme(&params);
+    }
+    if (found != NULL) {
+        settings->scheme = found;
         snprintf(settings->remark, sizeof(settings->remark), "; calibrated: %s", info.calibration_path);
     }
-    if (settings->scheme == NULL)
-        settings->scheme = settings->plain;
     kvant_scheme_free(&beside);
-}
-
-void kvp_settings_check_calibration(kvp_settings *settings, uint32_t layer, kvant_role role, uint32_t row)
-{
-    kvant_scheme_info info = { .size = sizeof(info) };
-    kvant_calibration_entry entry = { .size = sizeof(entry) };
-
-    if (settings->scheme == settings->plain ||
-        kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK)
-        return;
-    if (kvant_calibration_get_entry(info.calibration, layer, 0, role, &entry) == KVANT_OK && row % entry.head_dim == 0 &&
-        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim - 1, role, &entry) == KVANT_OK &&
-        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim, role, &entry) != KVANT_OK)
-        return;
-    settings->scheme = settings->plain;
-    snprintf(settings->remark, sizeof(settings->remark), "%s", LEARNS);
 }
 
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen)

@@ -49,7 +49,6 @@ typedef struct kvp_settings {
     bool verbose, quiet;
     char label[160];      /* what the user chose: a preset, specs or a settings file */
     char remark[KVP_MODEL_PATH + 64]; /* of a preset: whether it is calibrated; else "" */
-    kvant_scheme *plain;  /* the scheme without what kvp_settings_find_calibration found */
 } kvp_settings;
 
 /* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
@@ -59,9 +58,6 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 /* For a context, whose model is loaded: takes the calibration beside the model, for a preset that has
  * none. */
 void kvp_settings_find_calibration(kvp_settings *settings);
-
-/* Whether a calibration that was found has this layer; if not, it is given up. */
-void kvp_settings_check_calibration(kvp_settings *settings, uint32_t layer, kvant_role role, uint32_t row);
 
 /* One variable that is 0 or 1, for every context anew. *on is false on failure. */
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen);
