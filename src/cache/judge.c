@@ -1,5 +1,5 @@
 /* judge.c - by which version a sample of rows and queries errs least (judge.h, learn.h). */
-#include "judge.h"
+#include "learning.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * A pair of channels is a complex number z, which position p multiplies by e^(ipf). So moments E[z_i
  * conj z_k] and E[z_i z_k] at p are those at 0 times e^(ip(f_i - f_k)) and e^(ip(f_i + f_k)), and means
  * over positions a .. b - 1 are geometric series. */
-#include "judge.h"
+#include "learning.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
  * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
  * moves the result by a bounded amount. With ordinary rows the result is their mean and their
  * largest distance from it. */
-#include "judge.h"
+#include "learning.h"
 
 #include <math.h>
 #include <string.h>
