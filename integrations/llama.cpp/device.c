@@ -89,7 +89,6 @@ static void backend_free(abi_backend *backend)
     free(compute->workspace);
     free(compute->masks);
     free(compute->table);
-    kvp_kv_context_stop_learning(compute->layers, true);
     kvp_kv_context_release(compute->layers);
     kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)

@@ -34,7 +34,6 @@ typedef struct kvp_kv_shape {
     bool in_order; /* cells are slots, with one stream, too */
 } kvp_kv_shape;
 
-struct kvp_gather;
 struct kvp_layers; /* what the tensors of one llama context know of each other */
 
 /* Rows that entered and are not stored yet. */
@@ -103,12 +102,6 @@ bool kvp_kv_new_context(char *err, size_t errlen);
 struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
-
-/* Ends what kvp_kv_gather returns; keep: a calibration is left, if there was enough for one. */
-void kvp_kv_context_stop_learning(struct kvp_layers *layers, bool keep);
-
-/* What learns from the rows of the tensor's context, or NULL (gather.h). */
-struct kvp_gather *kvp_kv_gather(const kvp_kv *kv);
 
 /* Some layers of the context being created have another state instead, as recurrent layers have. */
 void kvp_kv_note_state(void);

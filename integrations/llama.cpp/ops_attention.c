@@ -21,7 +21,6 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "gather.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
@@ -246,7 +245,6 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
     if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    kvp_gather_queries(kvp_kv_gather(kvp_kv_of(node->src[1])), kvp_kv_of(node->src[1]), node->src[0]);
     return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
 }
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "gather.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
@@ -106,8 +105,6 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
     cells = cells_of(compute, node);
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    if (n == 2)
-        kvp_gather_rows(kvp_kv_gather(rows[0].kv), &rows[0], &rows[1], (size_t)node->src[0]->ne[1]);
     status = kvp_kv_enter(rows, n, cells, (size_t)node->src[0]->ne[1], compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;

@@ -100,7 +100,6 @@ int harness_gpus(void)
 int harness_load_plugin(void **state)
 {
     (void)state;
-    setenv("KVANT_LEARN", "0", 0); /* the user's cache folder is none of the tests' */
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)

@@ -13,7 +13,7 @@
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first)
- *   gather.c    prompts on their way to what learns a calibration for the next run (../gather.h)
+ *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
@@ -297,9 +297,6 @@ bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
 /* open.c: the open page with a cell, or -1. */
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 
-/* gather.c: rows of a layer's keys and values, and queries that read them; on the back end's stream. */
-void kvp_gpu_gather_rows(kvp_gpu_backend *b, const abi_tensor *keys, const abi_tensor *values);
-void kvp_gpu_gather_queries(kvp_gpu_backend *b, const abi_tensor *node);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);

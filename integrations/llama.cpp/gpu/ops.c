@@ -177,8 +177,6 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
-    if (values != NULL)
-        kvp_gpu_gather_rows(b, node, values);
     if (attending != NULL && !queries_of_pair(b, attending, &queries))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
@@ -456,7 +454,6 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    kvp_gpu_gather_queries(b, node);
     if (!kvp_gpu_weigh_queries(b, node))
         return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))

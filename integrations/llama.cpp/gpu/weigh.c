@@ -173,7 +173,7 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 /* Rows */
 
 #define KIND_NUMBERS 128u
-#define LEAST_DIFFERENT 192u /* of 1024 tokens, as for calibrations that a run learns (../gather.c) */
+#define LEAST_DIFFERENT 192u /* of 1024 tokens */
 
 static int compare(const void *a, const void *b)
 {

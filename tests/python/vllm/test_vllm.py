@@ -183,16 +183,16 @@ class Engine(TestCase):
         stock = self.run_stock(ROUNDS[:1])["rounds"][0]
         self.assertGreaterEqual(sum(a["ids"][0][0] == b["ids"][0][0] for a, b in zip(ours, stock)), 4)
 
-    def test_learning(self):
+    def check_learning(self, expected_positions=0, **environment):
         """From the prompts of an engine what kvant.calibrate finds in the same texts."""
         text = np.array(ids(10000, 4))
         rounds = [([part.tolist()], {"temperature": 0, "max_tokens": 1}) for part in text.reshape(10, 1000)]
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/learned.kvcal"
-            with mock.patch.dict(os.environ, KVANT_VLLM_LEARN=path):
+            with mock.patch.dict(os.environ, environment, KVANT_VLLM_LEARN=path):
                 self.run_engine("f32/f32", rounds, max_num_seqs=1, max_num_batched_tokens=1024)
             found = kvant.Calibration(path)
-        expected = kvant.calibrate(self.model, text[:9000], context=1000, n_tokens=9000)  # 8192 of these ended it
+        expected = kvant.calibrate(self.model, text[:9000], context=1000, n_tokens=9000, positions=expected_positions)  # 8192 of these ended it
         self.assertEqual(found.info[2:8], expected.info[2:8])
         rounded = 2.0**-7 if GPU else 2.0**-9  # the model is fp16, and matrices are
         for layer in range(found.info.n_layers):
@@ -201,6 +201,13 @@ class Engine(TestCase):
                     for x, y in zip(found.entry(layer, head, role), expected.entry(layer, head, role)):
                         if isinstance(y, np.ndarray):
                             self.assertLess(np.abs(x - y).max(), rounded * np.abs(y).max())
+
+    def test_learning(self):
+        self.check_learning()
+
+    def test_learning_at_later_positions(self):
+        """Prompt i begins at position 125 i: 1024 * 1000 i / 8192 of those that 8192 tokens are spread over, 1000 i / 8 of nine."""
+        self.check_learning(2000, KVANT_VLLM_LEARN_POSITIONS="2024")
 
     def test_refusals(self):
         wrong = (("nothing", "none of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))
