@@ -112,6 +112,17 @@ uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
     return octave;
 }
 
+static uint32_t edge_of(const kvant_turn *turn, uint32_t octave)
+{
+    return octave == turn->n_octaves ? turn->n_positions : octave ? KVANT_FIRST_OCTAVE << (octave - 1) : 0;
+}
+
+void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2])
+{
+    edges[0] = (int32_t)edge_of(turn, octave);
+    edges[1] = (int32_t)edge_of(turn, octave + 1);
+}
+
 /* NULL with *status KVANT_OK: this rope cannot be followed. */
 static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope, kvant_status *status)
 {
@@ -210,12 +221,6 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 }
 
 /* Moments */
-
-static double edge_of(const kvant_turn *turn, uint32_t octave)
-{
-    const double edge = octave ? (double)(KVANT_FIRST_OCTAVE << (octave - 1)) : 0;
-    return octave == turn->n_octaves ? (double)turn->n_positions : edge;
-}
 
 /* A range as edges a_0 < a_1 ...: the mean of e^(ipx) over it is the sum of share_m e^(i a_m x) divided
  * by e^(ix) - 1. */
