@@ -84,12 +84,6 @@ KVANT_INLINE void store_transposed(const uint32_t (&m)[4], uint32_t row)
                  : "memory");
 }
 
-/* Two of them: the addresses of lanes 0 to 15. */
-KVANT_INLINE void store_two_matrices(const uint32_t (&m)[2], uint32_t row)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(row), "r"(m[0]), "r"(m[1]) : "memory");
-}
-
 KVANT_INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
