@@ -51,7 +51,8 @@ papers: all
 # not fit the GPU. The second run: calibrations of the first 2048 positions.
 papers-long: all
 	text=$$($(FETCH) text) && \
-	for run in "smollm2 8192 2048,8192" "gemma 32768 2048,8192,32768 --prune 4000"; do \
+	for run in "smollm2 8192 2048,8192 --reading" "gemma 32768 2048,8192,32768 --prune 4000" \
+	    "qwen 32768 8192 --reading --prune 4000 --round 3"; do \
 	    set -- $$run && model=$$($(FETCH) model $$1) && long=$(BUILD)/long/$$(basename "$$model") && ctx=$$2 && needles=$$3 && shift 3 && \
 	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $$ctx --needles $$needles $$* \
 	        -o $(BUILD)/long && export KVANT_LIBRARY=$(BUILD)/lib/libkvant.so && rows="-o bench/results/long_contexts.csv" && \

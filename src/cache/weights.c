@@ -99,12 +99,6 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
 
 /* A version as a codec */
 
-/* A channel of a part, among all. */
-static size_t channel_of(uint32_t d, uint32_t n, uint32_t part, uint32_t i)
-{
-    return i < n / 2 ? part * (n / 2) + i : d / 2 + part * (n / 2) + i - n / 2;
-}
-
 /* The matrix of all parts, and its inverse; both are zeros. */
 static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w, double *inverse)
 {
@@ -115,7 +109,7 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
     for (uint32_t p = 0; p < d / n && status == KVANT_OK; p++) {
         status = read_part(n, triangles + p * kvant_triangle_size(n), part, part + size, part + 2 * size);
         for (uint32_t i = 0; i < size && status == KVANT_OK; i++) {
-            const size_t at = channel_of(d, n, p, i / n) * d + channel_of(d, n, p, i % n);
+            const size_t at = kvant_part_channel(d, n, p, i / n) * d + kvant_part_channel(d, n, p, i % n);
             w[at] = part[i];
             inverse[at] = part[size + i];
         }

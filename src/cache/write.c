@@ -415,7 +415,8 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                      uint32_t n_threads)
 {
     write_job jobs[2];
-    for (size_t i = 0; i < n_tensors; i++) {
+    kvant_status status = KVANT_OK;
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
         jobs[i] = (write_job){ .tensor = rows[i].tensor,
                                .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
                                .slots = slots,
@@ -424,9 +425,12 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                .n = n,
                                .stride = rows[i].stride,
                                .n_threads = n_threads };
-        KVANT_FORWARD(check_arguments(&jobs[i]));
+        status = check_arguments(&jobs[i]);
     }
-    return run(jobs, n_tensors);
+    status = status == KVANT_OK ? run(jobs, n_tensors) : status;
+    for (size_t i = 0; i < n_tensors; i++)
+        kvant_learning_written(rows[i].tensor, slots, status == KVANT_OK ? n : 0);
+    return status;
 }
 
 kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,

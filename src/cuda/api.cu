@@ -145,10 +145,19 @@ void without_transform(kvant_cuda_params &codec)
     codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
 }
 
-/* Keys with feedback need their matrices, others have no place for them. */
-bool valid_feedback(const kvant_cuda_codec *k, const kvant_cuda_codec *v, const float *feedback)
+/* What rows that are appended and pages that are sealed bring for both roles. Keys with feedback need their matrices, others have
+ * no place for them. */
+template <class Args> bool add_shared(Roles &to, const Args &args)
 {
-    return (k && k->params.feedback) == (feedback != nullptr) && !(v && v->params.feedback);
+    const kvant_cuda_codec *k = args.k.codec, *v = args.v.codec;
+    if ((!k && !v) || (k && v && k->params.head_dim != v->params.head_dim) || (v && v->params.feedback) ||
+        (k && k->params.feedback) != (args.k_feedback != nullptr))
+        return false;
+    if (k)
+        to.at[0].feedback = args.k_feedback;
+    for (int i = 0; i < to.n; i++)
+        to.at[i].centroids = args.centroids[to.at[i].codec.role];
+    return true;
 }
 
 void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transformed)
@@ -239,13 +248,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
             return KVANT_ERR_UNSUPPORTED;
         add_rows(roles, *rows, args->exact[rows == &args->v], args->transformed);
     }
-    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
-        (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
+    if (!add_shared(roles, *args))
         return KVANT_ERR_ARGUMENT;
-    if (args->k.codec)
-        roles.at[0].feedback = args->k_feedback;
-    for (int i = 0; i < roles.n; i++)
-        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     for (const kvant_cuda_rows *rows : { &args->k, &args->v })
         if (rows->codec && rows->codec->params.dense && !args->transformed)
             return KVANT_ERR_UNSUPPORTED;
@@ -272,13 +276,8 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
             add_open_pages(roles, *pages, args->exact ? sizeof(float) : sizeof(uint16_t));
-    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
-        (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
+    if (!add_shared(roles, *args))
         return KVANT_ERR_ARGUMENT;
-    if (args->k.codec)
-        roles.at[0].feedback = args->k_feedback;
-    for (int i = 0; i < roles.n; i++)
-        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     AppendArgs common{};
     common.type = args->exact ? KVANT_CUDA_F32 : KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;

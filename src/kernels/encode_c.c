@@ -40,6 +40,14 @@ KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
             y[i] += weights[j] * rows[(size_t)j * n + i];
 }
 
+KVANT_ADD_OUTERS_FN(kvant_add_outers_c)
+{
+    for (uint32_t i = 0; i < n; sums += ++i)
+        for (uint32_t r = 0; r < n_rows; r++)
+            for (uint32_t j = 0; j <= i; j++)
+                sums[j] += rows[r * stride + i] * rows[r * stride + j];
+}
+
 static void butterflies(float *x, uint32_t n, uint32_t distance)
 {
     for (uint32_t i = 0; i < n; i += 2 * distance)

@@ -104,6 +104,41 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     }
 }
 
+/* Sums of row i of a triangle, of some vectors: a constant at every call. x: the rows from their column on. */
+KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride, uint32_t n_rows,
+                                float *sums)
+{
+    vf sum[COMBINED];
+    unrolled_for (uint32_t v = 0; v < vectors; v++)
+        sum[v] = vf_load_unaligned(sums + v * LANES);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        const vf factor = vf_set(rows[r * stride]);
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            sum[v] = vf_add(sum[v], vf_mul(factor, vf_load_unaligned(x + r * stride + v * LANES)));
+    }
+    unrolled_for (uint32_t v = 0; v < vectors; v++)
+        vf_store_unaligned(sums + v * LANES, sum[v]);
+}
+
+/* The last vectors of a row go beyond the diagonal, in a place of their own. */
+static KVANT_ADD_OUTERS_FN(NAME(add_outers))
+{
+    for (uint32_t i = 0; i < n; sums += ++i) {
+        uint32_t j = 0;
+        float rest[COMBINED * LANES] = { 0 };
+        for (; j + COMBINED * LANES <= i + 1; j += COMBINED * LANES)
+            outer_vectors(COMBINED, rows + i, rows + j, stride, n_rows, sums + j);
+        memcpy(rest, sums + j, (i + 1 - j) * sizeof *rest);
+        switch ((i + 1 - j + LANES - 1) / LANES) {
+        case 4: outer_vectors(4, rows + i, rows + j, stride, n_rows, rest); break;
+        case 3: outer_vectors(3, rows + i, rows + j, stride, n_rows, rest); break;
+        case 2: outer_vectors(2, rows + i, rows + j, stride, n_rows, rest); break;
+        case 1: outer_vectors(1, rows + i, rows + j, stride, n_rows, rest); break;
+        }
+        memcpy(sums + j, rest, (i + 1 - j) * sizeof *rest);
+    }
+}
+
 /* (a, b) -> (a + b, a - b) within a vector: a - b is a + -b, and additions commute, to the bit. */
 KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
 {

@@ -146,7 +146,7 @@ static void forget_first(const kvant_cache *cache, uint32_t layer)
 /* A GPU has room for two matrices and a version of other rows; the CPU's further version counts as taken. */
 static void take_last(const kvant_cache *cache, uint32_t layer)
 {
-    kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[KVANT_MAX_VERSIONS - 1];
+    kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[4];
     last->alive = true;
     last->n_blocks = 1;
 }

@@ -30,7 +30,9 @@
     X(dot)                                                                                                         \
     X(dot_rows)                                                                                                    \
     X(dot_codes)                                                                                                   \
-    X(combine_rows)                                                                                                   \
+    X(combine_rows)                                                                                                \
+    X(add_outers)                                                                                                  \
+    X(mean_factor)                                                                                                 \
     X(hadamard)                                                                                                    \
     X(range)                                                                                                       \
     X(magnitude)                                                                                                   \

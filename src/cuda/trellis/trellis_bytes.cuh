@@ -4,8 +4,7 @@
  * are the address of eight bytes; the other two bits of both codes choose among four bytes each, by
  * prmt. So the table has 256 entries, and 16 copies side by side take 32 KB: no two lanes of a half
  * warp read the same bank. A product of bytes (dp4a) makes the address on the multiplier. */
-#ifndef KVANT_CUDA_TRELLIS_BYTES_CUH
-#define KVANT_CUDA_TRELLIS_BYTES_CUH
+#pragma once
 
 #include "trellis_pairs.cuh"
 
@@ -173,5 +172,3 @@ KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &
 }
 
 } // namespace kvant
-
-#endif

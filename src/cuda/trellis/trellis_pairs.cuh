@@ -4,8 +4,7 @@
  * The level numbers of the two codes, 4 or 5 bits each, are the address. A product of bytes (dp4a)
  * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
  * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. */
-#ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
-#define KVANT_CUDA_TRELLIS_PAIRS_CUH
+#pragma once
 
 #include "../attention/attention.h"
 #include "trellis.cuh"
@@ -184,5 +183,3 @@ KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const 
 }
 
 } // namespace kvant
-
-#endif
