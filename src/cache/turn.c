@@ -56,8 +56,9 @@ static kvant_status check(const kvant_rope *rope, uint32_t head_dim)
     if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
     for (uint32_t i = 0; i < rope->n_dims / 2; i++) {
-        KVANT_RETURN_IF(!isfinite(rope->frequencies[i]), KVANT_ERR_NONFINITE);
-        KVANT_RETURN_IF(fabsf(rope->frequencies[i]) > MOST_FREQUENCY, KVANT_ERR_ARGUMENT);
+        if (!(fabsf(rope->frequencies[i]) <= MOST_FREQUENCY))
+            return kvant_fail(NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
+                              "rope: frequency %u is no number, or above 1024", i);
     }
     return KVANT_OK;
 }
