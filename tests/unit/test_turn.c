@@ -127,7 +127,8 @@ static void moments_are_means_over_positions(void **state)
                         want[i] += weight * y[i / HEAD_DIM] * y[i % HEAD_DIM];
                 }
             }
-        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, (kvant_range){ (uint8_t)first, (uint8_t)end }, mean, moments), KVANT_OK);
+        const kvant_range range = { (uint8_t)first, (uint8_t)end };
+        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, mean, moments), KVANT_OK);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             assert_true(fabs(mean[j] - want_mean[j]) < 1e-9 * sqrt(length));
         for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
@@ -207,7 +208,8 @@ static void put(fixture *f, const text *t, const int64_t *slots, const int32_t *
     for (uint32_t i = 0; i < n; i++) {
         memcpy(rows + (size_t)i * WIDTH, t->rows + (size_t)tokens[i] * WIDTH, WIDTH * sizeof *rows);
         memcpy(f->rows + (size_t)slots[i] * WIDTH, rows + (size_t)i * WIDTH, WIDTH * sizeof *rows);
-        memcpy(queries + (size_t)i * N_HEADS * HEAD_DIM, t->queries + (size_t)tokens[i] * N_HEADS * HEAD_DIM, N_HEADS * HEAD_DIM * sizeof *queries);
+        memcpy(queries + (size_t)i * N_HEADS * HEAD_DIM, t->queries + (size_t)tokens[i] * N_HEADS * HEAD_DIM,
+               N_HEADS * HEAD_DIM * sizeof *queries);
     }
     const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)N_HEADS * HEAD_DIM, .head_stride = HEAD_DIM,
                               .n_tokens = n, .n_heads = N_HEADS, .positions = positions ? tokens : NULL };
@@ -342,7 +344,8 @@ static void unknown_positions_are_rows_all_the_same(void **state)
     }
     for (uint32_t block = 0; block < 32; block++)
         for (uint32_t h = 0; h < N_KV_HEADS; h++)
-            assert_memory_equal(block_of(&f, block, h).page, block_of(&g, block, h).page, block ? info_of(f.codecs[h]).page_bytes : 64 * HEAD_DIM * 2);
+            assert_memory_equal(block_of(&f, block, h).page, block_of(&g, block, h).page,
+                                block ? info_of(f.codecs[h]).page_bytes : 64 * HEAD_DIM * 2);
     drop(&f);
     drop(&g);
     free(t);
