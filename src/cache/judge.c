@@ -63,6 +63,8 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
                sampled_queries(l, head), job->octave);
 }
 
+#define SAMPLE_TOGETHER 4u
+
 typedef struct cost_job {
     const kvant_tensor *tensor;
     double *costs;
@@ -78,13 +80,14 @@ static void cost_unit(void *context, size_t head, uint32_t worker)
     const kvant_affine affine = kvant_version_affine(tensor, job->version, (uint32_t)head);
     const kvant_transform *transform = kvant_version_transform(tensor, job->version, (uint32_t)head);
     const uint32_t d = tensor->head_dim;
-    float y[KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
+    const size_t width = kvant_tensor_width(tensor);
+    float y[SAMPLE_TOGETHER * KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
     double keys = 0, queries = 0;
     (void)worker;
-    for (uint32_t i = 0; i < l->n_rows; i++) {
-        kvant_transform_forward(transform, kernels, &affine,
-                                l->rows + i * kvant_tensor_width(tensor) + head * d, y);
-        keys += squares(y, d);
+    for (uint32_t i = 0; i < l->n_rows; i += SAMPLE_TOGETHER) {
+        const uint32_t n = l->n_rows - i < SAMPLE_TOGETHER ? l->n_rows - i : SAMPLE_TOGETHER;
+        kvant_codec_transform_rows(transform, kernels, &affine, l->rows + i * width + head * d, width, n, y);
+        keys += squares(y, n * d);
     }
     for (uint32_t i = 0; i < sampled_queries(l, (uint32_t)head); i++) {
         const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;

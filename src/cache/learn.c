@@ -180,7 +180,8 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     }
     if (status != KVANT_OK)
         kvant_sums_restore(tensor, before);
-    kvant_free(before);
+    if (l->done)
+        kvant_sums_drop(l);
     return status;
 }
 

@@ -204,9 +204,9 @@ typedef struct kvant_block_page {
 #define KVANT_DOT_ROWS_FN(name) void name(const float *a, const float *rows, uint32_t n, uint32_t n_rows, float *sums)
 
 /* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
- * of k rows; y overlaps nothing. */
+ * of k rows; n_y such y, each with weights of its own, one after another; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
-    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, uint32_t n_y, float *y)
 
 /* sums += the lower triangles of x x^T of rows x of n numbers, one row after another. Rows have a stride,
  * a multiple of 16; numbers behind the n-th may be anything. */
@@ -221,6 +221,10 @@ typedef struct kvant_block_page {
 #define KVANT_MEAN_ROOM(n)                                                                                         \
     ((size_t)(n) * ((n) + 6 + ((n) > 3 * KVANT_MEAN_NODES ? (n) : 3 * KVANT_MEAN_NODES)))
 #define KVANT_MEAN_FACTOR_FN(name) double name(size_t n, double *a, double *b, double *room)
+
+/* l, n x n, a lower triangle with zeros above a diagonal of numbers that are not 0, becomes its inverse.
+ * column: n numbers. */
+#define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
@@ -324,6 +328,7 @@ typedef struct kvant_uniform_step {
     X(COMBINE_ROWS, combine_rows)                                                                                  \
     X(ADD_OUTERS, add_outers)                                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                                    \
+    X(LOWER_INVERSE, lower_inverse)                                                                                \
     X(HADAMARD, hadamard)                                                                                          \
     X(RANGE, range)                                                                                                \
     X(MAGNITUDE, magnitude)                                                                                        \
