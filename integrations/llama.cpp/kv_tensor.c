@@ -74,10 +74,10 @@ static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t 
     bool placed = slots != NULL && find_slots(rows->kv, cells, n, mask, slots);
     kvant_status status = placed ? KVANT_OK : KVANT_ERR_MEMORY;
 
-    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = assign_blocks(rows[i].kv, slots, n);
-        kvant_tensor_next_positions(rows[i].kv->tensor, rows[i].positions, n);
-    }
+    if (status == KVANT_OK && rows->positions != NULL) /* keys come first */
+        status = kvant_tensor_next_positions(rows->kv->tensor, rows->positions, n);
     if (status == KVANT_OK && n_tensors == 1)
         status = kvant_tensor_write(rows->kv->tensor, slots, n, rows->at, rows->stride, n_threads);
     else if (status == KVANT_OK)

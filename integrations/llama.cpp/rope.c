@@ -114,8 +114,8 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
     const int32_t *positions;
     const uint32_t most = kvp_kv_n_positions(kv);
 
-    if (kv->shape.role != KVANT_ROLE_K || kv->tensor == NULL)
-        return NULL;
+    if (kv->shape.role != KVANT_ROLE_K || !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
+        return NULL; /* nothing is ever learnt */
     if (!kv->roped)
         kvp_rope_tell(kv, kv->tensor, rows, 0);
     kv->roped = true;

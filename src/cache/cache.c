@@ -258,6 +258,28 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
 
 /* Attention */
 
+/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
+static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                  const kvant_attention_problem *p)
+{
+    const uint32_t n = n_sequences * p->n_queries;
+    if (cache->noted[layer] != KVANT_NOTED_NONE || !kvant_cache_wants_queries(cache, layer, n))
+        return KVANT_OK;
+    int32_t *positions = kvant_alloc(n, sizeof *positions);
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = p->q,
+                                    .token_stride = p->q_token_stride,
+                                    .head_stride = p->q_head_stride,
+                                    .n_tokens = n,
+                                    .n_heads = p->n_heads,
+                                    .positions = positions };
+    for (uint32_t i = 0; positions && i < n; i++)
+        positions[i] = (int32_t)(cache->sequences[sequences[i / p->n_queries]].lengths[layer] - p->n_queries + i % p->n_queries);
+    const kvant_status status = positions ? cache->device->note_queries(cache, layer, &queries) : KVANT_ERR_MEMORY;
+    kvant_free(positions);
+    return status;
+}
+
 static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                            const kvant_attention_problem *problem)
 {
@@ -269,7 +291,8 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
     p.scale = p.scale > 0 ? p.scale : cache->params.scale;
     p.logit_softcap = p.logit_softcap > 0 ? p.logit_softcap : cache->params.logit_softcap;
-    return cache->device->attend(cache, layer, sequences, n_sequences, &p);
+    KVANT_FORWARD(cache->device->attend(cache, layer, sequences, n_sequences, &p));
+    return note_attended(cache, layer, sequences, n_sequences, &p);
 }
 
 kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,

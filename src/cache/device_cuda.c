@@ -349,20 +349,6 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
     return kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
 }
 
-/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
-static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                           const kvant_attention_problem *p)
-{
-    const kvant_queries queries = { .size = sizeof queries,
-                                    .q = p->q,
-                                    .token_stride = p->q_token_stride,
-                                    .head_stride = p->q_head_stride,
-                                    .n_tokens = n_sequences * p->n_queries,
-                                    .n_heads = p->n_heads };
-    KVANT_FORWARD(kvant_cuda_layers_attend(cache, layer, sequences, n_sequences, p));
-    return cache->noted[layer] == KVANT_NOTED_NONE ? note_queries(cache, layer, &queries) : KVANT_OK;
-}
-
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     cuda_memory *memory = cache->memory;
@@ -383,7 +369,7 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
 const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .destroy = kvant_cuda_layers_destroy,
                                          .append = append,
-                                         .attend = attend,
+                                         .attend = kvant_cuda_layers_attend,
                                          .read = kvant_cuda_layers_read,
                                          .note_queries = note_queries,
                                          .wants_queries = wants_queries,

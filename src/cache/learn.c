@@ -44,6 +44,8 @@ static kvant_range choose_range(const kvant_learning *l, uint32_t n_unused)
     uint32_t end = first, most = n_unused > 2 ? n_unused - 1 : 1;
     if (l->ranges[first].end)
         return l->ranges[first];
+    if (l->turn->n_ranges == 1)
+        return (kvant_range){ 0, (uint8_t)l->turn->n_octaves };
     while (end < l->turn->n_octaves && !l->ranges[end].end)
         end++;
     if (l->turn->n_ranges && most + made > l->turn->n_ranges)
@@ -173,7 +175,8 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     }
     if (status != KVANT_OK)
         kvant_sums_restore(tensor, before);
-    kvant_free(before);
+    if (l->done)
+        kvant_sums_drop(l);
     return status;
 }
 

@@ -30,8 +30,9 @@ bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice
 kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choice, double least, double most, uint32_t n_unused,
                                  uint32_t n_threads, bool *turned);
 
-/* Before a judgement: sampled queries turn to where the rows are. */
-void kvant_learning_face(kvant_tensor *tensor);
+/* Before a judgement: sampled rows and queries turn to positions all over the octave (turn.h) that the rows are in. So they are judged
+ * by what they are, not by where they happen to be. */
+void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads);
 
 /* After a write of n rows, or one that failed: n = 0. */
 void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n);

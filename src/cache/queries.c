@@ -131,35 +131,3 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     kvant_parallel_for(tensor->learning->n_units, q.n_tokens > 1 ? n_threads : 1, note_unit, &job);
     return KVANT_OK;
 }
-
-static void face_head(const kvant_tensor *tensor, uint32_t head, int32_t place)
-{
-    kvant_learning *l = tensor->learning;
-    const uint32_t d = tensor->head_dim, n = l->part;
-    for (uint32_t part = 0; part < d / n; part++) {
-        kvant_turning turning;
-        kvant_turning_begin(&turning, l->turn, part);
-        for (uint32_t i = 0; i < SAMPLE_QUERIES && i < l->n_queries[head]; i++) {
-            const size_t at = (size_t)head * SAMPLE_QUERIES + i;
-            float x[KVANT_MAX_HEAD_DIM];
-            if (l->asked[at] < 0)
-                continue;
-            kvant_part_gather(d, n, part, l->queries + at * d, x);
-            kvant_turn_back(&turning, (int64_t)l->asked[at] - place, x);
-            kvant_part_scatter(d, n, part, x, l->queries + at * d);
-        }
-    }
-}
-
-void kvant_learning_face(kvant_tensor *tensor)
-{
-    kvant_learning *l = tensor->learning;
-    const int32_t place = l ? kvant_sample_place(l) : -1;
-    if (!l || !l->turn || place < 0)
-        return;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        face_head(tensor, head, place);
-        for (uint32_t i = 0; i < SAMPLE_QUERIES; i++)
-            l->asked[head * SAMPLE_QUERIES + i] = l->asked[head * SAMPLE_QUERIES + i] < 0 ? -1 : place;
-    }
-}

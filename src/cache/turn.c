@@ -56,8 +56,9 @@ static kvant_status check(const kvant_rope *rope, uint32_t head_dim)
     if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
     for (uint32_t i = 0; i < rope->n_dims / 2; i++) {
-        KVANT_RETURN_IF(!isfinite(rope->frequencies[i]), KVANT_ERR_NONFINITE);
-        KVANT_RETURN_IF(fabsf(rope->frequencies[i]) > MOST_FREQUENCY, KVANT_ERR_ARGUMENT);
+        if (!(fabsf(rope->frequencies[i]) <= MOST_FREQUENCY))
+            return kvant_fail(NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
+                              "rope: frequency %u is no number, or above 1024", i);
     }
     return KVANT_OK;
 }
@@ -109,6 +110,17 @@ uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
     while (octave + 1 < turn->n_octaves && position >= (int32_t)(KVANT_FIRST_OCTAVE << octave))
         octave++;
     return octave;
+}
+
+static uint32_t edge_of(const kvant_turn *turn, uint32_t octave)
+{
+    return octave == turn->n_octaves ? turn->n_positions : octave ? KVANT_FIRST_OCTAVE << (octave - 1) : 0;
+}
+
+void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2])
+{
+    edges[0] = (int32_t)edge_of(turn, octave);
+    edges[1] = (int32_t)edge_of(turn, octave + 1);
 }
 
 /* NULL with *status KVANT_OK: this rope cannot be followed. */
@@ -209,12 +221,6 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 }
 
 /* Moments */
-
-static double edge_of(const kvant_turn *turn, uint32_t octave)
-{
-    const double edge = octave ? (double)(KVANT_FIRST_OCTAVE << (octave - 1)) : 0;
-    return octave == turn->n_octaves ? (double)turn->n_positions : edge;
-}
 
 /* A range as edges a_0 < a_1 ...: the mean of e^(ipx) over it is the sum of share_m e^(i a_m x) divided
  * by e^(ix) - 1. */

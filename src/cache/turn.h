@@ -28,6 +28,9 @@ typedef struct kvant_turn {
 
 uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position);
 
+/* Its first position, and the one behind its last. */
+void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2]);
+
 /* Turns vectors of one part. Steps of equal size from vector to vector cost no sines. */
 typedef struct kvant_turning {
     const kvant_pair *pairs; /* NULL: nothing turns */

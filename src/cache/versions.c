@@ -26,6 +26,7 @@
  * good for a few rows as one from them. */
 #define MATRIX_EXCESS 2
 #define RANGE_EXCESS 2.0f
+#define WHOLE_EXCESS 4.0f /* for all positions */
 
 #define VERSIONS 4u /* without matrices */
 
@@ -459,11 +460,13 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     bool turned = false;
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
-    double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = tensor->learning && tensor->learning->turn ? RANGE_EXCESS : MOST_EXCESS;
-    kvant_learning_face(tensor);
+    double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
+    kvant_learning_spread(tensor, n_threads);
     if (!kvant_learning_excess(tensor, n_threads, excess)) {
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
+    } else if (tensor->learning->turn) {
+        most = tensor->learning->turn->n_ranges == 1 ? WHOLE_EXCESS : RANGE_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);

@@ -1,4 +1,4 @@
-/* launch.h - turns a run-time head_dim into a compile-time constant, and passes types to lambdas. */
+/* launch.h - turns a run-time head_dim into a compile-time constant; what launches ask of a device. */
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,6 @@
 
 namespace kvant
 {
-
-template <class T> struct Type {
-    using type = T;
-};
 
 template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
 {

@@ -84,12 +84,6 @@ KVANT_INLINE void store_transposed(const uint32_t (&m)[4], uint32_t row)
                  : "memory");
 }
 
-/* Two of them: the addresses of lanes 0 to 15. */
-KVANT_INLINE void store_two_matrices(const uint32_t (&m)[2], uint32_t row)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(row), "r"(m[0]), "r"(m[1]) : "memory");
-}
-
 KVANT_INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
@@ -171,7 +165,7 @@ KVANT_INLINE void begin_next()
 /* 16 bytes into shared memory, later; zeros when they are not there. */
 KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
 {
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 /* The copies since the last call are a group. */
@@ -184,6 +178,12 @@ KVANT_INLINE void end_copies()
 template <int N> KVANT_INLINE void wait_for_copies()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* What this thread wrote to shared memory is there before bulk copies and wgmma that come later. compute_90. */
+KVANT_INLINE void order_writes()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* A line into the second-level cache. */

@@ -204,9 +204,9 @@ typedef struct kvant_block_page {
 #define KVANT_DOT_ROWS_FN(name) void name(const float *a, const float *rows, uint32_t n, uint32_t n_rows, float *sums)
 
 /* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
- * of k rows; y overlaps nothing. */
+ * of k rows; n_y such y, each with weights of its own, one after another; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
-    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, uint32_t n_y, float *y)
 
 /* sums += the lower triangles of x x^T of rows x of n numbers, one row after another. Rows have a stride,
  * a multiple of 16; numbers behind the n-th may be anything. */

@@ -3,7 +3,7 @@
  *     learn_probe MODEL TOKENS KIND [none]
  *
  * KIND: a number (seed of random tokens), or the path of a text. none: the model's file is read, not mapped. LEARN_PROBE_STATE: a
- * file for the state of the sequence, before the last token. */
+ * file for the state of the sequence, before the last token. LEARN_PROBE_CTX: the context. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
     model_params.devices = devices;
     model_params.n_gpu_layers = 99;
     model_params.load_mode = argc > 4 ? LLAMA_LOAD_MODE_NONE : model_params.load_mode;
-    params.n_ctx = MOST + 256;
+    params.n_ctx = getenv("LEARN_PROBE_CTX") != NULL ? (uint32_t)atoi(getenv("LEARN_PROBE_CTX")) : MOST + 256;
     params.n_threads = params.n_threads_batch = 1;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     struct llama_model *model = llama_model_load_from_file(argv[1], model_params);

@@ -67,10 +67,10 @@ class Learning(unittest.TestCase):
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)
             self.assertIn(LEARNS, said)
 
-    def first_keys(self, tokens, on_gpu):
+    def first_keys(self, tokens, context, on_gpu):
         """Rows that a cache has of the first layer's keys after a prompt."""
         path, variables = self.home / "state", GPU if on_gpu else {}
-        self.run_probe(SMALL, tokens, os.environ["KVANT_TEXT"], LEARN_PROBE_STATE=path, KVANT_V="trellis-4",
+        self.run_probe(SMALL, tokens, os.environ["KVANT_TEXT"], LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, KVANT_V="trellis-4",
                        KVANT_K="trellis-4:transform=first,sink=0", **variables)
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
@@ -80,9 +80,9 @@ class Learning(unittest.TestCase):
 
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
         """The first layer's keys and queries are the same on both devices, so are centre, matrix and codes: decoding rounds in another
-        order. A GPU has one version, the last one: in a longer prompt rows before the 512th have another on the CPU."""
-        for tokens, since in ((400, 0), (1100, 512)):
-            cpu, gpu = (self.first_keys(tokens, on_gpu) for on_gpu in (False, True))
+        order. A GPU has one version, for all positions; beyond 512 the CPU has several."""
+        for tokens, context, since in ((400, 512, 0), (1000, 8192, 1000)):
+            cpu, gpu = (self.first_keys(tokens, context, on_gpu) for on_gpu in (False, True))
             for token in range(since, tokens):
                 self.assertLess(difference(gpu[token], cpu[token]), 1e-3, (tokens, token))
             for token in range(since):

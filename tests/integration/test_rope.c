@@ -19,6 +19,8 @@
 #include "log.h"
 #include "rope.h"
 
+static void *tensor_memory;
+
 enum { DIM = 64, HEADS = 3, TOKENS = 5, MOST_POSITION = 4000 };
 
 /* What rope.c asks the rest of the plug-in. */
@@ -179,10 +181,38 @@ static void yarn(void **state)
     release(&g);
 }
 
+static kvant_tensor *new_tensor(const char *spec, kvant_codec **codec)
+{
+    const kvant_codec *codecs[HEADS];
+    kvant_tensor_params params = { .size = sizeof(params), .codecs = codecs, .n_kv_heads = HEADS, .n_sequences = 1, .n_blocks = 2 };
+    kvant_tensor *tensor = NULL;
+    size_t bytes;
+    void *memory;
+
+    assert_int_equal(kvant_codec_create(spec, DIM, KVANT_ROLE_K, 0, codec, NULL, 0), KVANT_OK);
+    for (int head = 0; head < HEADS; head++)
+        codecs[head] = *codec;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+    memory = aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
+    memset(memory, 0, bytes);
+    assert_int_equal(kvant_tensor_create(&params, memory, &tensor), KVANT_OK);
+    tensor_memory = memory;
+    return tensor;
+}
+
+static void delete_tensor(kvant_tensor *tensor, kvant_codec *codec)
+{
+    kvant_tensor_free(&tensor);
+    kvant_codec_free(&codec);
+    free(tensor_memory);
+}
+
 static void positions_of_the_batch(void **state)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 10000, .scale = 1 };
-    kvp_kv kv = { .shape.role = KVANT_ROLE_K, .head_dim = DIM, .roped = true, .tensor = (kvant_tensor *)&kv };
+      kvant_codec *codec = NULL;
+    kvant_tensor *tensor = new_tensor("int-8:transform=first", &codec);
+    kvp_kv kv = { .shape.role = KVANT_ROLE_K, .head_dim = DIM, .tensor = tensor };
     const int32_t beyond = MOST_POSITION + 1;
     graph g = build(&v);
 
@@ -190,9 +220,15 @@ static void positions_of_the_batch(void **state)
     assert_memory_equal(kvp_rope_positions(&kv, (const abi_tensor *)g.rows), positions, sizeof(positions));
     ggml_backend_tensor_set(g.positions, &beyond, 4, sizeof(beyond));
     assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
-    kv.shape.role = KVANT_ROLE_V;
-    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
+    assert_true(kv.roped);
     release(&g);
+    delete_tensor(tensor, codec);
+    codec = NULL;
+    kv = (kvp_kv){ .shape.role = KVANT_ROLE_K, .head_dim = DIM, .tensor = tensor = new_tensor("int-8", &codec) };
+    g = build(&v);
+    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows)); /* they would be of no use */
+    release(&g);
+    delete_tensor(tensor, codec);
 }
 
 static void other_rows_have_none(void **state)

@@ -67,17 +67,17 @@ BENCH(dot)
 
 typedef struct combined {
     float *rows, *weights, *got;
-    uint32_t k, n;
+    uint32_t k, n, n_y;
 } combined;
 
-static combined make_combined(checker *check, uint32_t k, uint32_t n, check_fill fill)
+static combined make_combined(checker *check, uint32_t k, uint32_t n, uint32_t n_y, check_fill fill)
 {
-    combined p = { .k = k, .n = n };
+    combined p = { .k = k, .n = n, .n_y = n_y };
     p.rows = check_input(check, "rows", (size_t)k * n * sizeof *p.rows, sizeof *p.rows);
-    p.weights = check_input(check, "weights", k * sizeof *p.weights, sizeof *p.weights);
-    p.got = check_output(check, "sums", n * sizeof *p.got, sizeof *p.got);
+    p.weights = check_input(check, "weights", n_y * k * sizeof *p.weights, sizeof *p.weights);
+    p.got = check_output(check, "sums", n_y * n * sizeof *p.got, sizeof *p.got);
     check_floats(check, p.rows, (size_t)k * n, CHECK_NORMAL);
-    check_floats(check, p.weights, k, fill);
+    check_floats(check, p.weights, n_y * k, fill);
     return p;
 }
 
@@ -87,13 +87,14 @@ CHECK(combine_rows)
     for (size_t l = 0; l < COUNT(lengths); l++)
         for (size_t r = 0; r < COUNT(rows); r++)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
-                check_case(check, "%u rows of %u numbers, %s", rows[r], lengths[l],
+                const uint32_t n_y = 1 + (uint32_t)(l + r) % 6;
+                check_case(check, "%u times %u rows of %u numbers, %s", n_y, rows[r], lengths[l],
                            check_fill_name((check_fill)fill));
-                combined p = make_combined(check, rows[r], lengths[l], (check_fill)fill);
-                float want[512];
-                c->combine_rows(p.rows, p.weights, p.k, p.n, want);
-                CHECK_CALL(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got));
-                check_same(check, "sums", p.got, want, p.n, sizeof *want);
+                combined p = make_combined(check, rows[r], lengths[l], n_y, (check_fill)fill);
+                float want[6 * 512];
+                c->combine_rows(p.rows, p.weights, p.k, p.n, n_y, want);
+                CHECK_CALL(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, n_y, p.got));
+                check_same(check, "sums", p.got, want, n_y * p.n, sizeof *want);
             }
 }
 
@@ -101,10 +102,12 @@ BENCH(combine_rows)
 {
     static const uint32_t sizes[] = { 64, 128, 256 };
     for (size_t i = 0; i < COUNT(sizes); i++) {
-        check_case(check, "bench");
-        combined p = make_combined(check, sizes[i], sizes[i], CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got), "%u x %u", sizes[i],
-                    sizes[i]);
+        for (uint32_t n_y = 1; n_y <= 4; n_y += 3) {
+            check_case(check, "bench");
+            combined p = make_combined(check, sizes[i], sizes[i], n_y, CHECK_NORMAL);
+            CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.n_y, p.got), "%u x %u, %u times",
+                        sizes[i], sizes[i], n_y);
+        }
     }
 }
 

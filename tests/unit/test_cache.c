@@ -361,6 +361,14 @@ static void queries_may_come_before_their_keys(void **state)
     assert_int_equal(used[0][0], used[1][0] + matrices);
     assert_int_equal(used[0][1], used[1][1]);
     assert_int_equal(used[0][1], used[0][0]);
+    const float slow[DIM / 2] = { 1 };
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = DIM, .frequencies = slow };
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, &rope), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, NULL), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[2].cache, 0, &rope), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, LAYERS, &rope), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, &(kvant_rope){ .size = sizeof rope, .n_dims = 1, .frequencies = slow }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_set_rope(NULL, 0, &rope), KVANT_ERR_ARGUMENT);
     assert_false(kvant_cache_wants_queries(m[2].cache, 0, N));
     assert_false(kvant_cache_wants_queries(m[0].cache, LAYERS, N));
     assert_false(kvant_cache_wants_queries(NULL, 0, N));

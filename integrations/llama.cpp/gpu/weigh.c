@@ -297,7 +297,8 @@ static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
 
     for (size_t i = 0; i < n; i++)
         slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
-    kvant_tensor_next_positions(l->tensor, positions, n);
+    if (positions != NULL)
+        kvant_tensor_next_positions(l->tensor, positions, n);
     kvant_tensor_write(l->tensor, slots, n, l->rows + first * width, width, WEIGH_THREADS);
 }
 

@@ -3,6 +3,7 @@ other positions."""
 
 import unittest
 
+import models  # noqa: F401  puts the package on the path
 import torch
 from common import TestCase
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
