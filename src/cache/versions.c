@@ -26,7 +26,6 @@
  * good for a few rows as one from them. */
 #define MATRIX_EXCESS 2
 #define RANGE_EXCESS 2.0f
-#define WHOLE_EXCESS 4.0f /* for all positions */
 
 #define VERSIONS 4u /* without matrices */
 
@@ -467,7 +466,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     } else if (tensor->learning->turn) {
-        most = tensor->learning->turn->n_ranges == 1 ? WHOLE_EXCESS : RANGE_EXCESS;
+        most = RANGE_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);
