@@ -22,12 +22,9 @@
  * one. */
 #define MOST_EXCESS 1.5f
 
-/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. And one for a range of positions is not as
- * good for a few rows as one from them. */
-#define MATRIX_EXCESS 2
-#define RANGE_EXCESS 2.0f
-
-#define VERSIONS 4u /* without matrices */
+#define MATRIX_EXCESS 2    /* times more by sums alone, which know no matrix: it is worth more than factors */
+#define RANGE_EXCESS 2.0f /* for a range of positions: not as good for a few rows as one from them */
+#define VERSIONS 4u       /* without matrices */
 
 #define PARTS KVANT_STATISTICS_PARTS
 
@@ -457,10 +454,10 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
                           uint32_t n_threads)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
-    bool turned = false;
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
     double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
+    bool turned = false;
     kvant_learning_spread(tensor, n_threads);
     if (!kvant_learning_excess(tensor, n_threads, excess)) {
         find_excess(tensor, seen, own, excess);
