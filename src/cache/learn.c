@@ -93,6 +93,11 @@ bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice
     return !fits || !l->n_rows || tensor->versions[choice->version].kin != l->kin;
 }
 
+bool kvant_learning_follows(const kvant_tensor *tensor)
+{
+    return tensor->learning && tensor->learning->turn;
+}
+
 bool kvant_learning_looks(const kvant_tensor *tensor, const kvant_new_rows *rows)
 {
     return tensor->learning && (!tensor->learning->done || !was_tried(tensor->learning, kvant_row_position(tensor, rows, rows->n / 2)));

@@ -21,6 +21,9 @@ bool kvant_learning_looks(const kvant_tensor *tensor, const kvant_new_rows *rows
 void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first);
 void kvant_learning_unsample(kvant_tensor *tensor);
 
+/* Whether keys turn with their positions, as far as is known. */
+bool kvant_learning_follows(const kvant_tensor *tensor);
+
 /* RoPE goes on turning keys. Whether the sums make a version for positions that rows have come to, and none has been tried for yet;
  * */
 bool kvant_learning_turns(const kvant_tensor *tensor, const kvant_choice *choice, bool fits, uint32_t n_unused);

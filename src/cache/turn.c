@@ -139,7 +139,8 @@ static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope,
                           .n_ranges = rope->n_ranges,
                           .part = n,
                           .n_octaves = KVANT_MOST_OCTAVES };
-    turn->n_octaves = kvant_turn_octave(turn, (int32_t)turn->n_positions - 1) + 1;
+    /* Less than half an octave at the end belongs to the one before. */
+    turn->n_octaves = kvant_turn_octave(turn, (int32_t)(turn->n_positions - turn->n_positions / 4)) + 1;
     bool whole = true;
     for (uint32_t part = 0; part < d / n; part++)
         whole = whole && find_pairs(rope, d, n, part, turn->pairs + part * n / 2);

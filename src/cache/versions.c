@@ -363,6 +363,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const
     found->alive = true;
     found->learnt = learnt;
     found->stamp = ++tensor->last_stamp;
+    found->kin = 0;
     *version = (uint32_t)(found - tensor->versions);
     tensor->unfit[*version] = false;
     return KVANT_OK;

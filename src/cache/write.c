@@ -266,13 +266,15 @@ static void place_some(write_job *job)
 }
 
 /* The version that the next block of each sequence begins with. Not before all rows are placed:
- * they were checked for the versions that they would get before the write. */
+ * they were checked for the versions that they would get before the write. Where keys turn, a version
+ * that a few tokens were judged to need is for the tokens after them. */
 static void note_versions(const write_job *job)
 {
-    for (size_t first = 0; first < job->n;) {
+    const bool turns = kvant_learning_follows(job->tensor);
+    for (size_t first = 0; first < job->n && (job->choice.judged || !turns);) {
         kvant_run r = run_from(job, first);
         const kvant_block *block = &job->tensor->blocks[r.block];
-        job->tensor->sequence_versions[block->sequence] = block->version;
+        job->tensor->sequence_versions[block->sequence] = turns ? job->choice.version : block->version;
         first += r.n;
     }
 }

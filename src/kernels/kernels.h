@@ -222,6 +222,10 @@ typedef struct kvant_block_page {
     ((size_t)(n) * ((n) + 6 + ((n) > 3 * KVANT_MEAN_NODES ? (n) : 3 * KVANT_MEAN_NODES)))
 #define KVANT_MEAN_FACTOR_FN(name) double name(size_t n, double *a, double *b, double *room)
 
+/* l, n x n, a lower triangle with zeros above a diagonal of numbers that are not 0, becomes its inverse.
+ * column: n numbers. */
+#define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
+
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
     float name(const float *a, const uint8_t *codes, uint32_t n, const float *values, uint32_t bits)
@@ -324,6 +328,7 @@ typedef struct kvant_uniform_step {
     X(COMBINE_ROWS, combine_rows)                                                                                  \
     X(ADD_OUTERS, add_outers)                                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                                    \
+    X(LOWER_INVERSE, lower_inverse)                                                                                \
     X(HADAMARD, hadamard)                                                                                          \
     X(RANGE, range)                                                                                                \
     X(MAGNITUDE, magnitude)                                                                                        \

@@ -15,6 +15,11 @@ KVANT_MEAN_FACTOR_FN(kvant_mean_factor_c)
     return mean_factor_c(n, a, b, room);
 }
 
+KVANT_LOWER_INVERSE_FN(kvant_lower_inverse_c)
+{
+    lower_inverse_c(n, l, column);
+}
+
 KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c)
 {
     triplet_codes_c(book, n, t);

@@ -1,4 +1,4 @@
-/* mean_loops.h - a factor of the geometric mean of two matrices.
+/* mean_loops.h - a factor of the geometric mean of two matrices, and the inverse of such a factor.
  *
  * Plain C that compilers vectorise: loops_c.c and the file of each CPU level include it. Every number is
  * a sum in an order that no vector's width changes, so without contraction all levels agree. The
@@ -10,21 +10,39 @@
 #include "../math/sums.h"
 #include "kernels.h"
 
-/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one after another, for j from first to end;
- * x_k are rows. upper: they hold zeros left of column k. */
+/* to[j] += factors[0] x_0[j] + factors[1] x_1[j] + ..., one after another, for j from first to end; x_k are
+ * rows, that hold zeros left of column k (upper), or right of it (lower). */
+typedef enum row_shape { ROWS_FULL, ROWS_UPPER, ROWS_LOWER } row_shape;
+
 KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restrict factors, const double *restrict x, size_t stride,
-                                      size_t n_x, size_t first, size_t end, bool upper)
+                                      size_t n_x, size_t first, size_t end, row_shape shape)
 {
     size_t k = 0;
     for (; k + 4 <= n_x; k += 4) {
         const double *restrict x0 = x + k * stride, *restrict x1 = x0 + stride, *restrict x2 = x1 + stride, *restrict x3 = x2 + stride;
         const double f0 = factors[k], f1 = factors[k + 1], f2 = factors[k + 2], f3 = factors[k + 3];
-        for (size_t j = upper && k > first ? k : first; j < end; j++)
+        const size_t from = shape == ROWS_UPPER && k > first ? k : first, last = shape == ROWS_LOWER && k + 4 < end ? k + 4 : end;
+        for (size_t j = from; j < last; j++)
             to[j] = (((to[j] + f0 * x0[j]) + f1 * x1[j]) + f2 * x2[j]) + f3 * x3[j];
     }
     for (; k < n_x; k++)
-        for (size_t j = upper && k > first ? k : first; j < end; j++)
+        for (size_t j = shape == ROWS_UPPER && k > first ? k : first; j < end; j++)
             to[j] += factors[k] * x[k * stride + j];
+}
+
+/* Row i is that of the identity less the rows before it, each as often as l has it. */
+static KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
+{
+    for (size_t i = 0; i < n; i++) {
+        double *row = l + i * n;
+        const double inverse = 1 / row[i];
+        for (size_t k = 0; k < i; k++) {
+            column[k] = -row[k] * inverse;
+            row[k] = 0;
+        }
+        NAME(add_multiples)(row, column, l, n, i, 0, i, ROWS_LOWER);
+        row[i] = inverse;
+    }
 }
 
 /* The upper triangle of a becomes R with a = R^T R; false when a pivot is not above 0. column: n numbers. */
@@ -34,7 +52,7 @@ static bool NAME(factor)(size_t n, double *a, double *column)
         double *row = a + i * n;
         for (size_t k = 0; k < i; k++)
             column[k] = -a[k * n + i];
-        NAME(add_multiples)(row, column, a, n, i, i, n, false);
+        NAME(add_multiples)(row, column, a, n, i, i, n, ROWS_FULL);
         if (!(row[i] > 0))
             return false;
         const double inverse = 1 / sqrt(row[i]);
@@ -72,9 +90,9 @@ static void NAME(sandwich)(size_t n, const double *u, const double *b, double *o
         for (size_t k = 0; k <= i; k++)
             column[k] = u[k * n + i];
         memset(row, 0, n * sizeof *row);
-        NAME(add_multiples)(row, column, b, n, i + 1, 0, n, false);
+        NAME(add_multiples)(row, column, b, n, i + 1, 0, n, ROWS_FULL);
         memset(out + i * n, 0, n * sizeof *out);
-        NAME(add_multiples)(out + i * n, row, u, n, n, i, n, true);
+        NAME(add_multiples)(out + i * n, row, u, n, n, i, n, ROWS_UPPER);
     }
     NAME(mirror)(n, out);
 }

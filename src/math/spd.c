@@ -65,9 +65,8 @@ static void mirror(size_t n, double *m)
 }
 
 /* Row i is that of the identity less the rows before it, each as often as L has it. */
-void kvant_lower_inverse(uint32_t size, double *l)
+static void invert(size_t n, double *l)
 {
-    const size_t n = size;
     for (size_t i = 0; i < n; i++) {
         double *row = l + i * n;
         const double inverse = 1 / row[i];
@@ -88,7 +87,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     memcpy(l, m, d * d * sizeof *l);
     bool ok = factorise(d, l);
     if (ok)
-        kvant_lower_inverse(n, l);
+        invert(d, l);
     memset(inverse, 0, d * d * sizeof *inverse);
     for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
         for (size_t i = 0; i <= k; i++)

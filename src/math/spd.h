@@ -13,9 +13,6 @@
  * not positive definite, KVANT_ERR_MEMORY. inverse may be m. */
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse);
 
-/* A lower triangle, with zeros above a diagonal of numbers above 0, becomes its inverse. */
-void kvant_lower_inverse(uint32_t n, double *lower);
-
 /* root = m^(1/2), inverse_root = m^(-1/2) (NULL: not wanted). KVANT_ERR_ARGUMENT unless all
  * eigenvalues are above 0, KVANT_ERR_MEMORY. Outputs may be m. */
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root);

@@ -33,6 +33,7 @@
     X(combine_rows)                                                                                                \
     X(add_outers)                                                                                                  \
     X(mean_factor)                                                                                                 \
+    X(lower_inverse)                                                                                               \
     X(hadamard)                                                                                                    \
     X(range)                                                                                                       \
     X(magnitude)                                                                                                   \

@@ -217,6 +217,53 @@ BENCH(mean_factor)
     (void)trace;
 }
 
+/* Random numbers below a diagonal of d, in place. */
+static double *make_lower(checker *check, uint32_t n, double *kept)
+{
+    double *l = check_output(check, "l", (size_t)n * n * sizeof *l, sizeof *l);
+    for (uint32_t i = 0; i < n; i++) {
+        float x[128];
+        check_floats(check, x, n, CHECK_NORMAL);
+        for (uint32_t j = 0; j < n; j++)
+            kept[i * n + j] = j < i ? (double)x[j] : j == i ? n : 0;
+    }
+    memcpy(l, kept, (size_t)n * n * sizeof *l);
+    return l;
+}
+
+/* l times its inverse is the identity within the roundings of n products; levels agree to the bit. */
+CHECK(lower_inverse)
+{
+    static const uint32_t dims[] = { 1, 2, 5, 16, 40, 67, 128 };
+    static double kept[128 * 128], want[128 * 128];
+    for (size_t s = 0; s < COUNT(dims); s++) {
+        const uint32_t n = dims[s];
+        double column[128];
+        check_case(check, "%u x %u", n, n);
+        double *l = make_lower(check, n, kept), *room = check_output(check, "column", n * sizeof *room, sizeof *room);
+        memcpy(want, kept, (size_t)n * n * sizeof *want);
+        c->lower_inverse(n, want, column);
+        CHECK_CALL(check, kernels->lower_inverse(n, l, room));
+        check_same(check, "inverse", l, want, (size_t)n * n, sizeof *want);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < n; j++) {
+                double product = 0;
+                for (uint32_t k = 0; k < n; k++)
+                    product += kept[i * n + k] * l[k * n + j];
+                check_near(check, "product", (size_t)i * n + j, product, i == j, 1e-9);
+            }
+    }
+}
+
+BENCH(lower_inverse)
+{
+    static double kept[128 * 128];
+    double column[128];
+    check_case(check, "bench");
+    double *l = make_lower(check, 128, kept);
+    CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)), "128 x 128");
+}
+
 typedef struct coded {
     float *a, *values;
     uint8_t *codes;

@@ -282,6 +282,15 @@ static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t
     return error;
 }
 
+static void assert_same_block(const fixture *f, uint32_t a, const fixture *g, uint32_t b)
+{
+    exported x = export_block(f, a), y = export_block(g, b);
+    assert_int_equal(x.bytes, y.bytes);
+    assert_memory_equal(x.data, y.data, x.bytes);
+    free(x.data);
+    free(y.data);
+}
+
 static void later_positions_are_as_good_as_early_ones(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -297,18 +306,35 @@ static void later_positions_are_as_good_as_early_ones(void **state)
         assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) > 1.3 * own); /* else nothing is shown */
     }
     assert_true(tensor_info_of(&f).n_versions <= 10);
+    drop(&plain);
+    plain = make(spec, 1, BLOCKS, 0); /* blocks may move before anybody says how keys turn */
+    for (uint32_t block = 0; block < BLOCKS; block++) {
+        exported e = export_block(&f, block);
+        assert_int_equal(kvant_tensor_import(plain.tensor, block, e.data, e.bytes), KVANT_OK);
+        free(e.data);
+        assert_same_block(&f, block, &plain, block);
+    }
+    assert_true(tensor_info_of(&plain).n_versions >= 6);
     drop(&f);
     drop(&plain);
     free(t);
 }
 
-static void assert_same_block(const fixture *f, uint32_t a, const fixture *g, uint32_t b)
+static void short_tails_belong_to_the_octave_before(void **state)
 {
-    exported x = export_block(f, a), y = export_block(g, b);
-    assert_int_equal(x.bytes, y.bytes);
-    assert_memory_equal(x.data, y.data, x.bytes);
-    free(x.data);
-    free(y.data);
+    static const uint32_t n[][3] = { { 1, 1, 1 }, { 520, 1, 520 }, { 700, 2, 700 }, { 1024, 2, 1024 }, { 5000, 4, 5000 }, { 8192, 5, 8192 },
+                                     { 0x7fffffff, 23, 0x7fffffff } };
+    const layout l = make_layout(HEAD_DIM, 0);
+    (void)state;
+    for (size_t i = 0; i < COUNT(n); i++) {
+        fixture f = make_turned(&l, n[i][0], 0);
+        int32_t edges[2];
+        assert_int_equal(f.tensor->learning->turn->n_octaves, n[i][1]);
+        kvant_turn_octave_edges(f.tensor->learning->turn, n[i][1] - 1, edges);
+        assert_int_equal(edges[1], n[i][2]);
+        assert_int_equal(kvant_turn_octave(f.tensor->learning->turn, INT32_MAX), n[i][1] - 1);
+        drop(&f);
+    }
 }
 
 /* Positions count, not places: a sequence that begins elsewhere in its slots. Slots of a sequence's first tokens are others. */
@@ -402,7 +428,11 @@ static void single_tokens_turn_too(void **state)
     text *t = make_text(&l, 10);
     fixture f = make_turned(&l, MOST, 0), batches = make_turned(&l, MOST, 0);
     (void)state;
-    put_all(&f, t, 0, 2048, BATCH, 0);
+    put_all(&f, t, 0, 512, BATCH, 0);
+    put_all(&f, t, 512, 1024, 1, 0);
+    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 12, 0).version);
+    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 15, 0).version);
+    put_all(&f, t, 1024, 2048, BATCH, 0);
     put_all(&f, t, 2048, 3072, 1, 0);
     put_all(&batches, t, 0, 3072, BATCH, 0);
     assert_int_not_equal(block_of(&f, 31, 0).version, block_of(&f, 40, 0).version);
@@ -441,7 +471,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors_turn_back), cmocka_unit_test(moments_are_means_over_positions),
         cmocka_unit_test(bad_ropes_are_refused), cmocka_unit_test(later_positions_are_as_good_as_early_ones),
-        cmocka_unit_test(positions_may_be_given), cmocka_unit_test(unknown_positions_are_rows_all_the_same),
+        cmocka_unit_test(short_tails_belong_to_the_octave_before), cmocka_unit_test(positions_may_be_given), cmocka_unit_test(unknown_positions_are_rows_all_the_same),
         cmocka_unit_test(one_version_serves_all_positions), cmocka_unit_test(hostile_prompts_do_not_spoil),
         cmocka_unit_test(single_tokens_turn_too), cmocka_unit_test(levels_and_calls_do_not_change_bytes),
     };
