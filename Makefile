@@ -51,7 +51,8 @@ papers: all
 # not fit the GPU. The second run: calibrations of the first 2048 positions.
 papers-long: all
 	text=$$($(FETCH) text) && \
-	for run in "smollm2 8192 2048,8192" "gemma 32768 2048,8192,32768 --prune 4000"; do \
+	for run in "smollm2 8192 2048,8192 --reading" "gemma 32768 2048,8192,32768 --prune 4000" \
+	    "qwen 32768 8192 --reading --prune 4000 --round 3"; do \
 	    set -- $$run && model=$$($(FETCH) model $$1) && long=$(BUILD)/long/$$(basename "$$model") && ctx=$$2 && needles=$$3 && shift 3 && \
 	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $$ctx --needles $$needles $$* \
 	        -o $(BUILD)/long && export KVANT_LIBRARY=$(BUILD)/lib/libkvant.so && rows="-o bench/results/long_contexts.csv" && \
@@ -173,7 +174,7 @@ help:
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
-	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (6 minutes)'
+	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'

@@ -28,7 +28,7 @@ import time
 
 import model_shape
 
-COLUMNS = "device vllm model cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
+COLUMNS = "device vllm commit command model cache layers batch context tpot_ms tokens_per_s tokens_that_fit ttft_ms".split()
 OF_VLLM = ("auto", "fp8", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_")
 PRESETS = ("quality", "balanced", "small")
 FEW, MANY = 8, 40  # tokens of the two calls
@@ -48,6 +48,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
     parser.add_argument("--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON")
     parser.add_argument("--csv", default="")
+    parser.add_argument("--commit", default="")
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     a = parser.parse_args()
     model_shape.complete(a)
@@ -280,7 +281,7 @@ def speed(a):
             one.ready()
         for one in engines:
             for made in one.rows():
-                rows.append(made)
+                rows.append(made | {"commit": a.commit, "command": "bench_vllm.py speed"})
                 print(",".join(str(made.get(name, "")) for name in COLUMNS), flush=True)
                 if a.csv:
                     write_csv(a.csv, rows)

@@ -306,7 +306,7 @@ def main():
     parser.add_argument("--contexts", type=int, help="the first so many")
     parser.add_argument("--lengths", help="of needle texts, with commas")
     parser.add_argument("--texts", type=int, help="needle texts of a kind and length, the first so many")
-    parser.add_argument("--kinds", default="multi,single,chars", help="of needles, with commas")
+    parser.add_argument("--kinds", help="of needles, with commas; without: of the uncompressed cache alone")
     parser.add_argument("--calibrate", type=int, default=8192, help="tokens")
     parser.add_argument("--positions", type=int, help="that the calibration's contexts of 2048 tokens are spread over")
     parser.add_argument("--only", help="caches with these names, with blanks")
@@ -345,9 +345,10 @@ def measure(run):
         table, references = Table(a.needles, NEEDLES, ("machine", "model", "cache", "calibrated", "kind", "tokens")), {}
         there = sorted({int(name.split("_")[2]) for name in run.arrays if name.startswith("needle")}, reverse=True)
         lengths = [int(n) for n in a.lengths.split(",")] if a.lengths else there
+        kinds = a.kinds or ",".join(dict.fromkeys(name.split("_")[1] for name in run.arrays if name.startswith("needle")))
         for name, options in caches:
             for length in lengths:
-                for kind in a.kinds.split(","):
+                for kind in kinds.split(",") if name == "f32" else kinds.replace(",without", "").split(","):
                     make = lambda name, options, made: needles(run, name, options, kind, length, made)  # noqa: B023, E731
                     attempt(run, table, make, references, name, options, kind=kind, tokens=length)
 

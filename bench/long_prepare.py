@@ -5,21 +5,27 @@
 
 FOLDER gets NAME.gguf and NAME.npz: contexts of the judged text, tokens to calibrate with, and needles. --prune N keeps only
 the rows of the embedding whose tokens are used here, and the first N; everything else of the model stays bit for bit. Then
-probabilities are those over the tokens that are left.
+probabilities are those over the tokens that are left. --round N rounds feed-forward and output matrices, too: to multiples of
+a row's root mean square / N, as Q8_0, which compresses to about log2(N) + 2 bits per weight. Attention stays as it is.
 
 Needles follow RULER and OCTOPUS (its appendix H): sentences "The special magic value of KEY is VALUE." between the judged
 text's tokens. single: one key, a number of 5 digits. multi: five keys, one of which is asked for (RULER). chars: values of 8
 random characters (OCTOPUS). The asked one stands at 5 depths, 0 to 1.
+
+--reading makes another kind in LongBench's form: a stretch of the text, a question in other words, an answer. `without` are
+the same questions after a stretch that has no answer.
 """
 
 import argparse
+import csv
 import os
 import pathlib
 import random
+import re
 import string
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer
 
@@ -108,7 +114,37 @@ def needles(words, ids, lengths, n):
     return made
 
 
-def pruned(model, output, keep):
+def reading(words, text, ids, lengths):
+    """Texts with the questions of bench/reading.csv, as needles are; the answer's place runs through 5 depths."""
+    with open(pathlib.Path(__file__).with_name("reading.csv"), newline="") as file:
+        questions = list(csv.DictReader(file, delimiter="|"))
+    ends = [text.index(row["evidence"]) for row in questions]
+    sizes = {end: len(words(text[start:end])) for start, end in zip([0, *sorted(ends)], sorted(ends))}
+    places, made = [sum(n for other, n in sizes.items() if other <= end) for end in ends], {}
+    for kind, shift in (("reading", 0), ("without", len(ids) // 2)):
+        for length in lengths:
+            texts, answers = [], []
+            for i, (row, place) in enumerate(zip(questions, places)):
+                asked, answer = words(f"\n\nQuestion: {row['question']}\nAnswer: {row['begin']}"), words(f" {row['answer']}")
+                room = length - len(asked) - len(answer) - len(words.first)
+                start = (place + shift) % len(ids) - int((0.02 + 0.96 * DEPTHS[i % len(DEPTHS)]) * (room - 64))
+                start = min(max(start, 0), len(ids) - room)
+                texts.append(np.concatenate([np.array(words.first, np.int32), ids[start : start + room], asked, answer]))
+                answers.append(len(answer))
+            made |= {f"needle_{kind}_{length}": np.stack(texts), f"answers_{kind}_{length}": np.array(answers, np.int32)}
+    return made
+
+
+def rounded(data, kind, steps):
+    """A matrix as Q8_0 whose rows have one scale."""
+    x = dequantize(data, kind).astype(np.float32)
+    scale = (np.sqrt(np.mean(x * x, 1, keepdims=True)) / steps).astype(np.float16)
+    codes = np.clip(np.rint(x / scale.astype(np.float32)), -127, 127).astype(np.int8).reshape(len(x), -1, 32)
+    scales = np.repeat(scale[:, None], codes.shape[1], 1).view(np.uint8)
+    return np.concatenate([scales, codes.view(np.uint8)], 2).reshape(len(x), -1)
+
+
+def pruned(model, output, keep, steps):
     """The same GGUF with the rows `keep` of its embedding and output matrices."""
     reader = GGUFReader(model)
     name = reader.fields["general.architecture"]
@@ -120,12 +156,16 @@ def pruned(model, output, keep):
         inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
         if field.name.startswith("tokenizer.ggml.merges") or field.name == "tokenizer.chat_template":
             continue
+        if field.name.endswith("_token_id") and value >= len(keep):
+            continue
         if field.name in ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
             value = [value[i] for i in keep]
         writer.add_key_value(field.name, value, kind, inner)
     for tensor in reader.tensors:
-        data = tensor.data[keep] if tensor.name in ("token_embd.weight", "output.weight") else tensor.data
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+        data, kind = tensor.data[keep] if tensor.name in ("token_embd.weight", "output.weight") else tensor.data, tensor.tensor_type
+        if steps and (tensor.name == "output.weight" or re.search(r"ffn_(up|gate|down)\.weight", tensor.name)):
+            data, kind = rounded(data, kind, steps), GGMLQuantizationType.Q8_0
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -148,7 +188,9 @@ def main():
     parser.add_argument("--contexts", type=int, default=4)
     parser.add_argument("--needles", default="2048,8192", help="lengths of texts, with commas")
     parser.add_argument("--trials", type=int, default=4, help="texts per depth")
+    parser.add_argument("--reading", action="store_true", help="questions of bench/reading.csv, about WikiText-2's wiki.test.raw")
     parser.add_argument("--prune", type=int, metavar="N")
+    parser.add_argument("--round", type=float, metavar="N", help="with --prune")
     parser.add_argument("-o", "--output", required=True, type=pathlib.Path)
     a = parser.parse_args()
     a.output.mkdir(parents=True, exist_ok=True)
@@ -156,11 +198,14 @@ def main():
     ids = words(a.text.read_text())
     arrays = {"contexts": contexts(ids, a.ctx, a.contexts, words.first),
               "calibration": words(a.calibration.read_text()[:200000])[:8192]}
-    arrays |= needles(words, ids, [int(n) for n in a.needles.split(",")], a.trials)
+    lengths = [int(n) for n in a.needles.split(",")]
+    arrays |= needles(words, ids, lengths, a.trials)
+    if a.reading:
+        arrays |= reading(words, a.text.read_text(), ids, lengths)
     file, vocabulary = a.output / a.model.name, words.size
     if a.prune is not None:
         keep, arrays = renumbered(arrays, a.prune)
-        pruned(a.model, file, keep)
+        pruned(a.model, file, keep, a.round)
         vocabulary = len(keep)
     elif not file.exists():
         os.symlink(a.model.resolve(), file)

@@ -48,7 +48,6 @@ class Server:
             self.port = free.getsockname()[1]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))}
         env["KVANT_PLUGIN"] = PLUGIN
-        env["KVANT_LEARN"] = "0"
         self.process = subprocess.Popen([*command, "--port", str(self.port)], stdout=log, stderr=log, env=env)
 
     def __enter__(self):

@@ -20,7 +20,7 @@
 
 typedef struct exec_options {
     kvant_scheme_params cache;
-    bool accel, verbose, quiet, no_learn;
+    bool accel, verbose, quiet;
 } exec_options;
 #define AT(member) offsetof(exec_options, member)
 #define NOT_GIVEN UINT32_MAX /* of --protect */
@@ -39,9 +39,6 @@ static const arg_option options[] = {
     ARG_TEXT(0, "calibration", "FILE", cache.calibration,
              "calibration, for all presets and some codecs (default:\n"
              "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant calibrate makes it"),
-    ARG_SWITCH(0, "no-learn", no_learn,
-               "use no calibration that an earlier run left in the cache\n"
-               "folder, and leave none (sets KVANT_LEARN=0)"),
     ARG_SWITCH(0, "accel", accel,
                "no codecs: kvant computes attention on llama.cpp's own cache,\n"
                "which the program's -ctk and -ctv choose: f16, q8_0, q4_0, ..."),
@@ -52,7 +49,7 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "exec",
     .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
-             "                  [--no-learn] [--accel] [--] PROGRAM [ARGUMENTS]",
+             "                  [--accel] [--] PROGRAM [ARGUMENTS]",
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
              "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. Other programs\n"
              "get the environment only: GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
@@ -132,7 +129,6 @@ static const needed_flag no_offload = { { "-nkvo", "--no-kv-offload", NULL }, NU
 
 /* Not needed by the device: where its calibration may lie. */
 static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
-static const needed_flag draft_flag = { { "-md", "--model-draft", NULL }, NULL, "LLAMA_ARG_MODEL_DRAFT" };
 
 static const char *given_value(const needed_flag *flag, int argc, char **argv)
 {
@@ -254,18 +250,9 @@ static int set_codecs(exec_options *o)
     p->calibration = p->calibration != NULL ? p->calibration : env_or_null(PLUGIN_ENV_CALIBRATION);
     if (!protect_from_environment(p) || !one_choice(p) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
-    const bool ok = plugin_set(&o->cache, scheme, false) && (!o->no_learn || setenv(PLUGIN_ENV_LEARN, "0", 1) == 0);
+    const bool ok = plugin_set(&o->cache, scheme, false);
     kvant_scheme_free(&scheme);
     return ok ? 0 : EXIT_RUNTIME;
-}
-
-/* The plug-in finds the model's file where it is mapped into memory; for other ways to load it. A draft model has no calibration. */
-static bool tell_model(const char *model, bool draft)
-{
-    char path[PATH_MAX];
-    if (model == NULL || draft || realpath(model, path) == NULL)
-        return unsetenv(PLUGIN_ENV_MODEL) == 0;
-    return setenv(PLUGIN_ENV_MODEL, path, 1) == 0;
 }
 
 /* Without codecs: variables of an earlier use do not matter and must not be checked. */
@@ -303,7 +290,6 @@ int command_exec(int argc, char **argv)
     if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
     if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0) ||
-        !tell_model(o.cache.model, given_value(&draft_flag, argc - rest, argv + rest) != NULL) ||
         (o.verbose && setenv(PLUGIN_ENV_VERBOSE, "1", 1) != 0) || (o.quiet && setenv(PLUGIN_ENV_QUIET, "1", 1) != 0))
         return exec_failed(argv[rest]);
     if (!o.accel && is_llama_program(argv[rest]))

@@ -213,8 +213,6 @@ static void print_statistics(generation *g)
             g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
             (double)g->n_generated / g->answer_seconds, engine_kv_bytes(&g->engine, c, &g->meter) / mib,
             engine_f16_bytes(&g->engine, c, allocated) / mib);
-    if (c->preset != NULL && scheme_info(c->scheme).calibration == NULL)
-        hint("not calibrated: kvant calibrate -m %s -f TEXT lowers the error", g->settings->engine.model);
 }
 
 static void release(generation *g)

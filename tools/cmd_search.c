@@ -5,6 +5,7 @@
 #include "machine.h"
 #include "progress.h"
 #include "report.h"
+#include "search_truth.h"
 #include "text.h"
 #include "vectors.h"
 
@@ -348,84 +349,6 @@ static bool run_query(const settings *s, const char *const *files)
 
 /* ---- eval ---- */
 
-/* 16 sums: compilers make vectors of them. */
-static float product(const float *a, const float *b, uint32_t n)
-{
-    float sums[16] = { 0 }, sum = 0;
-    uint32_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (uint32_t j = 0; j < 16; j++)
-            sums[j] += a[i + j] * b[i + j];
-    for (; i < n; i++)
-        sum += a[i] * b[i];
-    for (uint32_t j = 0; j < 16; j++)
-        sum += sums[j];
-    return sum;
-}
-
-/* Larger is nearer, for one query: inner products, cosines times |q|, or -|x|^2 / 2 + <q, x>. */
-static float closeness(kvant_metric metric, float product, float squared)
-{
-    if (metric == KVANT_METRIC_COSINE)
-        return squared > 0 ? product / sqrtf(squared) : 0;
-    return metric == KVANT_METRIC_L2 ? product - squared / 2 : product;
-}
-
-/* The closeness of the k-th nearest vector: what is at least as close counts as found, so ties do. */
-static float kth_largest(const float *all, size_t n, uint32_t k, float *top)
-{
-    uint32_t kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (kept == k && all[i] <= top[k - 1])
-            continue;
-        uint32_t at = kept < k ? kept++ : k - 1;
-        for (; at > 0 && top[at - 1] < all[i]; at--)
-            top[at] = top[at - 1];
-        top[at] = all[i];
-    }
-    return top[kept - 1];
-}
-
-typedef struct truth {
-    float *least;   /* per query: closeness of the k-th */
-    float *squared; /* per vector: |x|^2 */
-} truth;
-
-static bool find_truth(const settings *s, kvant_metric metric, const vectors *base, const vectors *queries, truth *t)
-{
-    progress p;
-    float *all = calloc(base->n, sizeof *all), *top = calloc(s->k, sizeof *top);
-    t->least = calloc(queries->n, sizeof *t->least);
-    t->squared = calloc(base->n, sizeof *t->squared);
-    const bool ok = (all != NULL && top != NULL && t->least != NULL && t->squared != NULL) || complain("out of memory");
-    for (size_t i = 0; ok && i < base->n; i++)
-        t->squared[i] = product(base->rows + i * base->dim, base->rows + i * base->dim, base->dim);
-    progress_start(&p, (double)queries->n);
-    for (size_t q = 0; ok && q < queries->n && !interrupted(); q++) {
-        for (size_t i = 0; i < base->n; i++)
-            all[i] = closeness(metric, product(queries->rows + q * base->dim, base->rows + i * base->dim, base->dim), t->squared[i]);
-        t->least[q] = kth_largest(all, base->n, s->k, top);
-        progress_add(&p, 1, "exact search");
-    }
-    progress_end(&p);
-    free(all);
-    free(top);
-    return ok && !interrupted();
-}
-
-static double recall(const settings *s, kvant_metric metric, const vectors *base, const vectors *queries, const truth *t, const answers *a)
-{
-    size_t hits = 0;
-    const size_t k = s->k < base->n ? s->k : base->n;
-    for (size_t q = 0; q < queries->n; q++)
-        for (uint32_t j = 0; j < s->k; j++) {
-            const uint64_t id = a->ids[q * s->k + j];
-            if (id != KVANT_INDEX_NO_ID)
-                hits += closeness(metric, product(queries->rows + q * base->dim, base->rows + id * base->dim, base->dim), t->squared[id]) >= t->least[q];
-        }
-    return (double)hits / (double)(queries->n * k);
-}
-
 static const report_column eval_columns[] = {
     { "codec", "codec", COLUMN_TEXT, 0 },
     { "metric", NULL, COLUMN_TEXT, 0 },
@@ -463,7 +386,7 @@ static double measure(const kvant_index *index, const kvant_index_gpu *gpu, cons
     return sum;
 }
 
-static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
+static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const search_truth *t, answers *a, report_cell *cells)
 {
     kvant_index *index = NULL;
     kvant_index_gpu *gpu = NULL;
@@ -477,7 +400,7 @@ static bool eval_codec(const settings *s, const char *codec, const vectors *base
         const report_cell row[N_EVAL] = {
             CELL_TEXT(codec), CELL_TEXT(metric_name(info.metric)), CELL_NUMBER(base->n), CELL_NUMBER(base->dim), CELL_NUMBER(queries->n),
             CELL_NUMBER(s->batch), CELL_TEXT(s->device), CELL_NUMBER(s->threads), CELL_NUMBER(s->k), CELL_NUMBER(s->probe), CELL_NUMBER(s->rerank),
-            CELL_NUMBER(recall(s, info.metric, base, queries, t, a)), CELL_NUMBER(info.bytes_per_vector),
+            CELL_NUMBER(search_truth_recall(t, base, queries, a->ids)), CELL_NUMBER(info.bytes_per_vector),
             CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n), CELL_NUMBER(seconds * 1e6 / (double)queries->n),
             CELL_NUMBER(built),
         };
@@ -495,16 +418,15 @@ static bool run_eval(const settings *s, const char *const *files)
     const char *const *specs = s->n_specs > 0 ? s->specs : usual;
     const size_t n = s->n_specs > 0 ? s->n_specs : 1;
     vectors base = { .rows = NULL }, queries = { .rows = NULL };
-    truth t = { NULL, NULL };
+    search_truth t = { .least = NULL };
     answers a = { NULL, NULL };
     kvant_metric metric;
     bool ok = find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) && vectors_read(files[1], s->queries, &queries) &&
-              same_dimensions("queries", &queries, base.dim) && allocate_answers(&a, queries.n, s->k) && find_truth(s, metric, &base, &queries, &t);
+              same_dimensions("queries", &queries, base.dim) && allocate_answers(&a, queries.n, s->k) && search_truth_find(&t, metric, s->k, &base, &queries);
     for (size_t i = 0; ok && i < n; i++)
         ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
     ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
-    free(t.least);
-    free(t.squared);
+    search_truth_free(&t);
     free_answers(&a);
     vectors_free(&base);
     vectors_free(&queries);

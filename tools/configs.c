@@ -170,7 +170,7 @@ static kvant_scheme_params asked(const kv_configs *list, const kv_config *config
 bool configs_set_plugin(const kv_configs *list, const kv_config *config)
 {
     const kvant_scheme_params p = asked(list, config, NULL);
-    return plugin_set(&p, config->scheme, config->fp32) && setenv(PLUGIN_ENV_LEARN, "0", 1) == 0;
+    return plugin_set(&p, config->scheme, config->fp32);
 }
 
 static const char *protect_codec(const kv_config *config)

@@ -38,7 +38,7 @@ command -v ninja >/dev/null || generator="Unix Makefiles"
         { tail -30 "$LC/kvant.log"; exit 1; }
 }
 echo "kvant built in $((SECONDS - begun)) s"
-export KVANT_LEARN=0 GGML_BACKEND_PATH=$(find "$BUILD" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$BUILD" -name libkvant_cuda.so)
+export GGML_BACKEND_PATH=$(find "$BUILD" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$BUILD" -name libkvant_cuda.so)
 "$LC/bin/llama-bench" --list-devices 2>&1 | tail -4
 
 setting() { # preset:NAME or a spec, as variables

@@ -102,6 +102,9 @@ KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, in
 KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
 KVANT_API int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
+/* The same for kvant_tensor_set_rope of a layer's keys. n_positions 0: max_tokens. */
+KVANT_API kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvant_rope *rope);
+
 /* The same as append and attend for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
  * launch takes them all. After an error of append no sequence is longer. */
 KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,

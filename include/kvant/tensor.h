@@ -39,7 +39,7 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_MAX_VERSIONS 5u
+#define KVANT_MAX_VERSIONS 12u
 
 typedef struct kvant_tensor kvant_tensor;
 
@@ -95,6 +95,7 @@ typedef struct kvant_queries {
     const float *q;
     size_t token_stride, head_stride;
     uint32_t n_tokens, n_heads;
+    const int32_t *positions; /* per token, for kvant_rope; NULL: they follow the row written last */
 } kvant_queries;
 
 /* Notes queries, from which the next write to the keys learns. Those of the same tokens, before the
@@ -105,6 +106,26 @@ typedef struct kvant_queries {
 KVANT_API kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries,
                                                  uint32_t n_threads);
 KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens);
+
+/* RoPE: how keys and queries turn with their positions. Slow pairs of channels go on turning long after
+ * enough was learnt; with this, versions are made for positions that no row has had yet. */
+typedef struct kvant_rope {
+    size_t size;              /* set by the caller to sizeof(kvant_rope) */
+    uint32_t n_dims;          /* the first channels of a head turn; even */
+    uint32_t interleaved;     /* not 0: pairs are channels (2i, 2i + 1); otherwise (i, i + n_dims / 2) */
+    const float *frequencies; /* n_dims / 2, radians per position; copied */
+    uint32_t n_positions;     /* that a sequence may have; 0: as many as there are slots */
+    uint32_t n_ranges;        /* versions that share the positions; 0: as many as pay; 1: one for all */
+} kvant_rope;
+
+/* For keys with transform=first; nothing happens for other tensors. Versions in force stay; where the
+ * rope is another than before (NULL: none), what was learnt for later ones is forgotten. A writer's call.
+ * KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE for frequencies, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope);
+
+/* Positions of the n rows of the next write, which borrows them. Otherwise a row's position is its place
+ * in its sequence: 64 x index of the block + offset. Below 0: not known; nothing is learnt from the row. */
+KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *positions, size_t n);
 
 /* Reads the n slots from first on; slots never written give zeros, or the centre where there is
  * one. */

@@ -63,13 +63,6 @@ static const struct operation *operation_of(const struct kind *kind, const abi_t
     return NULL;
 }
 
-/* Operations that compute nothing. */
-static bool is_view(const abi_tensor *op)
-{
-    return op->op == kvp_api.op.none || op->op == kvp_api.op.view || op->op == kvp_api.op.permute ||
-           op->op == kvp_api.op.reshape || op->op == kvp_api.op.transpose;
-}
-
 /* Back ends: one instance per llama context and device */
 
 static const char *backend_get_name(abi_backend *backend)
@@ -96,7 +89,6 @@ static void backend_free(abi_backend *backend)
     free(compute->workspace);
     free(compute->masks);
     free(compute->table);
-    kvp_kv_context_stop_learning(compute->layers, true);
     kvp_kv_context_release(compute->layers);
     kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)
@@ -129,7 +121,7 @@ static abi_tensor *next_node(abi_graph *graph, int *i)
 {
     for (int n = kvp_api.graph_n_nodes(graph); *i < n; (*i)++) {
         abi_tensor *node = kvp_api.graph_node(graph, *i);
-        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !is_view(node))
+        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !kvp_is_view(node))
             return node;
     }
     return NULL;
@@ -283,7 +275,7 @@ static bool device_supports_op(abi_device *self, const abi_tensor *op)
 
     if (self == &dormant_device)
         return false;
-    return operation != NULL ? operation->supported(op) : kind->views && is_view(op);
+    return operation != NULL ? operation->supported(op) : kind->views && kvp_is_view(op);
 }
 
 /* Host memory is read in place: queries, new rows and masks are not copied. */

@@ -72,6 +72,13 @@ typedef struct kvp_ggml {
 /* The one in use; valid after kvp_ggml_load returned true. */
 extern kvp_ggml kvp_api;
 
+/* Operations that compute nothing. */
+static inline bool kvp_is_view(const abi_tensor *node)
+{
+    return node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
+           node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
+}
+
 /* Fills kvp_api from the object that contains the address caller. On failure prints why and returns
  * false. */
 bool kvp_ggml_load(const void *caller);

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gather.h"
 #include "log.h"
 
 /* Beyond what any model has; a number in a name must not run over. */
@@ -26,12 +25,12 @@ struct kvp_layers {
     uint32_t n_here; /* layers whose keys are here */
     uint32_t n_tensors, n_bound;
     uint64_t n_cells;         /* of the longest cache, all streams */
+    uint32_t n_positions;     /* of it, one stream */
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
     bool told;
     bool other_state; /* layers without keys and values */
     kvp_settings settings;
-    kvp_gather *gather; /* learns, or NULL */
 };
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -47,10 +46,8 @@ static void layers_release(void *user)
     pthread_mutex_lock(&layers_lock);
     last = layers != NULL && --layers->n_users == 0;
     pthread_mutex_unlock(&layers_lock);
-    if (!last)
-        return;
-    kvp_gather_free(layers->gather, false);
-    free(layers);
+    if (last)
+        free(layers);
 }
 
 static void make_current_key(void)
@@ -73,7 +70,6 @@ static bool set_current(struct kvp_layers *layers)
 bool kvp_kv_new_context(char *err, size_t errlen)
 {
     struct kvp_layers *layers = calloc(1, sizeof(*layers));
-    kvp_learnt learnt;
 
     if (layers == NULL || !set_current(NULL)) {
         snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
@@ -86,23 +82,8 @@ bool kvp_kv_new_context(char *err, size_t errlen)
         return false;
     }
     kvp_log_set(layers->settings.verbose, layers->settings.quiet);
-    if (kvp_settings_find_calibration(&layers->settings, &learnt))
-        layers->gather = kvp_gather_create(&learnt);
+    kvp_settings_find_calibration(&layers->settings);
     return true;
-}
-
-kvp_gather *kvp_kv_gather(const kvp_kv *kv)
-{
-    return kv->layers->gather;
-}
-
-void kvp_kv_context_stop_learning(struct kvp_layers *layers, bool keep)
-{
-    if (layers == NULL || layers->gather == NULL)
-        return;
-    kvp_gather_free(layers->gather, keep);
-    layers->gather = NULL;
-    kvp_settings_set_hint(&layers->settings);
 }
 
 struct kvp_layers *kvp_kv_context(void)
@@ -157,9 +138,16 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     layers->n_here += shape->role == KVANT_ROLE_K;
     if ((uint64_t)shape->n_cells * shape->n_streams > layers->n_cells)
         layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
+    if (shape->n_cells > layers->n_positions)
+        layers->n_positions = shape->n_cells;
     if (shape->layer >= layers->n)
         layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
+}
+
+uint32_t kvp_kv_n_positions(const kvp_kv *kv)
+{
+    return kv->layers->n_positions;
 }
 
 bool kvp_kv_names(const abi_tensor *tensor)
@@ -316,7 +304,6 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 
     if (layers == NULL || !tensor_params(shape, &params, err, errlen))
         return 0;
-    kvp_settings_check_calibration(&layers->settings, shape->layer, shape->role, shape->row);
     place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
     if (most_bytes(layers, shape, &place, &params, &bytes) == KVANT_OK)
         return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, &layers->settings) : bytes;
@@ -385,6 +372,7 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     }
     if (kv->remote != NULL)
         return kv->remote->create(kv, params.codecs, params.n_kv_heads, head_dim, err, errlen);
+    kv->roped = false;
     if (kvant_tensor_create(&params, kv->memory, &kv->tensor) == KVANT_OK)
         return true;
     snprintf(err, errlen, "%s", kvant_error_message());
@@ -445,8 +433,6 @@ static void tell(struct kvp_layers *layers)
     if (++layers->n_bound < layers->n_tensors || layers->told)
         return;
     layers->told = true;
-    if (layers->n_here != layers->n) /* a calibration is of all layers, with all heads of each (-sm tensor) */
-        kvp_kv_context_stop_learning(layers, false);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
             layers->settings.label, layers->bits / layers->numbers, layers->n_here < layers->n ? layers->n_here : layers->n, layers->n,
             layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,

@@ -76,6 +76,8 @@ static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t 
 
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = assign_blocks(rows[i].kv, slots, n);
+    if (status == KVANT_OK && rows->positions != NULL) /* keys come first */
+        status = kvant_tensor_next_positions(rows->kv->tensor, rows->positions, n);
     if (status == KVANT_OK && n_tensors == 1)
         status = kvant_tensor_write(rows->kv->tensor, slots, n, rows->at, rows->stride, n_threads);
     else if (status == KVANT_OK)
@@ -115,13 +117,17 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 
     if (!is_finite(rows->at, rows->stride, n, width))
         return KVANT_ERR_NONFINITE;
-    copy = malloc(n * (sizeof(*cells) + width * sizeof(float)));
+    copy = malloc(n * (sizeof(*cells) + width * sizeof(float) + sizeof(*rows->positions)));
     if (copy == NULL)
         return KVANT_ERR_MEMORY;
     rows->kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
     memcpy(copy, cells, n * sizeof(*cells));
     for (size_t i = 0; i < n; i++)
         memcpy(rows->kv->waiting.rows + i * width, rows->at + i * rows->stride, width * sizeof(float));
+    if (rows->positions != NULL) {
+        rows->kv->waiting.positions = (int32_t *)(rows->kv->waiting.rows + n * width);
+        memcpy(rows->kv->waiting.positions, rows->positions, n * sizeof(*rows->positions));
+    }
     return KVANT_OK;
 }
 
@@ -154,7 +160,7 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 {
-    const kvp_rows rows = { kv, kv->waiting.rows, kv->shape.row };
+    const kvp_rows rows = { kv, kv->waiting.rows, kv->shape.row, kv->waiting.positions };
     kvant_status status;
 
     if (kv->waiting.n == 0)
@@ -265,7 +271,7 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
 
 static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    const kvp_rows rows = { kv, scratch->rows, kv->shape.row };
+    const kvp_rows rows = { kv, scratch->rows, kv->shape.row, NULL };
     int64_t cells[BATCH_CELLS];
 
     for (size_t i = 0; i < batch->n_cells; i++)

@@ -34,13 +34,13 @@ typedef struct kvp_kv_shape {
     bool in_order; /* cells are slots, with one stream, too */
 } kvp_kv_shape;
 
-struct kvp_gather;
 struct kvp_layers; /* what the tensors of one llama context know of each other */
 
 /* Rows that entered and are not stored yet. */
 struct kvp_waiting {
-    int64_t *cells; /* and behind them the rows, in one allocation */
+    int64_t *cells; /* and behind them the rest, in one allocation */
     float *rows;
+    int32_t *positions; /* or NULL */
     size_t n;
 };
 
@@ -82,6 +82,7 @@ struct kvp_kv {
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
     bool bind_failed, refused; /* said once, not for every node or row */
+    bool roped;                /* the tensor was told the RoPE of its keys */
 };
 
 /* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
@@ -102,12 +103,6 @@ struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
 
-/* Ends what kvp_kv_gather returns; keep: a calibration is left, if there was enough for one. */
-void kvp_kv_context_stop_learning(struct kvp_layers *layers, bool keep);
-
-/* What learns from the rows of the tensor's context, or NULL (gather.h). */
-struct kvp_gather *kvp_kv_gather(const kvp_kv *kv);
-
 /* Some layers of the context being created have another state instead, as recurrent layers have. */
 void kvp_kv_note_state(void);
 
@@ -119,6 +114,9 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
  * of memory. */
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
+
+/* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
+uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
@@ -155,6 +153,7 @@ typedef struct kvp_rows {
     kvp_kv *kv;
     const float *at;
     size_t stride;
+    const int32_t *positions; /* of keys (rope.h); NULL: as they are stored */
 } kvp_rows;
 
 /* New rows for the cells: of one tensor, or of the keys and the values of a layer, which have equal

@@ -21,7 +21,6 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "gather.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
@@ -188,16 +187,19 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
 /* Keys that wait learn from the queries of the same batch before they are stored. */
 static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
 {
+    const abi_tensor *q = node->src[0];
+    const int32_t *positions = k->waiting.n == (size_t)(q->ne[1] * q->ne[3]) ? k->waiting.positions : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)node->src[0]->ne[3] && status == KVANT_OK; s++) {
+    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)q->ne[3] && status == KVANT_OK; s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
                                         .q = problem.q,
                                         .token_stride = problem.q_token_stride,
                                         .head_stride = problem.q_head_stride,
                                         .n_tokens = problem.n_queries,
-                                        .n_heads = problem.n_heads };
+                                        .n_heads = problem.n_heads,
+                                        .positions = positions != NULL ? positions + s * problem.n_queries : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;
@@ -243,7 +245,6 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
     if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    kvp_gather_queries(kvp_kv_gather(kvp_kv_of(node->src[1])), kvp_kv_of(node->src[1]), node->src[0]);
     return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
 }
 

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "gather.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
+#include "rope.h"
 
 static bool transposed(const abi_tensor *node, const abi_tensor *root)
 {
@@ -100,12 +100,11 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
     for (size_t i = 0; i < 2; i++)
         if (nodes[i] != NULL)
             rows[n++] = (kvp_rows){ kvp_kv_of(nodes[i]), nodes[i]->src[0]->data,
-                                    nodes[i]->src[0]->nb[1] / sizeof(float) };
+                                    nodes[i]->src[0]->nb[1] / sizeof(float),
+                                    kvp_rope_positions(kvp_kv_of(nodes[i]), nodes[i]->src[0]) };
     cells = cells_of(compute, node);
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    if (n == 2)
-        kvp_gather_rows(kvp_kv_gather(rows[0].kv), &rows[0], &rows[1], (size_t)node->src[0]->ne[1]);
     status = kvp_kv_enter(rows, n, cells, (size_t)node->src[0]->ne[1], compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;

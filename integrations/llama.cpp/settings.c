@@ -7,10 +7,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#include "log.h"
 
 /* Schemes, which live as long as the process */
 
@@ -207,16 +210,9 @@ static void write_label(kvp_settings *settings)
         snprintf(settings->label, sizeof(settings->label), "%s", info.preset != NULL ? info.preset : info.k);
     else
         snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
-    if (info.preset != NULL && info.calibration != NULL)
-        snprintf(settings->remark, sizeof(settings->remark), "; calibrated");
-    else if (info.preset != NULL)
-        kvp_settings_set_hint(settings);
-}
-
-void kvp_settings_set_hint(kvp_settings *settings)
-{
-    snprintf(settings->remark, sizeof(settings->remark),
-             "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error, with --positions N also beyond 2048 tokens");
+    if (info.preset != NULL)
+        snprintf(settings->remark, sizeof(settings->remark), "%s",
+                 info.calibration != NULL ? "; calibrated" : "; not calibrated, learns from prompts");
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
@@ -259,15 +255,14 @@ static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 {
     kvant_scheme_params params;
-    uint64_t head_dim, verbose, quiet, learn;
+    uint64_t head_dim, verbose, quiet;
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_number("KVANT_LEARN", 0, 1, 1, &learn, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
-    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, learn != 0, "", "", NULL };
+    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "" };
     if (settings->scheme != NULL && check_head_dim(settings)) {
         write_label(settings);
         return true;
@@ -276,44 +271,40 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     return false;
 }
 
-bool kvp_settings_find_calibration(kvp_settings *settings, kvp_learnt *learnt)
+/* Once: a program may plan with contexts before it creates its own. */
+static void say_not_used(const char *why)
 {
-    kvant_scheme_params params;
-    char err[256];
+    static atomic_flag said = ATOMIC_FLAG_INIT;
 
-    if (!settings->learn || !read_params(&params, err, sizeof(err)) || params.k != NULL || params.v != NULL ||
-        params.settings != NULL || params.calibration != NULL)
-        return false;
-    kvp_learnt_find(learnt);
-    params.calibration = learnt->used[0] != '\0' ? learnt->used : NULL;
-    settings->plain = settings->scheme;
-    if (params.calibration != NULL)
-        settings->scheme = get_scheme(&params);
-    if (settings->scheme == NULL)
-        settings->scheme = settings->plain;
-    else if (params.calibration != NULL)
-        snprintf(settings->remark, sizeof(settings->remark), "; calibrated%s: %s",
-                 strcmp(learnt->used, learnt->path) == 0 ? " by an earlier run" : "", learnt->used);
-    if (params.calibration != NULL || learnt->path[0] == '\0')
-        return false;
-    snprintf(settings->remark, sizeof(settings->remark), "; not calibrated, learns from prompts for the next run");
-    return true;
+    if (!atomic_flag_test_and_set(&said))
+        kvp_say("%s", why);
 }
 
-void kvp_settings_check_calibration(kvp_settings *settings, uint32_t layer, kvant_role role, uint32_t row)
+void kvp_settings_find_calibration(kvp_settings *settings)
 {
+    char model[KVP_MODEL_PATH], err[256];
+    kvant_scheme_params params;
+    kvant_scheme *beside, *found = NULL;
     kvant_scheme_info info = { .size = sizeof(info) };
-    kvant_calibration_entry entry = { .size = sizeof(entry) };
 
-    if (settings->plain == NULL || settings->scheme == settings->plain ||
-        kvant_scheme_get_info(settings->scheme, &info) != KVANT_OK)
+    if (!read_params(&params, err, sizeof(err)) || params.calibration != NULL || !kvp_find_model(model))
         return;
-    if (kvant_calibration_get_entry(info.calibration, layer, 0, role, &entry) == KVANT_OK && row % entry.head_dim == 0 &&
-        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim - 1, role, &entry) == KVANT_OK &&
-        kvant_calibration_get_entry(info.calibration, layer, row / entry.head_dim, role, &entry) != KVANT_OK)
+    params.model = model;
+    if (kvant_scheme_create(&params, &beside) != KVANT_OK)
         return;
-    settings->scheme = settings->plain;
-    kvp_settings_set_hint(settings);
+    kvant_scheme_get_info(beside, &info);
+    if (info.not_used != NULL)
+        say_not_used(info.not_used);
+    if (info.calibration_path != NULL) {
+        params.model = NULL;
+        params.calibration = info.calibration_path;
+        found = get_scheme(&params);
+    }
+    if (found != NULL) {
+        settings->scheme = found;
+        snprintf(settings->remark, sizeof(settings->remark), "; calibrated: %s", info.calibration_path);
+    }
+    kvant_scheme_free(&beside);
 }
 
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen)

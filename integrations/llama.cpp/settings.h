@@ -6,10 +6,8 @@
  *   KVANT_CONFIG          a settings file, instead of both                   default none
  *   KVANT_PROTECT         so many first and last layers use another codec    default 0
  *   KVANT_PROTECT_CODEC   the codec of these layers, keys and values         default f16
- *   KVANT_CALIBRATION     calibration file                                   default none
- *   KVANT_LEARN           0: a run leaves no calibration for the next one    default 1
- *                         and uses none of an earlier one (learnt.h)
- *   KVANT_MODEL           the model's file, where it is not mapped           default none
+ *   KVANT_CALIBRATION     calibration file                                   default: model.kvcal
+ *                                                                            beside model.gguf
  *   KVANT_SEED            seed of signs and rotations                        default 0
  *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: from the graph
  *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512,        default auto
@@ -41,32 +39,25 @@
 
 #include <kvant/scheme.h>
 
-#include "learnt.h"
+#include "model_file.h"
 
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
     kvant_scheme *scheme; /* lives as long as the process */
     uint32_t head_dim;    /* 0: learn it from the graph */
-    bool verbose, quiet, learn;
+    bool verbose, quiet;
     char label[160];      /* what the user chose: a preset, specs or a settings file */
-    char remark[KVP_LEARNT_PATH + 64]; /* of a preset: whether it is calibrated, and what to do if not; else "" */
-    kvant_scheme *plain;  /* the scheme without what kvp_settings_find_calibration found */
+    char remark[KVP_MODEL_PATH + 64]; /* of a preset: whether it is calibrated; else "" */
 } kvp_settings;
 
 /* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
  * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
-/* For a context, whose model is loaded: takes the calibration beside the model or that of an earlier
- * run, for a preset that has none. True when there is none and this run may learn one. */
-bool kvp_settings_find_calibration(kvp_settings *settings, kvp_learnt *learnt);
-
-/* Whether a calibration that was found has this layer; if not, it is given up. */
-void kvp_settings_check_calibration(kvp_settings *settings, uint32_t layer, kvant_role role, uint32_t row);
-
-/* After all: nothing is learnt. */
-void kvp_settings_set_hint(kvp_settings *settings);
+/* For a context, whose model is loaded: takes the calibration beside the model, for a preset that has
+ * none. */
+void kvp_settings_find_calibration(kvp_settings *settings);
 
 /* One variable that is 0 or 1, for every context anew. *on is false on failure. */
 bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen);

@@ -211,21 +211,33 @@ static uint32_t parts_of(uint32_t n_tokens)
 
 kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
 {
-    if (!cache || layer >= cache->params.n_layers || !queries || queries->size != sizeof *queries || !queries->q)
+    kvant_queries all;
+    if (!cache || layer >= cache->params.n_layers || !KVANT_TAKE(kvant_queries, &all, queries, n_heads) || !all.q)
         return invalid("no such layer, or the queries are missing or their size field is not set");
     if (!cache->device->note_queries)
         return KVANT_OK;
     cache->noted[layer] = KVANT_NOTED_NEXT;
     kvant_status status = KVANT_OK;
-    const uint32_t parts = parts_of(queries->n_tokens);
+    const uint32_t parts = parts_of(all.n_tokens);
     for (uint32_t i = 0; i < parts && status == KVANT_OK; i++) {
-        const size_t first = (size_t)i * queries->n_tokens / parts;
-        kvant_queries part = *queries;
-        part.q += first * queries->token_stride;
-        part.n_tokens = (uint32_t)((i + 1) * (uint64_t)queries->n_tokens / parts - first);
+        const size_t first = (size_t)i * all.n_tokens / parts;
+        kvant_queries part = all;
+        part.q += first * all.token_stride;
+        part.positions += all.positions ? first : 0;
+        part.n_tokens = (uint32_t)((i + 1) * (uint64_t)all.n_tokens / parts - first);
         status = cache->device->note_queries(cache, layer, &part);
     }
     return status;
+}
+
+kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvant_rope *rope)
+{
+    kvant_rope r;
+    if (!cache || layer >= cache->params.n_layers || (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
+        return invalid("no such layer, or the rope's size field is not set");
+    if (rope && !r.n_positions)
+        r.n_positions = cache->params.max_tokens;
+    return kvant_tensor_set_rope(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), rope ? &r : NULL);
 }
 
 int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
@@ -246,6 +258,28 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
 
 /* Attention */
 
+/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
+static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                  const kvant_attention_problem *p)
+{
+    const uint32_t n = n_sequences * p->n_queries;
+    if (cache->noted[layer] != KVANT_NOTED_NONE || !kvant_cache_wants_queries(cache, layer, n))
+        return KVANT_OK;
+    int32_t *positions = kvant_alloc(n, sizeof *positions);
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = p->q,
+                                    .token_stride = p->q_token_stride,
+                                    .head_stride = p->q_head_stride,
+                                    .n_tokens = n,
+                                    .n_heads = p->n_heads,
+                                    .positions = positions };
+    for (uint32_t i = 0; positions && i < n; i++)
+        positions[i] = (int32_t)(cache->sequences[sequences[i / p->n_queries]].lengths[layer] - p->n_queries + i % p->n_queries);
+    const kvant_status status = positions ? cache->device->note_queries(cache, layer, &queries) : KVANT_ERR_MEMORY;
+    kvant_free(positions);
+    return status;
+}
+
 static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                            const kvant_attention_problem *problem)
 {
@@ -257,7 +291,8 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
     p.scale = p.scale > 0 ? p.scale : cache->params.scale;
     p.logit_softcap = p.logit_softcap > 0 ? p.logit_softcap : cache->params.logit_softcap;
-    return cache->device->attend(cache, layer, sequences, n_sequences, &p);
+    KVANT_FORWARD(cache->device->attend(cache, layer, sequences, n_sequences, &p));
+    return note_attended(cache, layer, sequences, n_sequences, &p);
 }
 
 kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,

@@ -212,27 +212,40 @@ static void turn_center(const kvant_tensor *tensor, uint32_t version, float *num
     }
 }
 
-/* A kv head's matrices. The first ones' codec is what kernels are told of all of them. */
-static kvant_status upload_head(cuda_part *part, uint32_t version, uint32_t head)
+/* A kv head's matrices: R W and R W^-T. One of parts makes them whole as a codec does. */
+static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_t head)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t size = (size_t)tensor->head_dim * tensor->head_dim, bytes = size * sizeof(float);
+    kvant_transform_view view = kvant_transform_get_view(kvant_version_transform(tensor, version, head));
     float *at = part->matrices[version] + head * size;
-    kvant_codec *codec;
-    KVANT_FORWARD(kvant_version_codec(tensor, version, head, tensor->codecs[head], &codec));
-    const kvant_transform_view view = kvant_codec_get_view(codec)->transform;
+    kvant_codec *codec = NULL;
+    if (kvant_weights_part(tensor->head_dim) != tensor->head_dim) {
+        KVANT_FORWARD(kvant_version_codec(tensor, version, head, tensor->codecs[head], &codec));
+        view = kvant_codec_get_view(codec)->transform;
+    }
     kvant_status status = kvant_cuda_memory_copy(at, view.weights, bytes, part->memory->stream);
     if (status == KVANT_OK)
         status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, view.inverse_weights, bytes, part->memory->stream);
-    if (!part->full && status == KVANT_OK) {
-        status = kvant_cuda_codec_from(codec, &part->full, NULL, 0);
-        if (status == KVANT_OK)
-            status = kvant_cuda_codec_create_open(part->full, &part->full_open);
-        part->made = codec;
-    } else {
-        kvant_codec_free(&codec);
-    }
+    kvant_codec_free(&codec);
     return status;
+}
+
+/* What kernels are told of keys with a matrix is the same in all layers of a spec: the first one's codec. */
+static kvant_status create_full(cuda_part *part, uint32_t version)
+{
+    const kvant_tensor *tensor = part->tensor;
+    const cuda_memory *memory = part->memory;
+    for (const cuda_layer *l = memory->layers; l < memory->layers + memory->n_layers && !part->full; l++) {
+        const cuda_part *other = &l->parts[part->role];
+        part->full = other->codec == part->codec ? other->full : NULL;
+        part->full_open = other->codec == part->codec ? other->full_open : NULL;
+    }
+    if (part->full)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_version_codec(tensor, version, 0, tensor->codecs[0], &part->made));
+    kvant_status status = kvant_cuda_codec_from(part->made, &part->full, NULL, 0);
+    return status == KVANT_OK ? kvant_cuda_codec_create_open(part->full, &part->full_open) : status;
 }
 
 static kvant_status upload_matrices(cuda_part *part, uint32_t version)
@@ -246,7 +259,7 @@ static kvant_status upload_matrices(cuda_part *part, uint32_t version)
     part->matrices[version] = memory;
     for (uint32_t head = 0; head < heads; head++)
         KVANT_FORWARD(upload_head(part, version, head));
-    return KVANT_OK;
+    return part->full ? KVANT_OK : create_full(part, version);
 }
 
 static void upload_version(cuda_part *part, uint32_t version)
@@ -309,6 +322,19 @@ kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open)
     const size_t open_bytes = kvant_open_block_bytes(tensor);
     return open ? (kvant_cuda_pages){ (void *)((uintptr_t)tensor->open - part->n_absent * open_bytes), open_bytes, tensor->open_page_bytes }
                 : (kvant_cuda_pages){ tensor->sealed, tensor->block_bytes, kvant_tensor_codec_info(tensor)->page_bytes };
+}
+
+const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers, size_t n, kvant_status *status)
+{
+    *status = KVANT_OK;
+    if (n * sizeof *numbers > buffer->bytes) {
+        kvant_cuda_host_free(buffer->at);
+        *status = kvant_cuda_host_new(&buffer->at, n * sizeof *numbers);
+        buffer->bytes = *status == KVANT_OK ? n * sizeof *numbers : 0;
+    }
+    if (*status == KVANT_OK)
+        *status = kvant_cuda_memory_read(buffer->at, numbers, n * sizeof *numbers, memory->stream);
+    return *status == KVANT_OK ? buffer->at : NULL;
 }
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what)
@@ -448,16 +474,15 @@ static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
 static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memory)
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
-    void *arguments, *workspace;
+    void *arguments, *workspace, *refused = NULL;
     memory->version = kvant_alloc(4 * width, sizeof *memory->version);
-    for (int role = 0; role < 2; role++)
-        memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
-    if (!memory->version || !memory->seen[0] || !memory->seen[1])
+    if (!memory->version)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;
     if (cache->params.asynchronous)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_word_new(&memory->refused), "memory for arguments"));
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
+    memory->refused = refused;
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
     KVANT_RETURN_IF(!memory->workspace_bytes, kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
@@ -475,6 +500,7 @@ kvant_status kvant_cuda_layers_create(kvant_cache *cache)
         memory->layers = kvant_alloc(cache->params.n_layers, sizeof *memory->layers);
     if (!memory || !memory->layers)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
+    memory->n_layers = cache->params.n_layers;
     memory->stream = cache->params.stream;
     KVANT_FORWARD(create_workspace(cache, memory));
     KVANT_FORWARD(create_pages(cache));
@@ -495,8 +521,10 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
             kvant_cuda_codec_free(&part->codec);
             kvant_cuda_codec_free(&part->open_codec);
         }
-        kvant_cuda_codec_free(&part->full);
-        kvant_cuda_codec_free(&part->full_open);
+        if (part->made) {
+            kvant_cuda_codec_free(&part->full);
+            kvant_cuda_codec_free(&part->full_open);
+        }
         kvant_codec_free(&part->made);
         for (uint32_t version = 0; version < KVANT_MAX_VERSIONS; version++)
             kvant_cuda_memory_free(part->matrices[version]);
@@ -513,9 +541,10 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
                        memory->turned.at,    memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
-    kvant_cuda_word_free(memory->refused);
-    kvant_free(memory->seen[0]);
-    kvant_free(memory->seen[1]);
+    kvant_cuda_host_free(memory->refused);
+    kvant_cuda_host_free(memory->seen[0].at);
+    kvant_cuda_host_free(memory->seen[1].at);
+    kvant_cuda_host_free(memory->asked.at);
     kvant_free(memory->version);
     kvant_free(memory->staging);
     kvant_free(memory->layers);

@@ -76,7 +76,7 @@ typedef struct cuda_arguments {
     int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
-/* Memory of the device that grows when a call needs more. */
+/* Memory of the device, or of the host, that grows when a call needs more. */
 typedef struct cuda_buffer {
     void *at;
     size_t bytes;
@@ -97,7 +97,7 @@ struct cuda_memory {
         size_t n;
         int64_t slots[KVANT_CACHE_BATCH];
     } copied[2]; /* as they are on the device; layers of a step have the same ones */
-    float *seen[2];         /* host: rows of a batch, by kvant_role */
+    cuda_buffer seen[2], asked; /* host: rows of a batch, by kvant_role, and queries that are learnt from */
     float *version;         /* host: numbers of a version on their way */
     uint8_t *workspace;
     size_t workspace_bytes;
@@ -178,6 +178,10 @@ static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)
 }
 
 kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
+
+/* n numbers of the device, in a buffer of the host, which grows; NULL and a status, without a message, where that
+ * fails. Waits for the stream. */
+const float *kvant_cuda_seen(cuda_memory *memory, cuda_buffer *buffer, const float *numbers, size_t n, kvant_status *status);
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
 

@@ -90,18 +90,6 @@ static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tok
     return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
 }
 
-/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
-static kvant_status note_attended(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
-{
-    const kvant_queries queries = { .size = sizeof queries,
-                                    .q = problem->q,
-                                    .token_stride = problem->q_token_stride,
-                                    .head_stride = problem->q_head_stride,
-                                    .n_tokens = problem->n_queries,
-                                    .n_heads = problem->n_heads };
-    return cache->noted[layer] == KVANT_NOTED_NONE ? note_queries(cache, layer, &queries) : KVANT_OK;
-}
-
 static kvant_status attend_one(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
 {
     cpu_memory *memory = cache->memory;
@@ -122,7 +110,6 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
         p.n_tokens = s->lengths[layer];
         p.block_table = s->table;
         KVANT_FORWARD(attend_one(cache, layer, &p));
-        KVANT_FORWARD(note_attended(cache, layer, &p));
         p.q += p.n_queries * p.q_token_stride;
         p.out += p.n_queries * p.out_token_stride;
     }

@@ -273,12 +273,12 @@ static const float *look(const kvant_tensor *tensor, const float *rows, size_t s
 {
     const cuda_part *part = part_of(tensor);
     cuda_memory *memory = part->memory;
-    const kvant_status status =
-        n <= KVANT_CACHE_BATCH && stride == kvant_tensor_width(tensor)
-            ? kvant_cuda_memory_read(memory->seen[part->role], rows, n * stride * sizeof *rows, memory->stream)
-            : KVANT_ERR_ARGUMENT;
+    kvant_status status = KVANT_ERR_ARGUMENT;
+    const float *seen = NULL;
+    if (stride == kvant_tensor_width(tensor))
+        seen = kvant_cuda_seen(memory, &memory->seen[part->role], rows, n * stride, &status);
     kvant_cuda_note(memory, status, "append");
-    return status == KVANT_OK ? memory->seen[part->role] : NULL;
+    return seen;
 }
 
 static kvant_status status_of(const cuda_memory *memory)
@@ -342,29 +342,11 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
         return KVANT_OK;
     KVANT_RETURN_IF(!queries->n_heads, KVANT_ERR_ARGUMENT);
     const size_t n = (queries->n_tokens - 1) * queries->token_stride + (queries->n_heads - 1) * queries->head_stride + keys->head_dim;
-    float *copy = kvant_alloc(n, sizeof *copy);
-    KVANT_RETURN_IF(!copy, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for queries"));
-    kvant_status status = kvant_cuda_said(
-        kvant_cuda_memory_read(copy, queries->q, n * sizeof *copy, ((cuda_memory *)cache->memory)->stream), "queries");
-    host.q = copy;
-    if (status == KVANT_OK)
-        status = kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
-    kvant_free(copy);
-    return status;
-}
-
-/* The next rows are learnt from with the queries of those before them, unless the caller notes queries. */
-static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
-                           const kvant_attention_problem *p)
-{
-    const kvant_queries queries = { .size = sizeof queries,
-                                    .q = p->q,
-                                    .token_stride = p->q_token_stride,
-                                    .head_stride = p->q_head_stride,
-                                    .n_tokens = n_sequences * p->n_queries,
-                                    .n_heads = p->n_heads };
-    KVANT_FORWARD(kvant_cuda_layers_attend(cache, layer, sequences, n_sequences, p));
-    return cache->noted[layer] == KVANT_NOTED_NONE ? note_queries(cache, layer, &queries) : KVANT_OK;
+    cuda_memory *memory = cache->memory;
+    kvant_status status;
+    host.q = kvant_cuda_seen(memory, &memory->asked, queries->q, n, &status);
+    KVANT_FORWARD(kvant_cuda_said(status, "queries"));
+    return kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
 }
 
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
@@ -387,7 +369,7 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
 const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .destroy = kvant_cuda_layers_destroy,
                                          .append = append,
-                                         .attend = attend,
+                                         .attend = kvant_cuda_layers_attend,
                                          .read = kvant_cuda_layers_read,
                                          .note_queries = note_queries,
                                          .wants_queries = wants_queries,

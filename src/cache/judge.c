@@ -1,8 +1,10 @@
 /* judge.c - by which version a sample of rows and queries errs least (judge.h, learn.h). */
-#include "judge.h"
+#include "learning.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+#include "../base/parallel.h"
 
 /* Squared lengths of rows of ordinary text, in order, differ by this part of themselves, in the middle. */
 #define FEWEST_GAP 5e-4
@@ -20,50 +22,137 @@ static double squares(const float *x, uint32_t n)
     return sum;
 }
 
-double kvant_sample_cost(const kvant_tensor *tensor, uint32_t head, uint32_t version)
+typedef struct spread_job {
+    const kvant_tensor *tensor;
+    int32_t octave[2]; /* positions */
+} spread_job;
+
+static int32_t spread_to(const int32_t octave[2], uint32_t n, uint32_t i)
 {
+    const int32_t step = (octave[1] - octave[0]) / (int32_t)n;
+    return octave[0] + (int32_t)i * step + step / 2;
+}
+
+/* Turns vectors of a head from their positions to others, which are spread evenly over an octave. */
+static void spread(const kvant_tensor *tensor, size_t unit, float *first, size_t stride, const int32_t *positions, uint32_t n,
+                   const int32_t octave[2])
+{
+    kvant_turning turning;
+    float x[KVANT_MAX_HEAD_DIM];
+    kvant_turning_begin(&turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
+    for (uint32_t i = 0; i < n; i++) {
+        if (positions[i] < 0)
+            continue;
+        kvant_part_gather(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), first + i * stride, x);
+        kvant_turn_back(&turning, (int64_t)positions[i] - spread_to(octave, n, i), x);
+        kvant_part_scatter(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), x, first + i * stride);
+    }
+}
+
+static void spread_unit(void *context, size_t unit, uint32_t worker)
+{
+    const spread_job *job = context;
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_learning *l = tensor->learning;
+    const uint32_t head = kvant_unit_head(tensor, unit), d = tensor->head_dim;
+    (void)worker;
+    if (l->n_rows)
+        spread(tensor, unit, l->rows + (size_t)head * d, kvant_tensor_width(tensor), l->places, l->n_rows, job->octave);
+    if (l->n_queries[head])
+        spread(tensor, unit, l->queries + (size_t)head * SAMPLE_QUERIES * d, d, l->asked + head * SAMPLE_QUERIES,
+               sampled_queries(l, head), job->octave);
+}
+
+#define SAMPLE_TOGETHER 4u
+
+typedef struct cost_job {
+    const kvant_tensor *tensor;
+    double *costs;
+    uint32_t version;
+} cost_job;
+
+static void cost_unit(void *context, size_t head, uint32_t worker)
+{
+    const cost_job *job = context;
+    const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
+    const kvant_affine affine = kvant_version_affine(tensor, job->version, (uint32_t)head);
+    const kvant_transform *transform = kvant_version_transform(tensor, job->version, (uint32_t)head);
     const uint32_t d = tensor->head_dim;
-    float y[KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
+    const size_t width = kvant_tensor_width(tensor);
+    float y[SAMPLE_TOGETHER * KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
     double keys = 0, queries = 0;
-    for (uint32_t i = 0; i < l->n_rows; i++) {
-        kvant_transform_forward(transform, kernels, &affine,
-                                l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d, y);
-        keys += squares(y, d);
+    (void)worker;
+    for (uint32_t i = 0; i < l->n_rows; i += SAMPLE_TOGETHER) {
+        const uint32_t n = l->n_rows - i < SAMPLE_TOGETHER ? l->n_rows - i : SAMPLE_TOGETHER;
+        kvant_codec_transform_rows(transform, kernels, &affine, l->rows + i * width + head * d, width, n, y);
+        keys += squares(y, n * d);
     }
-    for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
+    for (uint32_t i = 0; i < sampled_queries(l, (uint32_t)head); i++) {
         const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;
         for (uint32_t j = 0; j < d; j++)
             scaled[j] = affine.scale ? q[j] * affine.scale[j] : q[j];
         kvant_transform_dual(transform, kernels, scaled, y);
         queries += squares(y, d);
     }
-    return keys * queries;
+    job->costs[head] = keys * queries;
 }
 
-/* The least cost that factors of channels can have, about the candidate's centre. */
+void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads, double *costs)
+{
+    cost_job job = { tensor, costs, version };
+    kvant_parallel_for(tensor->n_kv_heads, n_threads, cost_unit, &job);
+}
+
+static void mark_spread(int32_t *positions, uint32_t n, const int32_t octave[2])
+{
+    for (uint32_t i = 0; i < n; i++)
+        positions[i] = positions[i] < 0 ? -1 : spread_to(octave, n, i);
+}
+
+void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads)
+{
+    kvant_learning *l = tensor->learning;
+    if (!l || !l->turn || kvant_sample_place(l) < 0)
+        return;
+    spread_job job = { tensor, { 0, 0 } };
+    kvant_turn_octave_edges(l->turn, kvant_turn_octave(l->turn, kvant_sample_place(l)), job.octave);
+    kvant_parallel_for(l->n_units, n_threads, spread_unit, &job);
+    mark_spread(l->places, l->n_rows, job.octave);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        mark_spread(l->asked + head * SAMPLE_QUERIES, sampled_queries(l, head), job.octave);
+}
+
+/* The candidate's; where keys turn, that of the sample, which was spread. Zeros where there is none. */
+static void find_centre(const kvant_tensor *tensor, size_t at, double *centre)
+{
+    const kvant_learning *l = tensor->learning;
+    const float *own = tensor->versions[KVANT_CANDIDATE].center + at;
+    for (uint32_t j = 0; j < tensor->head_dim && kvant_learns_center(tensor); j++)
+        for (uint32_t i = 0; i < l->n_rows; i++)
+            centre[j] += (l->turn ? l->rows[i * kvant_tensor_width(tensor) + at + j] : own[j]) / (double)l->n_rows;
+}
+
+/* The least cost that factors of channels can have, about the centre. */
 static double least_cost(const kvant_tensor *tensor, uint32_t head)
 {
     const kvant_learning *l = tensor->learning;
     const size_t at = (size_t)head * tensor->head_dim;
-    const float *centre = tensor->versions[KVANT_CANDIDATE].center + at;
-    double sum = 0;
-    const bool centred = kvant_learns_center(tensor);
-    for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        double keys = 0, queries = 0;
-        for (uint32_t i = 0; i < l->n_rows; i++) {
-            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - (centred ? centre[j] : 0);
-            keys += x * x;
+    double sum = 0, centre[KVANT_MAX_HEAD_DIM] = { 0 }, keys[KVANT_MAX_HEAD_DIM] = { 0 }, queries[KVANT_MAX_HEAD_DIM] = { 0 };
+    find_centre(tensor, at, centre);
+    for (uint32_t i = 0; i < l->n_rows; i++)
+        for (uint32_t j = 0; j < tensor->head_dim; j++) {
+            const double x = l->rows[i * kvant_tensor_width(tensor) + at + j] - centre[j];
+            keys[j] += x * x;
         }
-        for (uint32_t i = 0; i < sampled_queries(l, head); i++) {
+    for (uint32_t i = 0; i < sampled_queries(l, head); i++)
+        for (uint32_t j = 0; j < tensor->head_dim; j++) {
             const double x = l->queries[(head * SAMPLE_QUERIES + i) * tensor->head_dim + j];
-            queries += x * x;
+            queries[j] += x * x;
         }
-        sum += sqrt(keys * queries);
-    }
+    for (uint32_t j = 0; j < tensor->head_dim; j++)
+        sum += sqrt(keys[j] * queries[j]);
     return sum * sum;
 }
 
@@ -76,17 +165,20 @@ bool kvant_sample_suffices(const kvant_tensor *tensor)
     return l->n_rows >= FEWEST_ROWS;
 }
 
-bool kvant_learning_excess(const kvant_tensor *tensor, double excess[KVANT_MAX_VERSIONS])
+bool kvant_learning_excess(const kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS])
 {
     if (!tensor->learning || !kvant_sample_suffices(tensor))
         return false;
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-        excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const double best = least_cost(tensor, head);
-        for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-            if (excess[v] < INFINITY)
-                excess[v] += (best > 0 ? kvant_sample_cost(tensor, head, v) / best : 1) / tensor->n_kv_heads;
+    double *costs = tensor->learning->costs, *best = costs + tensor->n_kv_heads;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        best[head] = least_cost(tensor, head);
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
+        const bool there = tensor->versions[v].alive && tensor->versions[v].learnt;
+        excess[v] = there ? 0 : INFINITY;
+        if (there)
+            kvant_sample_costs(tensor, v, n_threads, costs);
+        for (uint32_t head = 0; there && head < tensor->n_kv_heads; head++)
+            excess[v] += (best[head] > 0 ? costs[head] / best[head] : 1) / tensor->n_kv_heads;
     }
     return true;
 }

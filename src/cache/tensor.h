@@ -47,6 +47,7 @@ typedef struct kvant_tensor_version {
     kvant_weights *weights; /* or NULL; in place of the scale */
     uint32_t n_blocks;     /* that use it */
     uint32_t stamp;        /* another one whenever the numbers change */
+    uint32_t kin;          /* of the sums that it comes from (judge.h) */
     bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
 } kvant_tensor_version;
 

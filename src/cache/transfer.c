@@ -18,7 +18,7 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
 
 static kvant_status no_version(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already", (unsigned)KVANT_MAX_VERSIONS);
+    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of as many versions as it can");
 }
 
 static kvant_status no_page(void)

@@ -5,7 +5,7 @@
  * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
  * moves the result by a bounded amount. With ordinary rows the result is their mean and their
  * largest distance from it. */
-#include "learn.h"
+#include "learning.h"
 
 #include <math.h>
 #include <string.h>
@@ -22,8 +22,13 @@
  * one. */
 #define MOST_EXCESS 1.5f
 
-/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. */
+/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. And one for a range of positions is not as
+ * good for a few rows as one from them. */
 #define MATRIX_EXCESS 2
+#define RANGE_EXCESS 2.0f
+#define WHOLE_EXCESS 4.0f /* for all positions */
+
+#define VERSIONS 4u /* without matrices */
 
 #define PARTS KVANT_STATISTICS_PARTS
 
@@ -282,11 +287,13 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
-/* Matrices are worth one more. A GPU has room for fewer pairs of versions
- * (KVANT_CUDA_MOST_PARTS). */
+/* Matrices are worth one more, and more where positions turn keys. A GPU has room for fewer pairs of
+ * versions (KVANT_CUDA_MOST_PARTS). */
 static uint32_t most_versions(const kvant_tensor *tensor)
 {
-    return tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : KVANT_MAX_VERSIONS - 1;
+    if (!tensor->learning || tensor->device)
+        return VERSIONS;
+    return tensor->learning->turn ? KVANT_MAX_VERSIONS : VERSIONS + 1;
 }
 
 static bool is_unused(const kvant_tensor *tensor, uint32_t version)
@@ -295,9 +302,9 @@ static bool is_unused(const kvant_tensor *tensor, uint32_t version)
 }
 
 /* A version that no block uses, or NULL. */
-static kvant_tensor_version *unused(kvant_tensor *tensor)
+static kvant_tensor_version *unused(kvant_tensor *tensor, uint32_t most)
 {
-    for (uint32_t v = 1; v < most_versions(tensor); v++)
+    for (uint32_t v = 1; v < most; v++)
         if (is_unused(tensor, v))
             return &tensor->versions[v];
     return NULL;
@@ -344,7 +351,8 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const
             memcmp(v->scale, scale, bytes) == 0 && same_weights(tensor, v->weights, triangles))
             return KVANT_OK;
     }
-    kvant_tensor_version *found = unused(tensor);
+    /* Blocks may come before their rope does. */
+    kvant_tensor_version *found = unused(tensor, tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : VERSIONS);
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
     if (triangles)
         KVANT_FORWARD(kvant_weights_create(tensor, triangles, 1, &weights));
@@ -355,6 +363,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const
     found->alive = true;
     found->learnt = learnt;
     found->stamp = ++tensor->last_stamp;
+    found->kin = 0;
     *version = (uint32_t)(found - tensor->versions);
     tensor->unfit[*version] = false;
     return KVANT_OK;
@@ -449,12 +458,16 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
                           uint32_t n_threads)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
+    bool turned = false;
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
     double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
-    if (!kvant_learning_excess(tensor, excess)) {
+    kvant_learning_spread(tensor, n_threads);
+    if (!kvant_learning_excess(tensor, n_threads, excess)) {
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
+    } else if (tensor->learning->turn) {
+        most = tensor->learning->turn->n_ranges == 1 ? WHOLE_EXCESS : RANGE_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);
@@ -463,9 +476,14 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
             choice.version = (uint8_t)v;
         }
     }
-    if (!(least <= most) && count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u))
+    if (kvant_learning_turns(tensor, &choice, least <= most, count_unused(tensor))) {
+        choice.status = kvant_learning_turn(tensor, &choice, least, most, count_unused(tensor), n_threads, &turned);
+        if (!turned)
+            learn(tensor, seen);
+    }
+    if (turned || (!(least <= most) && count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u)))
         choice.version = KVANT_CANDIDATE;
-    if (tensor->learning)
+    if (tensor->learning && choice.status == KVANT_OK)
         choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
     return choice;
 }
@@ -475,7 +493,7 @@ static kvant_new_rows rows_seen(const kvant_tensor *tensor, const kvant_new_rows
 {
     kvant_new_rows seen = *rows;
     if (tensor->device)
-        seen.rows = kvant_learning_looks(tensor) ? tensor->device->look(tensor, rows->rows, rows->stride, rows->n) : NULL;
+        seen.rows = kvant_learning_looks(tensor, rows) ? tensor->device->look(tensor, rows->rows, rows->stride, rows->n) : NULL;
     seen.n = seen.rows ? rows->n : 0;
     return seen;
 }
@@ -548,7 +566,7 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */
 static uint8_t promote_candidate(kvant_tensor *tensor)
 {
-    kvant_tensor_version *place = unused(tensor), former = *place;
+    kvant_tensor_version *place = unused(tensor, most_versions(tensor)), former = *place;
     *place = tensor->versions[KVANT_CANDIDATE];
     place->alive = true;
     place->n_blocks = 0;

@@ -5,7 +5,7 @@
 #include "../base/attributes.h"
 #include "../base/half.h"
 #include "../base/parallel.h"
-#include "../math/spd.h"
+#include "../math/sums.h"
 
 /* Of a part: the product of the Frobenius norms of W and its inverse. */
 #define MAX_CONDITION 65536.0
@@ -32,8 +32,9 @@ static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lowe
     for (size_t i = 0; i < d; i++)
         KVANT_RETURN_IF(!(lower[i * d + i] > 0), KVANT_ERR_FORMAT);
     memcpy(room, lower, d * d * sizeof *room);
-    kvant_lower_inverse(n, room);
-    KVANT_RETURN_IF(!(kvant_frobenius(n, lower) * kvant_frobenius(n, room) <= MAX_CONDITION), KVANT_ERR_FORMAT);
+    kvant_kernels_get(KVANT_CPU_AUTO)->lower_inverse(d, room, inverse);
+    const double squares = kvant_dot_lanes(lower, lower, d * d) * kvant_dot_lanes(room, room, d * d);
+    KVANT_RETURN_IF(!(squares <= MAX_CONDITION * MAX_CONDITION), KVANT_ERR_FORMAT);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j < d; j++)
             inverse[i * d + j] = room[j * d + i];
@@ -99,12 +100,6 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
 
 /* A version as a codec */
 
-/* A channel of a part, among all. */
-static size_t channel_of(uint32_t d, uint32_t n, uint32_t part, uint32_t i)
-{
-    return i < n / 2 ? part * (n / 2) + i : d / 2 + part * (n / 2) + i - n / 2;
-}
-
 /* The matrix of all parts, and its inverse; both are zeros. */
 static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w, double *inverse)
 {
@@ -113,9 +108,10 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
     double *part = kvant_alloc(3 * size, sizeof *part);
     kvant_status status = part ? KVANT_OK : KVANT_ERR_MEMORY;
     for (uint32_t p = 0; p < d / n && status == KVANT_OK; p++) {
-        status = read_part(n, triangles + p * kvant_triangle_size(n), part, part + size, part + 2 * size);
-        for (uint32_t i = 0; i < size && status == KVANT_OK; i++) {
-            const size_t at = channel_of(d, n, p, i / n) * d + channel_of(d, n, p, i % n);
+        const bool whole = n == d;
+        status = read_part(n, triangles + p * kvant_triangle_size(n), whole ? w : part, whole ? inverse : part + size, part + 2 * size);
+        for (uint32_t i = 0; i < size && status == KVANT_OK && !whole; i++) {
+            const size_t at = kvant_part_channel(d, n, p, i / n) * d + kvant_part_channel(d, n, p, i % n);
             w[at] = part[i];
             inverse[at] = part[size + i];
         }

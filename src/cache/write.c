@@ -266,13 +266,15 @@ static void place_some(write_job *job)
 }
 
 /* The version that the next block of each sequence begins with. Not before all rows are placed:
- * they were checked for the versions that they would get before the write. */
+ * they were checked for the versions that they would get before the write. Where keys turn, a version
+ * that a few tokens were judged to need is for the tokens after them. */
 static void note_versions(const write_job *job)
 {
-    for (size_t first = 0; first < job->n;) {
+    const bool turns = kvant_learning_follows(job->tensor);
+    for (size_t first = 0; first < job->n && (job->choice.judged || !turns);) {
         kvant_run r = run_from(job, first);
         const kvant_block *block = &job->tensor->blocks[r.block];
-        job->tensor->sequence_versions[block->sequence] = block->version;
+        job->tensor->sequence_versions[block->sequence] = turns ? job->choice.version : block->version;
         first += r.n;
     }
 }
@@ -415,7 +417,8 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                      uint32_t n_threads)
 {
     write_job jobs[2];
-    for (size_t i = 0; i < n_tensors; i++) {
+    kvant_status status = KVANT_OK;
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
         jobs[i] = (write_job){ .tensor = rows[i].tensor,
                                .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
                                .slots = slots,
@@ -424,9 +427,12 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                .n = n,
                                .stride = rows[i].stride,
                                .n_threads = n_threads };
-        KVANT_FORWARD(check_arguments(&jobs[i]));
+        status = check_arguments(&jobs[i]);
     }
-    return run(jobs, n_tensors);
+    status = status == KVANT_OK ? run(jobs, n_tensors) : status;
+    for (size_t i = 0; i < n_tensors; i++)
+        kvant_learning_written(rows[i].tensor, slots, status == KVANT_OK ? n : 0);
+    return status;
 }
 
 kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,

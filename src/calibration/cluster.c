@@ -127,7 +127,7 @@ static bool assign(work *w)
         float least, most;
         uint32_t best = 0;
         memcpy(w->point, w->moved + i * w->d, w->d * sizeof *w->point);
-        w->kernels->combine_rows(w->columns, w->point, w->d + 1, w->k, w->products);
+        w->kernels->combine_rows(w->columns, w->point, w->d + 1, w->k, 1, w->products);
         w->kernels->range(w->products, w->k, &least, &most);
         while (best + 1 < w->k && w->products[best] != most)
             best++;

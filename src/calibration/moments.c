@@ -12,6 +12,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/half.h"
+#include "../kernels/kernels.h"
 #include "../math/spd.h"
 #include "../math/sums.h"
 
@@ -116,9 +117,22 @@ static void make_diagonal(size_t d, const double *a, const double *b, const doub
         diagonal[i] = (float)(factor * sqrt(sqrt(b[i * d + i] / a[i * d + i])));
 }
 
-static kvant_status make_matrix(size_t d, double *a, const double *b, const double *keys, uint16_t *matrix)
+/* m = w^T w of an upper triangle. */
+static void square(size_t d, const double *w, double *m)
 {
-    KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
+    memset(m, 0, d * d * sizeof *m);
+    for (size_t i = 0; i < d; i++)
+        for (size_t k = 0; k <= i; k++)
+            kvant_add_multiple(m + i * d + k, w[k * d + i], w + k * d + k, i + 1 - k);
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j < i; j++)
+            m[j * d + i] = m[i * d + j];
+}
+
+static kvant_status make_matrix(size_t d, double *a, double *b, const double *keys, double *room, uint16_t *matrix)
+{
+    KVANT_RETURN_IF(!(kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, a, b, room) > 0), KVANT_ERR_ARGUMENT);
+    square(d, b, a);
     const double factor = sqrt(kvant_trace((uint32_t)d, keys) / trace_of_product(a, keys, d));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
     const double smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
@@ -132,7 +146,7 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
                                 float *diagonal, uint16_t *matrix)
 {
     size_t d = n, size = d * d;
-    double *a = kvant_alloc(3 * size, sizeof *a), *b = a + size, *k = b + size;
+    double *a = kvant_alloc(3 * size + KVANT_MEAN_ROOM(d), sizeof *a), *b = a + size, *k = b + size;
     kvant_status status = KVANT_ERR_ARGUMENT;
     KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
     memcpy(a, attended, size * sizeof *a);
@@ -140,7 +154,7 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     memcpy(k, keys, size * sizeof *k);
     if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR) && kvant_spd_regularise(n, k, FLOOR)) {
         make_diagonal(d, a, b, k, diagonal);
-        status = make_matrix(d, a, b, k, matrix);
+        status = make_matrix(d, a, b, k, k + size, matrix);
     }
     if (status == KVANT_ERR_ARGUMENT) /* not positive definite: nothing is known */
         identity(d, diagonal, matrix);
@@ -148,22 +162,19 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-kvant_status kvant_make_triangle(uint32_t n, const double *queries, const double *keys, uint16_t *triangle)
+kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, uint16_t *triangle, double *gain)
 {
-    const size_t d = n, size = d * d;
-    double *a = kvant_alloc(2 * size, sizeof *a), *b = a + size;
-    KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
-    memcpy(a, keys, size * sizeof *a);
-    memcpy(b, queries, size * sizeof *b);
-    kvant_status status = KVANT_ERR_ARGUMENT;
-    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR))
-        status = kvant_spd_mean(n, a, b, b);
-    const double factor = sqrt(kvant_trace(n, a) / trace_of_product(a, b, d));
-    if (status == KVANT_OK)
-        status = kvant_spd_lower(n, b, b);
-    for (size_t i = 0; i < d && status == KVANT_OK; i++)
+    const size_t d = n;
+    double *room = kvant_alloc(KVANT_MEAN_ROOM(d), sizeof *room), trace = 0, after = 0;
+    KVANT_RETURN_IF(!room, KVANT_ERR_MEMORY);
+    if (kvant_spd_regularise(n, keys, FLOOR) && kvant_spd_regularise(n, queries, FLOOR)) {
+        trace = kvant_trace(n, keys);
+        after = kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, keys, queries, room);
+    }
+    for (size_t i = 0; i < d && after > 0; i++)
         for (size_t j = 0; j <= i; j++)
-            *triangle++ = kvant_half_from_float((float)(factor * b[i * d + j]));
-    kvant_free(a);
-    return status;
+            *triangle++ = kvant_half_from_float((float)(sqrt(trace / after) * queries[j * d + i]));
+    kvant_free(room);
+    *gain = after / trace;
+    return after > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -155,7 +155,7 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
 {
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
-        kernels->combine_rows(transform->matrix, y, d, d, x);
+        kernels->combine_rows(transform->matrix, y, d, d, 1, x);
         return;
     }
     if (x != y)
@@ -245,7 +245,7 @@ static void weigh_parts(const kvant_transform *transform, const kvant_kernels *k
     float in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
     for (uint32_t part = 0; part < d / n; part++) {
         kvant_part_gather(d, n, part, x, in);
-        kernels->combine_rows(weights + (size_t)part * n * n, in, n, n, out);
+        kernels->combine_rows(weights + (size_t)part * n * n, in, n, n, 1, out);
         kvant_part_scatter(d, n, part, out, z);
     }
     rotate(transform, kernels, z, y);
@@ -261,7 +261,7 @@ static void weigh(const kvant_transform *transform, const kvant_kernels *kernels
         return;
     }
     if (!transform->diagonal) {
-        kernels->combine_rows(weights, x, d, d, y);
+        kernels->combine_rows(weights, x, d, d, 1, y);
         return;
     }
     float z[KVANT_MAX_HEAD_DIM];

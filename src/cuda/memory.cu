@@ -6,6 +6,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <cstring>
 
 using kvant::from_cuda;
 
@@ -128,19 +129,18 @@ void kvant_cuda_table_memory_free(void *memory)
     cudaFree(memory);
 }
 
-kvant_status kvant_cuda_table_word_new(uint32_t **word)
+kvant_status kvant_cuda_table_host_new(void **memory, size_t bytes)
 {
-    void *memory = NULL;
-    const kvant_status status = from_cuda(cudaHostAlloc(&memory, sizeof **word, cudaHostAllocPortable | cudaHostAllocMapped));
-    *word = static_cast<uint32_t *>(memory);
+    *memory = NULL;
+    const kvant_status status = from_cuda(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
     if (status == KVANT_OK)
-        **word = 0;
+        std::memset(*memory, 0, bytes);
     return status;
 }
 
-void kvant_cuda_table_word_free(uint32_t *word)
+void kvant_cuda_table_host_free(void *memory)
 {
-    cudaFreeHost(word);
+    cudaFreeHost(memory);
 }
 
 kvant_status kvant_cuda_table_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)

@@ -300,17 +300,17 @@ void kvant_cuda_memory_free(void *memory)
         open_door(NULL)->memory_free(memory);
 }
 
-kvant_status kvant_cuda_word_new(uint32_t **word)
+kvant_status kvant_cuda_host_new(void **memory, size_t bytes)
 {
     const kvant_cuda_table *table = open_door(NULL);
-    *word = NULL;
-    return table ? table->word_new(word) : KVANT_ERR_UNSUPPORTED;
+    *memory = NULL;
+    return table ? table->host_new(memory, bytes) : KVANT_ERR_UNSUPPORTED;
 }
 
-void kvant_cuda_word_free(uint32_t *word)
+void kvant_cuda_host_free(void *memory)
 {
-    if (word)
-        open_door(NULL)->word_free(word);
+    if (memory)
+        open_door(NULL)->host_free(memory);
 }
 
 /* index.h */

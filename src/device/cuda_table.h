@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 7u
+#define KVANT_CUDA_TABLE_VERSION 8u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
@@ -47,8 +47,8 @@ extern "C" {
     X(kvant_status, device_current, (int *device))                                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                                     \
     X(void, memory_free, (void *memory))                                                                           \
-    X(kvant_status, word_new, (uint32_t * *word))                                                                  \
-    X(void, word_free, (uint32_t * word))                                                                          \
+    X(kvant_status, host_new, (void **memory, size_t bytes))                                                       \
+    X(void, host_free, (void *memory))                                                                             \
     X(kvant_status, memory_copy, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))             \
     X(kvant_status, memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream))             \
     X(kvant_status, memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream))                          \

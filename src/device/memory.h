@@ -17,9 +17,9 @@ kvant_status kvant_cuda_device_current(int *device);
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes);
 void kvant_cuda_memory_free(void *memory); /* NULL is fine */
 
-/* A word, 0 at first, that kernels set and the host reads while they run. */
-kvant_status kvant_cuda_word_new(uint32_t **word);
-void kvant_cuda_word_free(uint32_t *word); /* NULL is fine */
+/* Zeroed memory of the host that the GPU reads and writes itself. */
+kvant_status kvant_cuda_host_new(void **memory, size_t bytes);
+void kvant_cuda_host_free(void *memory); /* NULL is fine */
 
 /* To the device, from the host or the device; the host's bytes may change after the call. */
 kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);

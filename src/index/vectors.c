@@ -133,7 +133,7 @@ kvant_index_row kvant_index_transform(const kvant_index *index, const kvant_kern
     }
     row.y = scratch;
     if (index->projection)
-        kernels->combine_rows(index->projection, u, dim, n, row.y);
+        kernels->combine_rows(index->projection, u, dim, n, 1, row.y);
     kvant_rotation_apply(&index->rotation, kernels, row.y, rest);
     return row;
 }

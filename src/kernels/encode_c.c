@@ -33,11 +33,21 @@ KVANT_DOT_CODES_FN(kvant_dot_codes_c)
 
 KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
 {
-    for (uint32_t i = 0; i < n; i++)
-        y[i] = 0;
-    for (uint32_t j = 0; j < k; j++)
+    for (uint32_t r = 0; r < n_y; r++, weights += k, y += n) {
         for (uint32_t i = 0; i < n; i++)
-            y[i] += weights[j] * rows[(size_t)j * n + i];
+            y[i] = 0;
+        for (uint32_t j = 0; j < k; j++)
+            for (uint32_t i = 0; i < n; i++)
+                y[i] += weights[j] * rows[(size_t)j * n + i];
+    }
+}
+
+KVANT_ADD_OUTERS_FN(kvant_add_outers_c)
+{
+    for (uint32_t i = 0; i < n; sums += ++i)
+        for (uint32_t r = 0; r < n_rows; r++)
+            for (uint32_t j = 0; j <= i; j++)
+                sums[j] += rows[r * stride + i] * rows[r * stride + j];
 }
 
 static void butterflies(float *x, uint32_t n, uint32_t distance)

@@ -71,36 +71,90 @@ static KVANT_DOT_ROWS_FN(NAME(dot_rows))
         sums[row] = NAME(dot)(a, rows + (size_t)row * n, n);
 }
 
-/* As many sums as hide the latency of an addition stay in registers while the rows go by. */
+/* As many sums as hide the latency of an addition stay in registers while the rows go by: of several
+ * vectors of one row of y, or of some rows, which share what is read. */
 #define COMBINED 4
+
+KVANT_INLINE void combine_vectors(uint32_t n_y, uint32_t vectors, const float *rows, const float *weights, uint32_t k, uint32_t n,
+                                  float *y)
+{
+    vf sum[COMBINED][COMBINED];
+    unrolled_for (uint32_t r = 0; r < n_y; r++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            sum[r][v] = vf_zero();
+    for (uint32_t j = 0; j < k; j++) {
+        vf x[COMBINED];
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            x[v] = vf_load_unaligned(rows + (size_t)j * n + v * LANES);
+        unrolled_for (uint32_t r = 0; r < n_y; r++)
+            unrolled_for (uint32_t v = 0; v < vectors; v++)
+                sum[r][v] = vf_add(sum[r][v], vf_mul(vf_set(weights[(size_t)r * k + j]), x[v]));
+    }
+    unrolled_for (uint32_t r = 0; r < n_y; r++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            vf_store_unaligned(y + (size_t)r * n + v * LANES, sum[r][v]);
+}
+
+KVANT_INLINE void combine_some(uint32_t n_y, const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+{
+    const uint32_t vectors = n_y > 1 && LANES == 8 ? 2 : COMBINED; /* of 16 registers; others have 32 */
+    uint32_t i = 0;
+    for (; i + vectors * LANES <= n; i += vectors * LANES)
+        combine_vectors(n_y, vectors, rows + i, weights, k, n, y + i);
+    for (; i + LANES <= n; i += LANES)
+        combine_vectors(n_y, 1, rows + i, weights, k, n, y + i);
+    for (; i < n; i++)
+        for (uint32_t r = 0; r < n_y; r++) {
+            float sum = 0;
+            for (uint32_t j = 0; j < k; j++)
+                sum += weights[(size_t)r * k + j] * rows[(size_t)j * n + i];
+            y[(size_t)r * n + i] = sum;
+        }
+}
 
 static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
 {
-    uint32_t i = 0;
-    for (; i + COMBINED * LANES <= n; i += COMBINED * LANES) {
-        vf sum[COMBINED];
-        for (uint32_t v = 0; v < COMBINED; v++)
-            sum[v] = vf_zero();
-        for (uint32_t j = 0; j < k; j++) {
-            vf weight = vf_set(weights[j]);
-            const float *row = rows + (size_t)j * n + i;
-            for (uint32_t v = 0; v < COMBINED; v++)
-                sum[v] = vf_add(sum[v], vf_mul(weight, vf_load_unaligned(row + v * LANES)));
+    for (; n_y >= COMBINED; n_y -= COMBINED, weights += (size_t)COMBINED * k, y += (size_t)COMBINED * n)
+        combine_some(COMBINED, rows, weights, k, n, y);
+    switch (n_y) {
+    case 3: combine_some(3, rows, weights, k, n, y); break;
+    case 2: combine_some(2, rows, weights, k, n, y); break;
+    case 1: combine_some(1, rows, weights, k, n, y); break;
+    }
+}
+
+/* Sums of row i of a triangle, of some vectors: a constant at every call. x: the rows from their column on. */
+KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride, uint32_t n_rows,
+                                float *sums)
+{
+    vf sum[COMBINED];
+    unrolled_for (uint32_t v = 0; v < vectors; v++)
+        sum[v] = vf_load_unaligned(sums + v * LANES);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        const vf factor = vf_set(rows[r * stride]);
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            sum[v] = vf_add(sum[v], vf_mul(factor, vf_load_unaligned(x + r * stride + v * LANES)));
+    }
+    unrolled_for (uint32_t v = 0; v < vectors; v++)
+        vf_store_unaligned(sums + v * LANES, sum[v]);
+}
+
+/* The last vectors of a row go beyond the diagonal, in a place of their own. */
+static KVANT_ADD_OUTERS_FN(NAME(add_outers))
+{
+    for (uint32_t i = 0; i < n; sums += ++i) {
+        uint32_t j = 0;
+        float rest[COMBINED * LANES] = { 0 };
+        for (; j + COMBINED * LANES <= i + 1; j += COMBINED * LANES)
+            outer_vectors(COMBINED, rows + i, rows + j, stride, n_rows, sums + j);
+        memcpy(rest, sums + j, (i + 1 - j) * sizeof *rest);
+        switch ((i + 1 - j + LANES - 1) / LANES) {
+        case 4: outer_vectors(4, rows + i, rows + j, stride, n_rows, rest); break;
+        case 3: outer_vectors(3, rows + i, rows + j, stride, n_rows, rest); break;
+        case 2: outer_vectors(2, rows + i, rows + j, stride, n_rows, rest); break;
+        case 1: outer_vectors(1, rows + i, rows + j, stride, n_rows, rest); break;
         }
-        for (uint32_t v = 0; v < COMBINED; v++)
-            vf_store_unaligned(y + i + v * LANES, sum[v]);
-    }
-    for (; i + LANES <= n; i += LANES) {
-        vf sum = vf_zero();
-        for (uint32_t j = 0; j < k; j++)
-            sum = vf_add(sum, vf_mul(vf_set(weights[j]), vf_load_unaligned(rows + (size_t)j * n + i)));
-        vf_store_unaligned(y + i, sum);
-    }
-    for (; i < n; i++) {
-        float sum = 0;
-        for (uint32_t j = 0; j < k; j++)
-            sum += weights[j] * rows[(size_t)j * n + i];
-        y[i] = sum;
+        memcpy(sums + j, rest, (i + 1 - j) * sizeof *rest);
     }
 }
 

@@ -204,9 +204,27 @@ typedef struct kvant_block_page {
 #define KVANT_DOT_ROWS_FN(name) void name(const float *a, const float *rows, uint32_t n, uint32_t n_rows, float *sums)
 
 /* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
- * of k rows; y overlaps nothing. */
+ * of k rows; n_y such y, each with weights of its own, one after another; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
-    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, uint32_t n_y, float *y)
+
+/* sums += the lower triangles of x x^T of rows x of n numbers, one row after another. Rows have a stride,
+ * a multiple of 16; numbers behind the n-th may be anything. */
+#define KVANT_ADD_OUTERS_FN(name)                                                                                  \
+    void name(const float *rows, size_t stride, uint32_t n_rows, uint32_t n, float *sums)
+
+/* b becomes W, whose lower triangle is anything, with W^T W the geometric mean of a^-1 and b, which are
+ * n x n, symmetric and positive definite: (W^T W) a (W^T W) = b within 10^-5 of eigenvalues, where those of
+ * ab reach over no more than 2^46. Returns the trace of a W^T W, or 0: one was not positive definite. a
+ * and room (KVANT_MEAN_ROOM numbers) become anything. */
+#define KVANT_MEAN_NODES 32
+#define KVANT_MEAN_ROOM(n)                                                                                         \
+    ((size_t)(n) * ((n) + 6 + ((n) > 3 * KVANT_MEAN_NODES ? (n) : 3 * KVANT_MEAN_NODES)))
+#define KVANT_MEAN_FACTOR_FN(name) double name(size_t n, double *a, double *b, double *room)
+
+/* l, n x n, a lower triangle with zeros above a diagonal of numbers that are not 0, becomes its inverse.
+ * column: n numbers. */
+#define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
@@ -308,6 +326,9 @@ typedef struct kvant_uniform_step {
     X(DOT_ROWS, dot_rows)                                                                                          \
     X(DOT_CODES, dot_codes)                                                                                        \
     X(COMBINE_ROWS, combine_rows)                                                                                  \
+    X(ADD_OUTERS, add_outers)                                                                                      \
+    X(MEAN_FACTOR, mean_factor)                                                                                    \
+    X(LOWER_INVERSE, lower_inverse)                                                                                \
     X(HADAMARD, hadamard)                                                                                          \
     X(RANGE, range)                                                                                                \
     X(MAGNITUDE, magnitude)                                                                                        \

@@ -1,12 +1,23 @@
 /* loops_c.c - the loops that every level compiles from the same source, in portable C. */
 #define NAME(function) function##_c
 #include "feedback_loops.h"
+#include "mean_loops.h"
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
 KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c)
 {
     feedback_codes_c(feedback, z, thresholds, values, bits, codes, sums);
+}
+
+KVANT_MEAN_FACTOR_FN(kvant_mean_factor_c)
+{
+    return mean_factor_c(n, a, b, room);
+}
+
+KVANT_LOWER_INVERSE_FN(kvant_lower_inverse_c)
+{
+    lower_inverse_c(n, l, column);
 }
 
 KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c)

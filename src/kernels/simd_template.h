@@ -161,6 +161,7 @@ static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 #include "codes_template.h"
 #include "encode_template.h"
 #include "feedback_loops.h"
+#include "mean_loops.h"
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 

@@ -65,9 +65,8 @@ static void mirror(size_t n, double *m)
 }
 
 /* Row i is that of the identity less the rows before it, each as often as L has it. */
-void kvant_lower_inverse(uint32_t size, double *l)
+static void invert(size_t n, double *l)
 {
-    const size_t n = size;
     for (size_t i = 0; i < n; i++) {
         double *row = l + i * n;
         const double inverse = 1 / row[i];
@@ -80,17 +79,6 @@ void kvant_lower_inverse(uint32_t size, double *l)
     }
 }
 
-kvant_status kvant_spd_lower(uint32_t n, const double *m, double *lower)
-{
-    const size_t d = n;
-    if (lower != m)
-        memcpy(lower, m, d * d * sizeof *m);
-    KVANT_RETURN_IF(!factorise(d, lower), KVANT_ERR_ARGUMENT);
-    for (size_t i = 0; i < d; i++)
-        memset(lower + i * d + i + 1, 0, (d - i - 1) * sizeof *lower);
-    return KVANT_OK;
-}
-
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
 {
     size_t d = n;
@@ -99,7 +87,7 @@ kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
     memcpy(l, m, d * d * sizeof *l);
     bool ok = factorise(d, l);
     if (ok)
-        kvant_lower_inverse(n, l);
+        invert(d, l);
     memset(inverse, 0, d * d * sizeof *inverse);
     for (size_t k = 0; ok && k < d; k++) /* L^-T L^-1 */
         for (size_t i = 0; i <= k; i++)
@@ -160,40 +148,6 @@ void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *sc
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < i; j++)
             out[i * n + j] = out[j * n + i] = (out[i * n + j] + out[j * n + i]) / 2;
-}
-
-/* out = lower^T m lower, for a symmetric m; scratch: n x n. */
-static void sandwich_lower(size_t n, const double *lower, const double *m, double *scratch, double *out)
-{
-    memset(scratch, 0, n * n * sizeof *scratch);
-    for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < n; k++)
-            kvant_add_multiple(scratch + i * n, m[i * n + k], lower + k * n, k + 1);
-    memset(out, 0, n * n * sizeof *out);
-    for (size_t k = 0; k < n; k++)
-        for (size_t i = 0; i <= k; i++)
-            kvant_add_multiple(out + i * n, lower[k * n + i], scratch + k * n, i + 1);
-    mirror(n, out);
-}
-
-/* a = L L^T */
-kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean)
-{
-    size_t d = n, size = d * d;
-    double *lower = kvant_alloc(3 * size, sizeof *lower), *inner = lower + size, *scratch = inner + size;
-    KVANT_RETURN_IF(!lower, KVANT_ERR_MEMORY);
-    memcpy(lower, a, size * sizeof *lower);
-    kvant_status status = factorise(d, lower) ? KVANT_OK : KVANT_ERR_ARGUMENT;
-    if (status == KVANT_OK) {
-        sandwich_lower(d, lower, b, scratch, inner);
-        status = kvant_spd_roots(n, inner, inner, NULL);
-    }
-    if (status == KVANT_OK) {
-        kvant_lower_inverse(n, lower);
-        sandwich_lower(d, lower, inner, scratch, mean);
-    }
-    kvant_free(lower);
-    return status;
 }
 
 kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots)

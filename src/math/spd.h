@@ -1,5 +1,4 @@
-/* spd.h - symmetric positive definite matrices in binary64: inverse, square root, and the geometric
- * mean, which solves M A M = B.
+/* spd.h - symmetric positive definite matrices in binary64: inverse, square root and factors.
  *
  * All matrices are n x n, row-major and full. Only + - * / and square root are used, so results
  * have the same bits on every machine. Knows nothing of keys or queries. */
@@ -14,19 +13,9 @@
  * not positive definite, KVANT_ERR_MEMORY. inverse may be m. */
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse);
 
-/* lower = L with m = L L^T, zeros above its diagonal; lower may be m. KVANT_ERR_ARGUMENT when m is not
- * positive definite. L becomes L^-1: its diagonal is above 0. */
-kvant_status kvant_spd_lower(uint32_t n, const double *m, double *lower);
-void kvant_lower_inverse(uint32_t n, double *lower);
-
 /* root = m^(1/2), inverse_root = m^(-1/2) (NULL: not wanted). KVANT_ERR_ARGUMENT unless all
  * eigenvalues are above 0, KVANT_ERR_MEMORY. Outputs may be m. */
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root);
-
-/* mean = the positive definite solution of mean a mean = b: the geometric mean of a^-1 and b (Pusz
- * and Woronowicz 1975), L^-T (L^T b L)^(1/2) L^-1 with a = L L^T. Errors as above; mean may be a
- * or b. */
-kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 
 /* out = s m s, symmetric to the bit, for symmetric s and m; scratch: n x n. out may be none of the
  * others. */

@@ -211,18 +211,6 @@ class Exec(unittest.TestCase):
         self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
         self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
 
-    def test_learning(self):
-        """What it needs and how it is turned off; the rest is the plug-in's (test_learn.py)."""
-        self.assertEqual(self.environment(KVANT_LEARN="")["KVANT_LEARN"], "")
-        self.assertEqual(self.environment(KVANT_LEARN="0")["KVANT_LEARN"], "0")
-        self.assertEqual(self.environment("--no-learn", KVANT_LEARN="")["KVANT_LEARN"], "0")
-        model = pathlib.Path(self.folder.name) / "model.gguf"
-        model.write_text("weights")
-        tell = ["sh", "-c", 'echo "$KVANT_MODEL"', "-"]
-        for given, told in (["-m", model], model.resolve()), (["-m", "nowhere.gguf"], ""), ([], ""), (["-m", model, "-md", model], ""):
-            done = run("exec", *tell, *given, KVANT_MODEL="")
-            self.assertEqual(done.stdout, f"{told}\n", given)
-
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))

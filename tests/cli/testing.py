@@ -35,7 +35,6 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
     }
     if PLUGIN:
         env["KVANT_PLUGIN"] = PLUGIN
-    env["KVANT_LEARN"] = "0"  # the user's cache folder is none of the tests'
     env.update(environment)
     return subprocess.run(
         command(*arguments),

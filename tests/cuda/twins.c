@@ -124,7 +124,7 @@ static void note_queries(twins *t, uint32_t layer, uint32_t n)
 {
     float *q = random_rows((size_t)n * Q_WIDTH, 1);
     void *gpu_q = device_copy(q, (size_t)n * Q_WIDTH * sizeof *q);
-    const kvant_queries of_cpu = { sizeof of_cpu, q, Q_WIDTH, DIM, n, HEADS };
+    const kvant_queries of_cpu = { sizeof of_cpu, q, Q_WIDTH, DIM, n, HEADS, NULL };
     kvant_queries of_gpu = of_cpu;
     of_gpu.q = gpu_q;
     assert_true(kvant_cache_wants_queries(t->cpu, layer, n) && kvant_cache_wants_queries(t->gpu, layer, n));
@@ -146,7 +146,7 @@ static void forget_first(const kvant_cache *cache, uint32_t layer)
 /* A GPU has room for two matrices and a version of other rows; the CPU's further version counts as taken. */
 static void take_last(const kvant_cache *cache, uint32_t layer)
 {
-    kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[KVANT_MAX_VERSIONS - 1];
+    kvant_tensor_version *last = &kvant_cache_tensor(cache, layer, KVANT_ROLE_K)[0]->versions[4];
     last->alive = true;
     last->n_blocks = 1;
 }

@@ -79,6 +79,17 @@ void harness_need_gpu(void)
     exit(77);
 }
 
+void harness_need_floats(void)
+{
+    char description[128] = "";
+
+    llama_model_desc(models[0], description, sizeof(description));
+    if (!harness_on_gpu() || harness_has_standin() || strstr(description, "F32") != NULL || strstr(description, "F16") != NULL)
+        return;
+    print_message("skipped: needs float weights, not %s\n", description);
+    skip();
+}
+
 int harness_gpus(void)
 {
     const char *n = getenv("KVANT_TEST_GPUS");
@@ -89,7 +100,6 @@ int harness_gpus(void)
 int harness_load_plugin(void **state)
 {
     (void)state;
-    setenv("KVANT_LEARN", "0", 0); /* the user's cache folder is none of the tests' */
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)

@@ -43,6 +43,9 @@ bool harness_on_gpu(void);
 bool harness_has_standin(void);
 /* Ends the program as skipped where harness_on_gpu is false. */
 void harness_need_gpu(void);
+/* Skips a test that compares a GPU's cache with a CPU's where weights are no floats: each rounds activations to 8 bits in its own way then,
+ * which moves logits more than q8_0 does. */
+void harness_need_floats(void);
 /* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1, or with KVANT_TEST_SPLIT their heads. */
 int harness_gpus(void);
 

@@ -1,10 +1,9 @@
 /* learn_probe.c - a llama.cpp program for test_learn.py: reads a prompt in batches of 512, decodes one token, and ends.
  *
- *     learn_probe MODEL TOKENS KIND [LAYERS] [none]
+ *     learn_probe MODEL TOKENS KIND [none]
  *
- * KIND: a number (seed of random tokens), "same" (one token over and over), "few150" (150 of them), or the path of a text. LAYERS: how many the device
- * gets. none: the model's file is read, not mapped. With LEARN_PROBE_WAIT it prints "ready" after the prompt, and goes on when
- * its standard input ends. LEARN_PROBE_STATE: a file for the state of the sequence, before the last token. */
+ * KIND: a number (seed of random tokens), or the path of a text. none: the model's file is read, not mapped. LEARN_PROBE_STATE: a
+ * file for the state of the sequence, before the last token. LEARN_PROBE_CTX: the context. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>
@@ -46,10 +45,7 @@ static int make_tokens(const struct llama_vocab *vocab, const char *kind, int n)
     if (kind[0] == '/')
         return read_text(vocab, kind, n);
     for (int i = 0; i < n; i++)
-        tokens[i] = strcmp(kind, "same") == 0 ? 7 : (llama_token)(((unsigned)i + 1000003u * (unsigned)atoi(kind)) * 2654435761u >> 8) % (llama_token)n_vocab;
-    const int period = strncmp(kind, "few", 3) == 0 ? atoi(kind + 3) : n;
-    for (int i = period; i < n; i++)
-        tokens[i] = tokens[i - period];
+        tokens[i] = (llama_token)(((unsigned)i + 1000003u * (unsigned)atoi(kind)) * 2654435761u >> 8) % (llama_token)n_vocab;
     return 0;
 }
 
@@ -75,12 +71,6 @@ static int decode(struct llama_context *context, int n)
         if (llama_decode(context, llama_batch_get_one(tokens + at, now)) != 0)
             return 5;
     }
-    if (getenv("LEARN_PROBE_WAIT") != NULL) {
-        puts("ready");
-        fflush(stdout);
-        while (getchar() != EOF)
-            ;
-    }
     const int saved = save_state(context);
     return llama_decode(context, llama_batch_get_one(tokens, 1)) == 0 ? saved : 5;
 }
@@ -104,9 +94,9 @@ int main(int argc, char **argv)
         return 3;
     ggml_backend_dev_t devices[2] = { ggml_backend_reg_dev_get(plugin, 0), NULL };
     model_params.devices = devices;
-    model_params.n_gpu_layers = argc > 4 ? atoi(argv[4]) : 99;
-    model_params.load_mode = argc > 5 ? LLAMA_LOAD_MODE_NONE : model_params.load_mode;
-    params.n_ctx = MOST + 256;
+    model_params.n_gpu_layers = 99;
+    model_params.load_mode = argc > 4 ? LLAMA_LOAD_MODE_NONE : model_params.load_mode;
+    params.n_ctx = getenv("LEARN_PROBE_CTX") != NULL ? (uint32_t)atoi(getenv("LEARN_PROBE_CTX")) : MOST + 256;
     params.n_threads = params.n_threads_batch = 1;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     struct llama_model *model = llama_model_load_from_file(argv[1], model_params);

@@ -171,9 +171,11 @@ static void drafted_steps(const harness_options *options, float *logits)
 static void drafts_are_taken_back(void **state)
 {
     static const char *const pairs[][2] = { { "int-8", "q8_0" }, { "", "q4_0" } };
-    float *stock = new_logits(), *ours = new_logits(), *rival = new_logits();
+    float *stock, *ours, *rival;
 
     (void)state;
+    harness_need_floats();
+    stock = new_logits(), ours = new_logits(), rival = new_logits();
     drafted_steps(&(harness_options){ .n_ctx = 512 }, stock);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         double a, b;
@@ -213,10 +215,13 @@ static void errors_are_those_of_the_bits(void **state)
     } pairs[] = { { "turboquant-4", "q4_0", 1.7, NULL }, { "int-8", "q8_0", 1.6, NULL },    { "trellis-4", "q4_0", 1, NULL },
                   { "", "q4_0", 1, "balanced" },        { "", "q5_0", 1, "quality" }, { "", "q4_0", 1, "small" },
                   { "", "q4_0", 14, "tiny" } };
-    struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
-    float *stock = new_logits();
+    struct llama_context *context;
+    float *stock;
 
     (void)state;
+    harness_need_floats();
+    context = harness_context(&(harness_options){ .n_ctx = 512 });
+    stock = new_logits();
     steps(context, stock);
     llama_free(context);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -286,11 +291,13 @@ static void late_steps(const char *spec, const char *graphs, int batch, float *l
 
 static void matrices_come_late(void **state)
 {
-    float *stock = new_logits(), *parts = new_logits(), *graphs = new_logits();
+    float *stock, *parts, *graphs;
     const bool trained = llama_vocab_type(harness_vocab()) != LLAMA_VOCAB_TYPE_NONE; /* random weights: channels have little in common */
     double factors, matrices;
 
     (void)state;
+    harness_need_floats();
+    stock = new_logits(), parts = new_logits(), graphs = new_logits();
     for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
         late_steps(NULL, "1", batch, stock);
         late_steps("turboquant-3:center=first,norm=first", "1", batch, graphs);

@@ -30,7 +30,10 @@
     X(dot)                                                                                                         \
     X(dot_rows)                                                                                                    \
     X(dot_codes)                                                                                                   \
-    X(combine_rows)                                                                                                   \
+    X(combine_rows)                                                                                                \
+    X(add_outers)                                                                                                  \
+    X(mean_factor)                                                                                                 \
+    X(lower_inverse)                                                                                               \
     X(hadamard)                                                                                                    \
     X(range)                                                                                                       \
     X(magnitude)                                                                                                   \

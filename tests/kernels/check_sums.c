@@ -67,17 +67,17 @@ BENCH(dot)
 
 typedef struct combined {
     float *rows, *weights, *got;
-    uint32_t k, n;
+    uint32_t k, n, n_y;
 } combined;
 
-static combined make_combined(checker *check, uint32_t k, uint32_t n, check_fill fill)
+static combined make_combined(checker *check, uint32_t k, uint32_t n, uint32_t n_y, check_fill fill)
 {
-    combined p = { .k = k, .n = n };
+    combined p = { .k = k, .n = n, .n_y = n_y };
     p.rows = check_input(check, "rows", (size_t)k * n * sizeof *p.rows, sizeof *p.rows);
-    p.weights = check_input(check, "weights", k * sizeof *p.weights, sizeof *p.weights);
-    p.got = check_output(check, "sums", n * sizeof *p.got, sizeof *p.got);
+    p.weights = check_input(check, "weights", n_y * k * sizeof *p.weights, sizeof *p.weights);
+    p.got = check_output(check, "sums", n_y * n * sizeof *p.got, sizeof *p.got);
     check_floats(check, p.rows, (size_t)k * n, CHECK_NORMAL);
-    check_floats(check, p.weights, k, fill);
+    check_floats(check, p.weights, n_y * k, fill);
     return p;
 }
 
@@ -87,13 +87,14 @@ CHECK(combine_rows)
     for (size_t l = 0; l < COUNT(lengths); l++)
         for (size_t r = 0; r < COUNT(rows); r++)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
-                check_case(check, "%u rows of %u numbers, %s", rows[r], lengths[l],
+                const uint32_t n_y = 1 + (uint32_t)(l + r) % 6;
+                check_case(check, "%u times %u rows of %u numbers, %s", n_y, rows[r], lengths[l],
                            check_fill_name((check_fill)fill));
-                combined p = make_combined(check, rows[r], lengths[l], (check_fill)fill);
-                float want[512];
-                c->combine_rows(p.rows, p.weights, p.k, p.n, want);
-                CHECK_CALL(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got));
-                check_same(check, "sums", p.got, want, p.n, sizeof *want);
+                combined p = make_combined(check, rows[r], lengths[l], n_y, (check_fill)fill);
+                float want[6 * 512];
+                c->combine_rows(p.rows, p.weights, p.k, p.n, n_y, want);
+                CHECK_CALL(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, n_y, p.got));
+                check_same(check, "sums", p.got, want, n_y * p.n, sizeof *want);
             }
 }
 
@@ -101,11 +102,166 @@ BENCH(combine_rows)
 {
     static const uint32_t sizes[] = { 64, 128, 256 };
     for (size_t i = 0; i < COUNT(sizes); i++) {
-        check_case(check, "bench");
-        combined p = make_combined(check, sizes[i], sizes[i], CHECK_NORMAL);
-        CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got), "%u x %u", sizes[i],
-                    sizes[i]);
+        for (uint32_t n_y = 1; n_y <= 4; n_y += 3) {
+            check_case(check, "bench");
+            combined p = make_combined(check, sizes[i], sizes[i], n_y, CHECK_NORMAL);
+            CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.n_y, p.got), "%u x %u, %u times",
+                        sizes[i], sizes[i], n_y);
+        }
     }
+}
+
+typedef struct outers {
+    float *rows, *got;
+    size_t stride, n_sums;
+    uint32_t n_rows, n;
+} outers;
+
+static outers make_outers(checker *check, uint32_t n_rows, uint32_t n, check_fill fill)
+{
+    outers p = { .stride = (n + 15u) / 16 * 16, .n_sums = (size_t)n * (n + 1) / 2, .n_rows = n_rows, .n = n };
+    p.rows = check_input(check, "rows", n_rows * p.stride * sizeof *p.rows, sizeof *p.rows);
+    p.got = check_output(check, "sums", p.n_sums * sizeof *p.got, sizeof *p.got);
+    check_floats(check, p.rows, n_rows * p.stride, fill);
+    check_floats(check, p.got, p.n_sums, CHECK_NORMAL);
+    return p;
+}
+
+CHECK(add_outers)
+{
+    static const uint32_t dims[] = { 1, 2, 15, 16, 17, 31, 48, 64, 80, 128, 130 }, rows[] = { 1, 2, 7, 32 };
+    for (size_t l = 0; l < COUNT(dims); l++)
+        for (size_t r = 0; r < COUNT(rows); r++)
+            for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
+                check_case(check, "%u rows of %u numbers, %s", rows[r], dims[l], check_fill_name((check_fill)fill));
+                outers p = make_outers(check, rows[r], dims[l], (check_fill)fill);
+                float want[130 * 131 / 2];
+                memcpy(want, p.got, p.n_sums * sizeof *want);
+                c->add_outers(p.rows, p.stride, p.n_rows, p.n, want);
+                CHECK_CALL(check, kernels->add_outers(p.rows, p.stride, p.n_rows, p.n, p.got));
+                check_same(check, "sums", p.got, want, p.n_sums, sizeof *want);
+            }
+}
+
+BENCH(add_outers)
+{
+    static const uint32_t sizes[] = { 64, 128 };
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        check_case(check, "bench");
+        outers p = make_outers(check, 32, sizes[i], CHECK_NORMAL);
+        CHECK_BENCH(check, kernels->add_outers(p.rows, p.stride, p.n_rows, p.n, p.got), "32 rows of %u", sizes[i]);
+    }
+}
+
+typedef struct mean {
+    double *a, *b, *room, *kept;
+    uint32_t n;
+} mean;
+
+/* Sums of outer products of 2 n rows, or of n / 2: not positive definite. */
+static mean make_mean(checker *check, uint32_t n, bool definite)
+{
+    mean p = { .n = n };
+    const size_t size = (size_t)n * n;
+    p.a = check_output(check, "a", size * sizeof *p.a, sizeof *p.a);
+    p.b = check_output(check, "b", size * sizeof *p.b, sizeof *p.b);
+    p.room = check_output(check, "room", KVANT_MEAN_ROOM(n) * sizeof *p.room, sizeof *p.room);
+    p.kept = check_input(check, "kept", 2 * size * sizeof *p.kept, sizeof *p.kept);
+    memset(p.kept, 0, 2 * size * sizeof *p.kept);
+    for (uint32_t row = 0; row < (definite ? 4 * n : n / 2); row++) {
+        float x[128];
+        check_floats(check, x, n, CHECK_NORMAL);
+        for (size_t i = 0; i < size; i++)
+            p.kept[row % 2 * size + i] += (double)x[i / n] * x[i % n];
+    }
+    return p;
+}
+
+static void fill_mean(const mean *p)
+{
+    const size_t size = (size_t)p->n * p->n;
+    memcpy(p->a, p->kept, size * sizeof *p->a);
+    memcpy(p->b, p->kept + size, size * sizeof *p->b);
+}
+
+CHECK(mean_factor)
+{
+    static const uint32_t dims[] = { 1, 2, 3, 8, 13, 64, 80, 128 };
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (int definite = 0; definite < 2; definite++) {
+            check_case(check, "%u x %u, %s", dims[i], dims[i], definite ? "positive definite" : "of few rows");
+            mean p = make_mean(check, dims[i], definite);
+            static double want[128 * 128], trace;
+            double got = 0;
+            fill_mean(&p);
+            trace = c->mean_factor(p.n, p.a, p.b, p.room);
+            for (size_t row = 0; row < p.n; row++)
+                memcpy(want + row * p.n, p.b + row * p.n, p.n * sizeof *want);
+            fill_mean(&p);
+            CHECK_CALL(check, got = kernels->mean_factor(p.n, p.a, p.b, p.room));
+            check_same(check, "trace", &got, &trace, 1, sizeof got);
+            for (size_t row = 0; row < p.n && trace > 0; row++)
+                check_same(check, "w", p.b + row * p.n + row, want + row * p.n + row, p.n - row, sizeof *want);
+        }
+}
+
+BENCH(mean_factor)
+{
+    static const uint32_t sizes[] = { 64, 128 };
+    volatile double trace = 0;
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        check_case(check, "bench");
+        mean p = make_mean(check, sizes[i], true);
+        CHECK_BENCH(check, (fill_mean(&p), trace = kernels->mean_factor(p.n, p.a, p.b, p.room)), "%u x %u", sizes[i], sizes[i]);
+    }
+    (void)trace;
+}
+
+/* Random numbers below a diagonal of d, in place. */
+static double *make_lower(checker *check, uint32_t n, double *kept)
+{
+    double *l = check_output(check, "l", (size_t)n * n * sizeof *l, sizeof *l);
+    for (uint32_t i = 0; i < n; i++) {
+        float x[128];
+        check_floats(check, x, n, CHECK_NORMAL);
+        for (uint32_t j = 0; j < n; j++)
+            kept[i * n + j] = j < i ? (double)x[j] : j == i ? n : 0;
+    }
+    memcpy(l, kept, (size_t)n * n * sizeof *l);
+    return l;
+}
+
+/* l times its inverse is the identity within the roundings of n products; levels agree to the bit. */
+CHECK(lower_inverse)
+{
+    static const uint32_t dims[] = { 1, 2, 5, 16, 40, 67, 128 };
+    static double kept[128 * 128], want[128 * 128];
+    for (size_t s = 0; s < COUNT(dims); s++) {
+        const uint32_t n = dims[s];
+        double column[128];
+        check_case(check, "%u x %u", n, n);
+        double *l = make_lower(check, n, kept), *room = check_output(check, "column", n * sizeof *room, sizeof *room);
+        memcpy(want, kept, (size_t)n * n * sizeof *want);
+        c->lower_inverse(n, want, column);
+        CHECK_CALL(check, kernels->lower_inverse(n, l, room));
+        check_same(check, "inverse", l, want, (size_t)n * n, sizeof *want);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < n; j++) {
+                double product = 0;
+                for (uint32_t k = 0; k < n; k++)
+                    product += kept[i * n + k] * l[k * n + j];
+                check_near(check, "product", (size_t)i * n + j, product, i == j, 1e-9);
+            }
+    }
+}
+
+BENCH(lower_inverse)
+{
+    static double kept[128 * 128];
+    double column[128];
+    check_case(check, "bench");
+    double *l = make_lower(check, 128, kept);
+    CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)), "128 x 128");
 }
 
 typedef struct coded {

@@ -138,6 +138,67 @@ class Caches(TestCase):
         self.refused(ValueError, "closed", cache.note_queries, 0, q)
 
 
+FREQUENCIES = 1e5 ** (-np.arange(DIM // 2) / (DIM // 2))  # radians per position
+
+
+def turned(rows, interleaved=False):
+    """Each by its position, of all heads."""
+    angles = np.outer(np.arange(len(rows)), FREQUENCIES)[:, None]
+    first, second = (np.s_[..., ::2], np.s_[..., 1::2]) if interleaved else (np.s_[..., : DIM // 2], np.s_[..., DIM // 2 :])
+    out, x, y = np.empty_like(rows), rows[first], rows[second]
+    out[first], out[second] = x * np.cos(angles) - y * np.sin(angles), x * np.sin(angles) + y * np.cos(angles)
+    return out
+
+
+class Ropes(TestCase):
+    """Keys and queries that turn, of which a cache learns from the first 1024 alone: later ones fit a matrix that knows RoPE."""
+
+    LONG = 8192
+
+    def errors(self, rope, interleaved=False, noted=1024):
+        """Of the first keys and of late ones. noted: tokens whose queries are told, with their positions."""
+        k, v, q = text(1, self.LONG)
+        rows, numbers = (turned(k, interleaved), v, turned(q, interleaved)), np.arange(self.LONG, dtype=np.int32)
+        cache, sequence = made(max_tokens=self.LONG)
+        if rope is not None:
+            cache.set_rope(0, rope)
+        for first in range(0, self.LONG, 512):
+            part = np.s_[first : first + 512]
+            if first < noted:
+                cache.note_queries(0, rows[2][part], numbers[part])
+            cache.append(0, sequence, rows[0][part], v[part])
+        return [error(cache, sequence, rows, *part) for part in ((64, 1024), (4096, self.LONG))]
+
+    def test_late_keys(self):
+        """Late keys without it lose most of what a matrix is good for; with it about nothing, and one matrix for all positions
+        something everywhere."""
+        (first, late), (first_without, late_without) = self.errors(kvant.Rope(FREQUENCIES)), self.errors(None)
+        self.assertGreater(late_without, 2 * first_without)
+        self.assertLess(first, 1.1 * first_without)
+        self.assertLess(late, 1.4 * first)
+        self.assertLess(self.errors(kvant.Rope(FREQUENCIES), noted=self.LONG)[1], 1.4 * first)
+        one = self.errors(kvant.Rope(FREQUENCIES, n_ranges=1))
+        self.assertLess(max(one), 1.6 * first_without)
+
+    def test_pairs(self):
+        frequencies = list(FREQUENCIES)
+        for interleaved in False, True:
+            right, wrong = (self.errors(kvant.Rope(frequencies, pairs), interleaved)[1] for pairs in (interleaved, not interleaved))
+            self.assertLess(right, 0.9 * wrong)
+
+    def test_refusals(self):
+        cache, _ = made()
+        for kind, words, bad in (
+            (ValueError, "frequencies", kvant.Rope(FREQUENCIES[None])),
+            (ValueError, "n_positions", kvant.Rope(FREQUENCIES, n_positions=-1)),
+            (kvant.Error, "n_dims", kvant.Rope(np.ones(DIM // 2 + 1))),
+            (kvant.Error, "frequency 1 ", kvant.Rope([1.0, np.nan])),
+        ):
+            self.refused(kind, words, cache.set_rope, 0, bad)
+        self.refused(ValueError, "positions", cache.note_queries, 0, text(1, 8)[2], np.zeros(7, np.int32))
+        cache.set_rope(0, None)
+
+
 class Tensors(TestCase):
     def test_they_learn_as_a_cache_does(self):
         rows, (cache, sequence) = text(1), made()
@@ -151,6 +212,7 @@ class Tensors(TestCase):
         self.assertTrue(np.array_equal(tensor.read(0, N), cache.read(0, sequence)[0]))
         self.assertGreater(tensor.info.n_versions, 1)
         self.assertFalse(tensor.wants_queries())
+        tensor.set_rope(kvant.Rope(FREQUENCIES))
         self.refused(ValueError, "q: ", tensor.note_queries, rows[2][:, :, :31])
 
     def test_codecs_of_what_was_learnt(self):

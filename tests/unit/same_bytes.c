@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../src/calibration/moments.h"
+#include "../../src/kernels/kernels.h"
 #include "calibrated.h"
 #include "specs.h"
 
@@ -64,9 +66,33 @@ static void print_hash(const char *spec, uint32_t dim, const kvant_calibration *
         printf("%s %u %016" PRIx64 "\n", spec, (unsigned)dim, hash);
 }
 
+/* A matrix that a cache learns: sums over rows, and what is solved from them. */
+static void print_learnt(uint32_t dim)
+{
+    enum { ROWS = 300, MOST = 128 };
+    static float rows[ROWS * MOST], sums[2][MOST * (MOST + 1) / 2];
+    static double moments[2][MOST * MOST];
+    static uint16_t triangle[MOST * (MOST + 1) / 2];
+    const uint32_t stride = (dim + 15) / 16 * 16;
+    uint64_t state = 88172645463325252u, hash = 0xcbf29ce484222325u;
+    double gain;
+    memset(sums, 0, sizeof sums);
+    for (int which = 0; which < 2; which++) {
+        for (uint32_t i = 0; i < ROWS * stride; i++)
+            rows[i] = number(&state);
+        kvant_kernels_get(KVANT_CPU_AUTO)->add_outers(rows, stride, ROWS, dim, sums[which]);
+        for (uint32_t i = 0; i < dim; i++)
+            for (uint32_t j = 0; j <= i; j++)
+                moments[which][i * dim + j] = moments[which][j * dim + i] = sums[which][i * (i + 1) / 2 + j] / (double)ROWS;
+        hash = hash_page(hash, (const uint8_t *)sums[which], dim * (dim + 1) / 2 * sizeof(float));
+    }
+    if (kvant_make_triangle(dim, moments[0], moments[1], triangle, &gain) == KVANT_OK)
+        printf("learnt %u %016" PRIx64 "\n", (unsigned)dim, hash_page(hash, (const uint8_t *)triangle, dim * (dim + 1)));
+}
+
 int main(int argc, char **argv)
 {
-    static const uint32_t calibrated_dims[] = { 64, 80 };
+    static const uint32_t calibrated_dims[] = { 64, 80 }, learnt_dims[] = { 40, 64, 80, 128 };
     uint32_t only = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
     kvant_cpu_level level;
     if (argc > 1 &&
@@ -88,5 +114,8 @@ int main(int argc, char **argv)
             print_hash(weighted_specs[s], calibrated_dims[d], calibration);
         kvant_calibration_free(&calibration);
     }
+    for (size_t d = 0; d < sizeof learnt_dims / sizeof learnt_dims[0]; d++)
+        if (!only || learnt_dims[d] == only)
+            print_learnt(learnt_dims[d]);
     return 0;
 }

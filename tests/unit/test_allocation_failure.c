@@ -529,6 +529,20 @@ static kvant_status create_sequence(life *l)
     return l->first >= 0 ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
+static kvant_status tell_rope(life *l)
+{
+    static const float frequencies[DIM / 2] = { 1, 0.1f, 0.01f };
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = DIM, .frequencies = frequencies };
+    return kvant_cache_set_rope(l->cache, 0, &rope);
+}
+
+static kvant_status note_queries(life *l)
+{
+    const kvant_queries queries = { .size = sizeof queries, .q = rows, .token_stride = WIDTH, .head_stride = DIM,
+                                    .n_tokens = STEP, .n_heads = HEADS };
+    return kvant_cache_note_queries(l->cache, 0, &queries);
+}
+
 static kvant_status fork_sequence(life *l)
 {
     l->second = kvant_sequence_fork(l->cache, l->first);
@@ -570,7 +584,7 @@ static kvant_status attend_first(life *l)
     return kvant_cache_attend(l->cache, 0, l->first, rows, l->out, 1);
 }
 
-static step *const steps[] = { create_cache, create_sequence, append_0,      append_1,        append_0, append_1,
+static step *const steps[] = { create_cache, create_sequence, tell_rope, note_queries, append_0,      append_1,        append_0, append_1,
                                attend_first, fork_sequence,   append_second, truncate_second, append_0, append_second,
                                attend_first };
 

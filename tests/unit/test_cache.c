@@ -343,7 +343,7 @@ static void queries_may_come_before_their_keys(void **state)
     (void)state;
     fill_normal(q, (size_t)N * Q_WIDTH, &m[0].rng);
     m[0].rng = m[1].rng;
-    const kvant_queries queries = { sizeof queries, q, Q_WIDTH, DIM, N, HEADS };
+    const kvant_queries queries = { .size = sizeof queries, .q = q, .token_stride = Q_WIDTH, .head_stride = DIM, .n_tokens = N, .n_heads = HEADS };
     for (int i = 0; i < 2; i++) {
         int32_t s = kvant_sequence_create(m[i].cache);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -361,13 +361,21 @@ static void queries_may_come_before_their_keys(void **state)
     assert_int_equal(used[0][0], used[1][0] + matrices);
     assert_int_equal(used[0][1], used[1][1]);
     assert_int_equal(used[0][1], used[0][0]);
+    const float slow[DIM / 2] = { 1 };
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = DIM, .frequencies = slow };
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, &rope), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, NULL), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[2].cache, 0, &rope), KVANT_OK);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, LAYERS, &rope), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_set_rope(m[0].cache, 0, &(kvant_rope){ .size = sizeof rope, .n_dims = 1, .frequencies = slow }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_set_rope(NULL, 0, &rope), KVANT_ERR_ARGUMENT);
     assert_false(kvant_cache_wants_queries(m[2].cache, 0, N));
     assert_false(kvant_cache_wants_queries(m[0].cache, LAYERS, N));
     assert_false(kvant_cache_wants_queries(NULL, 0, N));
     assert_int_equal(kvant_cache_note_queries(m[2].cache, 0, &queries), KVANT_OK);
     assert_int_equal(kvant_cache_note_queries(m[0].cache, LAYERS, &queries), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, &(kvant_queries){ sizeof queries, NULL, 0, 0, 1, 1 }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_note_queries(m[0].cache, 0, &(kvant_queries){ .size = sizeof queries, .n_tokens = 1, .n_heads = 1 }), KVANT_ERR_ARGUMENT);
     for (int i = 0; i < 3; i++)
         drop(&m[i]);
     free(q);

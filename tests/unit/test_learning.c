@@ -52,7 +52,7 @@ static text *make_text(const kind *k, uint64_t seed)
 
 static void note(const fixture *f, const float *queries, uint32_t n, uint32_t n_threads)
 {
-    const kvant_queries q = { sizeof q, queries, (size_t)N_HEADS * HEAD_DIM, HEAD_DIM, n, N_HEADS };
+    const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)N_HEADS * HEAD_DIM, .head_stride = HEAD_DIM, .n_tokens = n, .n_heads = N_HEADS };
     assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, n_threads), KVANT_OK);
 }
 

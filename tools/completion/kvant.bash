@@ -18,7 +18,7 @@ _kvant()
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
     "exec")
-        words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --no-learn --accel --verbose --quiet --help"
+        words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --accel --verbose --quiet --help"
         case $prev in
         --preset) values="quality balanced small tiny" ;;
         --config | --calibration) values="files" ;;

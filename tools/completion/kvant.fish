@@ -31,7 +31,6 @@ complete -c kvant -n '__fish_seen_subcommand_from exec' -l codec-v -s v -xa "$__
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l protect -x -d 'the first N and the last N layers use another codec'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l protect-codec -xa "$__kvant_specs" -d 'codec of these layers, keys and values'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l calibration -rF -d 'calibration, for all presets and some codecs'
-complete -c kvant -n '__fish_seen_subcommand_from exec' -l no-learn -d 'use no calibration that an earlier run left in the cache folder, and leave none'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l accel -d 'no codecs: kvant computes attention on llama.cpp'\''s own cache, which the program'\''s -ctk and -ctv choose: f16, q8_0, q4_0, ...'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l verbose -d 'say what is compressed with which codec, layer by layer'
 complete -c kvant -n '__fish_seen_subcommand_from exec' -l quiet -d 'no line about the cache at the start'

@@ -450,7 +450,6 @@ static void backend_free(abi_backend *backend)
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu);
     take_from_list(b);
-    kvp_kv_context_stop_learning(b->layers, true);
     release(b);
     inner_free(backend);
 }

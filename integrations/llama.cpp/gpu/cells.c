@@ -75,7 +75,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     kvant_scheme_get_info(kv->settings->scheme, &scheme);
     if (scheme.calibration != NULL &&
         kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role, &entry) == KVANT_OK)
-        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: leave out KVANT_CALIBRATION, or set KVANT_LEARN=0";
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: unset KVANT_CALIBRATION, or move model.kvcal away";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)

@@ -13,7 +13,7 @@
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first)
- *   gather.c    prompts on their way to what learns a calibration for the next run (../gather.h)
+ *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
@@ -90,7 +90,7 @@ typedef struct kvp_gpu_cache {
     uint8_t *written;      /* by block: since the cache was cleared, while this is so */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
-        uint8_t *kept;     /* a first token of its sequence */
+        int32_t *positions; /* -1: not known */
         size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
@@ -297,9 +297,6 @@ bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
 /* open.c: the open page with a cell, or -1. */
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 
-/* gather.c: rows of a layer's keys and values, and queries that read them; on the back end's stream. */
-void kvp_gpu_gather_rows(kvp_gpu_backend *b, const abi_tensor *keys, const abi_tensor *values);
-void kvp_gpu_gather_queries(kvp_gpu_backend *b, const abi_tensor *node);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);

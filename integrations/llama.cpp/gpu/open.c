@@ -137,7 +137,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->first);
     free(cache->written);
     free(cache->plain.cells);
-    free(cache->plain.kept);
+    free(cache->plain.positions);
     free(cache->tensors);
     free(cache);
 }

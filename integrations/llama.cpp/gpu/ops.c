@@ -31,12 +31,6 @@ static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
     return buft == (const abi_buft *)&gpu->buft || buft == (const abi_buft *)&gpu->kv_buft;
 }
 
-static bool is_view(const abi_tensor *node)
-{
-    return node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
-           node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
-}
-
 /* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
 static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
@@ -85,7 +79,7 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
         return kvp_attention_supported(node) && attention_supported(node);
     if (node->op == kvp_api.op.rope)
         return kvp_rope_supported(node);
-    return is_view(node);
+    return kvp_is_view(node);
 }
 
 /* SET_ROWS */
@@ -183,8 +177,6 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
-    if (values != NULL)
-        kvp_gpu_gather_rows(b, node, values);
     if (attending != NULL && !queries_of_pair(b, attending, &queries))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
@@ -462,7 +454,6 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *ne
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    kvp_gpu_gather_queries(b, node);
     if (!kvp_gpu_weigh_queries(b, node))
         return ABI_STATUS_FAILED;
     if (!have_memory(b, node, k))

@@ -13,6 +13,7 @@
 #include "../buffer.h"
 #include "../ggml_api.h"
 #include "../log.h"
+#include "../rope.h"
 
 #define WEIGH_THREADS 16u
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
@@ -98,22 +99,22 @@ static void end(kvp_gpu_cells *cells)
 
 /* Cells */
 
-static bool add_plain(struct kvp_gpu_plain *plain, const kvp_gpu_step *step, uint32_t sink_tokens)
+static bool add_plain(struct kvp_gpu_plain *plain, const kvp_gpu_step *step)
 {
     const size_t n = plain->n + step->n;
 
     if (n > plain->most) {
         int64_t *cells = realloc(plain->cells, n * sizeof(*cells));
-        uint8_t *kept = cells != NULL ? realloc(plain->kept, n) : NULL;
+        int32_t *positions = cells != NULL ? realloc(plain->positions, n * sizeof(*positions)) : NULL;
         plain->cells = cells != NULL ? cells : plain->cells;
-        plain->kept = kept != NULL ? kept : plain->kept;
-        if (kept == NULL)
+        plain->positions = positions != NULL ? positions : plain->positions;
+        if (positions == NULL)
             return false;
         plain->most = n;
     }
     for (size_t i = 0; i < step->n; i++) {
         plain->cells[plain->n + i] = step->cells[i];
-        plain->kept[plain->n + i] = step->positions != NULL && step->positions[i] < (int32_t)sink_tokens;
+        plain->positions[plain->n + i] = step->positions != NULL ? step->positions[i] : -1;
     }
     plain->n = n;
     plain->last = step->n;
@@ -158,7 +159,7 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
         for (size_t j = 0; j < n && plain->cells[i] >= 0; j++)
             if (plain->cells[i] == cells[j])
                 plain->cells[i] = -1;
-    return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step, cache->sink_tokens);
+    return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step);
 }
 
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
@@ -172,7 +173,7 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 /* Rows */
 
 #define KIND_NUMBERS 128u
-#define LEAST_DIFFERENT 192u /* of 1024 tokens, as for calibrations that a run learns (../gather.c) */
+#define LEAST_DIFFERENT 192u /* of 1024 tokens */
 
 static int compare(const void *a, const void *b)
 {
@@ -251,13 +252,25 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
     }
+    if (l->n == 0)
+        kvp_rope_tell(kv, l->tensor, from, 1);
     l->n = first + n;
     l->n_waiting = n;
     return true;
 }
 
-static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, kvant_tensor *tensor)
+/* Of cells from the first-th on; NULL: not known. */
+static const int32_t *positions_from(const kvp_gpu_cells *cells, size_t first)
 {
+    const int32_t *positions = cells->cache->plain.positions + first;
+
+    return positions[0] >= 0 ? positions : NULL;
+}
+
+static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_learner *l = cells->learner;
+    const int32_t *positions = positions_from(cells, l->n - l->n_waiting);
     abi_tensor copy = { 0 };
     bool ok = kvp_gpu_fetch(b, KVP_FETCHED_QUERIES, q, &copy);
 
@@ -267,8 +280,9 @@ static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, kvant_tensor *
                                         .token_stride = q->nb[1] / sizeof(float),
                                         .head_stride = q->nb[2] / sizeof(float),
                                         .n_tokens = (uint32_t)q->ne[1],
-                                        .n_heads = (uint32_t)q->ne[2] };
-        ok = kvant_tensor_note_queries(tensor, &queries, WEIGH_THREADS) == KVANT_OK;
+                                        .n_heads = (uint32_t)q->ne[2],
+                                        .positions = positions != NULL ? positions + s * (size_t)q->ne[1] : NULL };
+        ok = kvant_tensor_note_queries(l->tensor, &queries, WEIGH_THREADS) == KVANT_OK;
     }
     return ok;
 }
@@ -278,10 +292,13 @@ static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
+    const int32_t *positions = positions_from(cells, first);
     int64_t slots[WEIGH_BATCH], at = KVANT_PAGE_TOKENS;
 
     for (size_t i = 0; i < n; i++)
-        slots[i] = cells->cache->plain.kept[first + i] ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
+        slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
+    if (positions != NULL)
+        kvant_tensor_next_positions(l->tensor, positions, n);
     kvant_tensor_write(l->tensor, slots, n, l->rows + first * width, width, WEIGH_THREADS);
 }
 
@@ -479,7 +496,7 @@ bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
     if (cells->learner == NULL || cells->learner->n_waiting == 0 || cells->learner->n_waiting != (size_t)(q->ne[1] * q->ne[3]))
         return true;
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = note_queries(b, q, cells->learner->tensor) && learn(cells);
+    ok = note_queries(b, q, cells) && learn(cells);
     pthread_mutex_unlock(&cells->gpu->lock);
     if (!ok)
         kvp_error("%s: no matrix could be learnt from the first rows", kvp_root(node->src[1])->name);

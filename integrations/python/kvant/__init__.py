@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .library import Error, cpu_level, set_cpu_level, version
     from .models import Evaluation, calibrate, evaluate
     from .paged import PagedCache
+    from .rope import Rope
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
     from .tensor import Block, Tensor, TensorInfo
@@ -33,6 +34,7 @@ _HOMES = {
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "models": ("Evaluation", "calibrate", "evaluate"),
     "paged": ("PagedCache",),
+    "rope": ("Rope",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
     "tensor": ("Block", "Tensor", "TensorInfo"),

@@ -19,6 +19,7 @@ from . import structs as s
 from .attend import problem
 from .library import MAX_HEAD_DIM, SAID, Error, Owned, c_text, check, library
 from .places import Gpu, Host
+from .rope import Rope
 from .scheme import Scheme
 
 _FULL = 60  # KVANT_ERR_FULL
@@ -220,14 +221,27 @@ class Cache(Owned):
             status = library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n) if n else 0
             check("append", status, SAID)
 
-    def note_queries(self, layer: int, q: Any) -> None:
+    def set_rope(self, layer: int, rope: Rope | None) -> None:
+        """How a layer's keys turn with their positions: matrices that are learnt (transform=first) then
+        fit positions to come, too. n_positions 0: max_tokens."""
+        layer, made = self._layer(layer), None if rope is None else rope.struct()
+        with self._lock:
+            self._open()
+            given = None if made is None else c.byref(made[0])
+            check("rope", library().kvant_cache_set_rope(self._handle, layer, given), SAID)
+
+    def note_queries(self, layer: int, q: Any, positions: Any = None) -> None:
         """The queries of tokens that are appended next, float32 [n, n_heads, head_dim]: from them and
         the keys the presets learn how to store keys (transform=first). Where nobody calls this, the
-        queries of attend count for the tokens after them."""
+        queries of attend count for the tokens after them. positions: int32 [n] on the CPU, with a Rope;
+        None: they follow the token appended last."""
         layer = self._layer(layer)
         q = self._place.take(q, "q", "float32", (None, self.n_heads, self.head_dim), rows=True)
         noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
         noted.n_tokens, noted.n_heads = q.shape[:2]
+        if positions is not None:
+            positions = Host().take(positions, "positions", "int32", (q.shape[0],))
+            noted.positions = positions.address
         with self._lock:
             self._open()
             check("queries", library().kvant_cache_note_queries(self._handle, layer, c.byref(noted)), SAID)

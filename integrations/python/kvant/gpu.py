@@ -12,6 +12,7 @@ from torch import Tensor
 from . import checks
 from .codec import Codec
 from .library import PAGE_TOKENS, Owned, check, library, text_buffer
+from .rope import Rope
 from .structs import CodecInfo, CudaTables
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
@@ -67,14 +68,15 @@ def tables(codec: Codec) -> Any:
     return found
 
 
-def learn(like: Codec, keys: Tensor, queries: Tensor) -> list[Codec]:
+def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) -> list[Codec]:
     """Codecs like one with transform=first, per kv head, with centre and matrix as a cache on the CPU learns them: from rows of the
-    first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]."""
+    first tokens of a sequence, keys [n, kv heads, head_dim] and queries [n, heads, head_dim]. rope: how both turn."""
     from .tensor import Tensor as Rows
 
     quick = Codec(f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim)  # and learns the same
     k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
     rows, at = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)), torch.arange(len(k))
+    rows.set_rope(None if rope is None else rope._replace(n_ranges=1))  # a matrix for all positions
     for part in zip(k.split(_LEARNT_TOGETHER), q.split(_LEARNT_TOGETHER), at.split(_LEARNT_TOGETHER)):
         here, asked, slots = (x.numpy() for x in part)
         rows.note_queries(asked)

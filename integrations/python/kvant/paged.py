@@ -109,15 +109,18 @@ class PagedCache:
         shape = (self.n_kv_heads, self.head_dim)
         return checks.tensor(tensor, what, shape, ("float32",), self.device).data_ptr()
 
-    def learn(self, k, q):
+    def learn(self, k, q, rope=None):
         """Before anything is written, for keys with transform=first: learns their centre and matrix from keys [n, kv heads, head_dim]
         and queries [n, heads, head_dim] of a sequence's first tokens, on the CPU. 1024 tokens are enough, fewer than 64 too few; an
-        engine keeps their rows meanwhile. Later calls need no centre and scale of keys."""
+        engine keeps their rows meanwhile. rope: a kvant.Rope, for a matrix that fits its n_positions. Later calls need no centre and
+        scale of keys."""
         checks.tensor(k, "k", (None, self.n_kv_heads, self.head_dim), checks.NUMBERS, self.device)
         checks.tensor(q, "q", (k.shape[0], None, self.head_dim), checks.NUMBERS, self.device)
         if q.shape[1] % self.n_kv_heads or k.shape[0] == 0:
             raise ValueError(f"q: {q.shape[0]} tokens of {q.shape[1]} heads; heads are a multiple of {self.n_kv_heads} kv heads")
-        made = learn(self._k_codec, k, q)
+        if rope is not None and not rope.n_positions:
+            rope = rope._replace(n_positions=PAGE_TOKENS * self.n_blocks)
+        made = learn(self._k_codec, k, q, rope)
         self.k = GpuCodec.of(made[0])
         self.open_k, self._learnt = self.k.open(), Numbers([made], self.device)
 

@@ -165,6 +165,18 @@ class Queries(Struct):
         ("head_stride", c.c_size_t),
         ("n_tokens", c.c_uint32),
         ("n_heads", c.c_uint32),
+        ("positions", c.c_void_p),
+    ]
+
+
+class Rope(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_dims", c.c_uint32),
+        ("interleaved", c.c_uint32),
+        ("frequencies", c.c_void_p),
+        ("n_positions", c.c_uint32),
+        ("n_ranges", c.c_uint32),
     ]
 
 

@@ -13,6 +13,7 @@ from .arrays import np
 from .codec import Codec, tensor_params
 from .library import PAGE_TOKENS, SAID, Owned, check, library
 from .places import Host
+from .rope import Rope
 
 
 class TensorInfo(NamedTuple):
@@ -123,12 +124,22 @@ class Tensor(Owned):
                 ),
             )
 
-    def note_queries(self, q: np.ndarray) -> None:
+    def set_rope(self, rope: Rope | None) -> None:
+        """How these keys turn with their positions: matrices that are learnt (transform=first) then fit
+        positions to come, too."""
+        made = None if rope is None else rope.struct()
+        check("rope", library().kvant_tensor_set_rope(self._handle, None if made is None else c.byref(made[0])), SAID)
+
+    def note_queries(self, q: np.ndarray, positions: np.ndarray | None = None) -> None:
         """Queries float32 [n, heads, head_dim], from which the next write learns (transform=first):
-        those of the same tokens. Heads that share a kv head follow each other."""
+        those of the same tokens. Heads that share a kv head follow each other. positions: int32 [n],
+        with a Rope; None: they follow the row written last."""
         q = Host().take(q, "q", "float32", (None, None, self._row[1]), rows=True)
         noted = s.Queries.new(q=q.address, token_stride=q.strides[0], head_stride=q.strides[1])
         noted.n_tokens, noted.n_heads = q.shape[:2]
+        if positions is not None:
+            positions = arrays.contiguous(positions, "positions", np.int32, (q.shape[0],))
+            noted.positions = positions.ctypes.data
         check("queries", library().kvant_tensor_note_queries(self._handle, c.byref(noted), self._n_threads))
 
     def wants_queries(self, n: int = 1) -> bool:

@@ -193,8 +193,10 @@ def _cache_append(
     with on_its_gpu(k):
         if q is not None and held.wants_queries(layer, q.shape[1]):
             step = max(1, q.shape[1] // _MOST_QUERIES[q.device.type])
-            for queries in q.detach()[:, ::step]:
-                held.note_queries(layer, _plain(queries) if q.is_cuda else queries.to(torch.float32))
+            later = torch.arange(0, q.shape[1], step, dtype=torch.int32)
+            for queries, sequence in zip(q.detach()[:, ::step], sequences):
+                rows = _plain(queries) if q.is_cuda else queries.to(torch.float32)
+                held.note_queries(layer, rows, later + held.length(sequence, layer))
         held.append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
 

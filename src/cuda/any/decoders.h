@@ -14,7 +14,8 @@ enum Decoders : unsigned {
     TRELLISES = 2,
     CHUNKS = 4,    /* codes of several channels */
     FAMILIES = 8,  /* what else the general form has */
-    ALL_DECODERS = 15
+    ALL_DECODERS = 15,
+    CENTROIDS = 16 /* uniform codes beside a centroid: in ALL_DECODERS, too */
 };
 
 __host__ __device__ inline bool has_groups(const kvant_general &g)
@@ -39,6 +40,8 @@ __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
     }
     if (is_uniform(codec))
         return has_groups(codec.general) ? GROUPS : PLAIN;
+    if (view.kind == KVANT_GENERAL_UNIFORM)
+        return CENTROIDS;
     const bool chunks = view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS;
     return chunks && !view.sketched ? CHUNKS : FAMILIES;
 }

@@ -1,5 +1,5 @@
 /* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of papers and raw rows; of
- * head_dims 64 and 128, keys and values of one family.
+ * head_dims 64 and 128, raw rows of 64 to 128; keys and values of one family.
  *
  * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of several equal parts, as in
  * attention.cuh. Each warp has pages of its own, in shared memory: keys come while values before them are multiplied, and the
@@ -17,6 +17,7 @@
 #include "direct_codes.cuh"
 
 #include "../attention/softmax.cuh"
+#include "../tiles/barriers.cuh"
 
 namespace kvant
 {
@@ -55,6 +56,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     DirectLane at;
     DirectStep step;
     float max[2], sum[2], factor[2];
+    int waits = 0;
 
     KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_, uint8_t *memory_)
         : B(p_, work_, places_, memory_), family(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane), at(B::lane)
@@ -112,26 +114,66 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return step.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(B::work.length - first_token(step), TOKENS);
     }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    static constexpr bool BULK = F::ROW_BYTES > 0; /* rows are copied in bulk */
+#else
+    static constexpr bool BULK = false;
+#endif
+
+    KVANT_INLINE uint64_t &barrier(bool values) const
+    {
+        return reinterpret_cast<uint64_t *>(own())[values];
+    }
+
+    /* A copy for each row. */
+    KVANT_INLINE void ask_in_bulk(bool values, const DirectStep &step, int tokens) const
+    {
+        if (tokens > 0 && tokens < TOKENS) {
+            F::clear(stage(values), tokens, lane);
+            order_writes();
+        }
+        __syncwarp();
+        if (lane == 0)
+            expect_bytes(barrier(values), tokens * F::ROW_BYTES);
+        __syncwarp();
+        if (lane < tokens)
+            copy_bytes(stage(values) + lane * F::STRIDE * 2, page_of(values, step.entry) + (first_of(step) + lane) * F::ROW_BYTES, F::ROW_BYTES,
+                       barrier(values), 0);
+    }
+
     KVANT_INLINE void ask_for(bool values, const DirectStep &step) const
     {
         const int tokens = tokens_of(step);
         __syncwarp();
+        if constexpr (BULK)
+            return ask_in_bulk(values, step, tokens > 0 && step.entry >= 0 ? tokens : 0);
         if (tokens > 0 && step.entry >= 0)
             F::copy(shared_address(stage(values)), page_of(values, step.entry), (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
         end_copies();
     }
 
-    /* The warp's first pages. */
-    KVANT_INLINE void begin()
+    /* The warp's first pages: their places in the table, then they themselves. */
+    KVANT_INLINE void find_first()
     {
         step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
+    }
+
+    KVANT_INLINE void begin()
+    {
+        if (BULK && lane == 0) {
+            init_barrier(barrier(false), 1);
+            init_barrier(barrier(true), 1);
+            publish_barriers();
+        }
         ask_for(false, step);
         ask_for(true, step);
     }
 
     /* The older of two. */
-    KVANT_INLINE void wait() const
+    KVANT_INLINE void wait()
     {
+        if constexpr (BULK)
+            return wait_for(barrier(waits & 1), waits / 2), (void)waits++;
         wait_for_copies<1>();
         __syncwarp();
     }
@@ -264,7 +306,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             for (int k = 0; k < N; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++) {
-                    const int token = 16 * k + 2 * at.pair + 8 * (q >> 1), channel = 16 * i + F::column(at.row + 8 * (q & 1));
+                    const int token = 16 * k + 2 * at.pair + 8 * (q >> 1), channel = 16 * F::tile_of(at, i) + F::column(at.row + 8 * (q & 1));
                     a[q] = number(token, channel) | number(token + 1, channel) << 16;
                 }
                 uint32_t b[2];
@@ -368,12 +410,18 @@ template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direc
     extern __shared__ __align__(16) uint8_t memory[];
     ask_ahead<F::D>(p);
     const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
+#ifdef AB_LATE
     F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
+#endif
     const AnyWork work = find_any_work<DIRECT_ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
     Direct<F> attention(p, work, places, memory);
+    attention.find_first();
     attention.load_queries([](int channel) { return F::place(channel); }, [&] { attention.begin(); });
+#ifndef AB_LATE
+    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x); /* while pages come */
+#endif
     __syncthreads();
     F::prepare(attention);
     __syncthreads();

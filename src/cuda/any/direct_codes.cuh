@@ -13,6 +13,12 @@ struct DirectLane {
     KVANT_INLINE DirectLane(int lane_) : lane(lane_), row(lane_ >> 2), pair(lane_ & 3)
     {
     }
+
+    /* Words of four row tiles lie together: rows take the tiles in turns of their own, so that lanes read from different banks. */
+    KVANT_INLINE int own_tile(int tile) const
+    {
+        return (tile & ~3) | (tile + (row >> 1) & 3);
+    }
 };
 
 /* Fields of 2^log bits, four in each half of a word, to nibbles. */
@@ -98,6 +104,8 @@ KVANT_INLINE float stored_half(const uint8_t *page, int byte, int at)
 
 /* What most families do: pages are copied as they are, and there is nothing to turn. */
 struct DirectFamily {
+    static constexpr int ROW_BYTES = 0; /* of raw rows, which may be copied one by one */
+
     __host__ __device__ static int stage_bytes(uint32_t page_bytes)
     {
         return (int)(page_bytes + 15) / 16 * 16;
@@ -119,6 +127,12 @@ struct DirectFamily {
 
     template <class A> KVANT_INLINE static void turn_back(A &, int)
     {
+    }
+
+    /* Which channels the lane's row of sums i has: a column tile. */
+    KVANT_INLINE static int tile_of(const DirectLane &, int i)
+    {
+        return i;
     }
 };
 
@@ -166,12 +180,12 @@ template <int TILES> struct DirectSums : DirectFamily {
             o[i][k] += x[k];
     }
 
-    /* To [channel][8 rows]; column: as F::column. */
-    template <class C> KVANT_INLINE void leave(const DirectLane &at, float *to, C &&column) const
+    /* To [channel][8 rows] of family F. */
+    template <class F> KVANT_INLINE void leave_as(const DirectLane &at, float *to) const
     {
         unrolled_for (int i = 0; i < TILES; i++)
             unrolled_for (int h = 0; h < 2; h++)
-                *reinterpret_cast<float2 *>(to + (16 * i + column(at.row + 8 * h)) * 8 + 2 * at.pair) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
+                *reinterpret_cast<float2 *>(to + (16 * F::tile_of(at, i) + F::column(at.row + 8 * h)) * 8 + 2 * at.pair) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
     }
 };
 

@@ -115,7 +115,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const __half *mine = queries + at.row * stride + 4 * at.pair;
 #pragma unroll 1
-        for (int k = 0; k < TILES; k++) {
+        for (int n = 0; n < TILES; n++) {
+            const int k = at.own_tile(n);
             uint32_t a[T][4];
             float sum[4] = {}, scaled[4];
             operands(
@@ -178,7 +179,7 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
 
     KVANT_INLINE void leave(float *to) const
     {
-        DirectSums<T>::leave(at, to, column);
+        this->template leave_as<PolarCodes>(at, to);
     }
 };
 

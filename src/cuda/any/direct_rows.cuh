@@ -16,7 +16,7 @@ KVANT_INLINE uint16_t part_as_bf16(float x, int part)
 
 template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     static constexpr int D = HEAD_DIM, T = D / 16, TILES = 1, SUMS = T, PARTS = BF16 ? 2 : 1, QUERIES = BF16 ? 3 : 1, SCALES = 0, WEIGHTS = PARTS,
-                         EXTRA_BYTES = 0, BOOK_BYTES = 0, STRIDE = D + 8;
+                         EXTRA_BYTES = 16, BOOK_BYTES = 0, STRIDE = D + 8, ROW_BYTES = 2 * D;
     const DirectLane at;
 
     KVANT_INLINE RawRows(const kvant_general &, const kvant_general &, const uint8_t *, uint8_t *, int lane) : at(lane)
@@ -37,9 +37,16 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     {
         constexpr int PIECES = D / 8;
         unrolled_for (int i = 0; i < 16 * PIECES / 32; i++) {
-            const int token = (32 * i + lane) / PIECES, piece = lane % PIECES;
+            const int token = (32 * i + lane) / PIECES, piece = (32 * i + lane) % PIECES;
             copy_or_clear(to + token * STRIDE * 2 + 16 * piece, page + (16 * part + (token < tokens ? token : 0)) * D * 2 + 16 * piece, token < tokens);
         }
+    }
+
+    /* Rows from `tokens` on, of a step. */
+    KVANT_INLINE static void clear(uint8_t *to, int tokens, int lane)
+    {
+        for (int i = lane; i < (16 - tokens) * STRIDE / 8; i += 32)
+            reinterpret_cast<uint4 *>(to + tokens * STRIDE * 2)[i] = uint4{};
     }
 
     /* Behind the queries as halves: their parts as bf16. */
@@ -74,15 +81,16 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
     {
         const __half *from = reinterpret_cast<const __half *>(page) + (at.lane & 15) * STRIDE + 8 * (at.lane >> 4),
-                     *columns = queries + (at.lane & 7) * stride + 8 * (at.lane >> 3);
+                     *columns = queries + (at.lane & 7) * stride;
         float sums[2][4] = {};
         unrolled_for (int c = 0; c < T; c += 2) {
+            const int n = T - c < 2 ? 1 : 2;
             uint32_t a[2][4], b[4];
-            unrolled_for (int j = 0; j < 2; j++)
+            unrolled_for (int j = 0; j < n; j++)
                 load_matrices<false>(a[j], from + 16 * (c + j));
             unrolled_for (int part = 0; part < PARTS; part++) {
-                load_matrices<false>(b, columns + 8 * (BF16 ? 1 + part : 0) * stride + 16 * c);
-                unrolled_for (int j = 0; j < 2; j++)
+                load_matrices<false>(b, columns + 8 * (BF16 ? 1 + part : 0) * stride + 16 * c + 8 * (at.lane >> 3 & (2 * n - 1)));
+                unrolled_for (int j = 0; j < n; j++)
                     multiply(sums[j], a[j], b[2 * j], b[2 * j + 1]);
             }
         }
@@ -113,7 +121,7 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
 
     KVANT_INLINE void leave(float *to) const
     {
-        DirectSums<T>::leave(at, to, column);
+        this->template leave_as<RawRows>(at, to);
     }
 };
 

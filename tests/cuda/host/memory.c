@@ -32,15 +32,15 @@ void host_memory_free(void *memory)
     free(memory);
 }
 
-kvant_status host_word_new(uint32_t **word)
+kvant_status host_host_new(void **memory, size_t bytes)
 {
-    *word = calloc(1, sizeof **word);
-    return *word ? KVANT_OK : KVANT_ERR_MEMORY;
+    *memory = calloc(1, bytes);
+    return *memory ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-void host_word_free(uint32_t *word)
+void host_host_free(void *memory)
 {
-    free(word);
+    free(memory);
 }
 
 kvant_status host_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)

@@ -109,22 +109,22 @@ class Learns(TestCase):
         self.assertTrue(torch.equal(*rows))
 
     def test_queries_of_padding_are_left_out(self):
-        """Of each sequence those of its own tokens are noted, in every layer; of single tokens none."""
+        """Of each sequence those of its own tokens are noted with their positions, in every layer; of single tokens none."""
         model = self.make()
         tokens, mask = (x.to(self.device) for x in models.prompt(200, padding=30))
         seen, note = [], Cache.note_queries
 
-        def noted(cache, layer, q):
-            seen.append((layer, len(q), cache.length(0, layer)))
-            note(cache, layer, q)
+        def noted(cache, layer, q, positions):
+            seen.append((layer, len(q), cache.length(0, layer), int(positions[0]), int(positions[-1])))
+            note(cache, layer, q, positions)
 
         with mock.patch.object(Cache, "note_queries", noted), torch.no_grad():
             cache = KvantCache(model.config)
             model(tokens[:, :100], attention_mask=mask[:, :100], past_key_values=cache)
             model(tokens[:, 100:], attention_mask=mask, past_key_values=cache)
             model(tokens[:, :1], attention_mask=torch.nn.functional.pad(mask, (0, 1), value=1), past_key_values=cache)
-        first = [x for layer in range(4) for x in ((layer, 70, 0), (layer, 100, 70))]
-        self.assertEqual(seen, first + [(layer, 100, 70) for layer in range(4) for _ in range(2)])
+        first = [x for layer in range(4) for x in ((layer, 70, 0, 0, 69), (layer, 100, 70, 0, 99))]
+        self.assertEqual(seen, first + [x for layer in range(4) for x in ((layer, 100, 70, 70, 169), (layer, 100, 70, 100, 199))])
 
 
 class Tokens(TestCase):

@@ -15,10 +15,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
 import models  # noqa: E402
 import torch  # noqa: E402
 from common import TestCase, np  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.model_executor.layers import rotary_embedding  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import batch, chosen, codecs, gpu, gpu_pages, impl, pages  # noqa: E402
+from kvant.vllm import batch, chosen, codecs, gpu, gpu_pages, impl, learn, pages  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
@@ -219,6 +221,9 @@ class Cases:
             if self.kind is gpu.Impl:
                 for keys in ("int-8:transform=file", "int-8:transform=diagonal", "int-8:center=file,norm=file"):
                     self.check_long(f"{keys},sink=0/int-8:center=file,sink=0", layer=1, calibration=path)
+                with mock.patch.object(gpu_pages, "_MANY", 100), mock.patch.object(gpu_pages.Role, "turned", autospec=True, side_effect=gpu_pages.Role.turned) as turned:
+                    self.check_long("int-8:transform=file,sink=0/int-8:center=file,sink=0", layer=1, calibration=path)
+                self.assertEqual([len(call.args[1]) for call in turned.call_args_list], [199, 300, 200, 494])
             self.check("balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path)
 
 
@@ -404,6 +409,8 @@ class Choices(TestCase):
             for wrong in ("kvant_five", "kvant"):
                 with self.assertRaisesRegex(ValueError, "none of turboquant4"):
                     chosen(wrong)
+            with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
+                chosen("kvant_tiny")
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
             self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
             self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
@@ -423,6 +430,22 @@ class Choices(TestCase):
         for layer in (types.SimpleNamespace(layer_name="draft_model.layers.0.attn"), types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True)):
             with self.assertRaisesRegex(NotImplementedError, "of one model"):
                 made._pages(layer, memory)
+
+    def test_rows_turned_on(self):
+        """Of either order of channels, and with some that are not turned, beside vLLM's own rows of later positions."""
+        of_rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        rows, at = torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)), torch.arange(20)
+        for neox in (True, False):
+            with mock.patch.dict(rotary_embedding._ROPE_DICT, clear=True), set_current_vllm_config(VllmConfig()):
+                rope = rotary_embedding.get_rope(DIM, 512, neox, of_rope, dtype=torch.float32)
+                now, later = (rope.forward_native(x, rows.reshape(20, -1).clone(), None)[0].view(rows.shape) for x in (at, at + 300))
+                turn = learn.Turn(DIM, 512)
+            # three angles up to 320, each off by 2^-16 in float32, times numbers below 2^2
+            self.assertLess((turn(now, 300) - later).abs().max(), 3 * 2.0**-14)
+            self.assertGreater((now - later).abs().max(), 1)
+            with mock.patch.dict(rotary_embedding._ROPE_DICT, {1: rope, 2: rope}, clear=True):
+                with self.assertRaisesRegex(NotImplementedError, "one RoPE"):
+                    learn.Turn(DIM, 512)
 
     def test_heads_of_ranks(self):
         """Parts of a model's kv heads, or copies where there are more ranks."""

@@ -17,6 +17,7 @@ from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
 from .fingerprint import fingerprint
 from .masks import Shape
+from .rope import rope_of
 from .rows import Rows
 from .store import Store
 
@@ -273,6 +274,8 @@ class KvantCache(Cache):
                 stream=operators.stream_of(k),
                 asynchronous=on_gpu,
             )
+        for i, number in enumerate(layers):
+            pages.set_rope(i, rope_of(self.config, number, k.shape[3], (max_tokens or rows * longest) // rows))
         return pages, *operators.register(pages)
 
     def _step_fits(self, ids: Tensor, mask: Tensor | None) -> bool:

@@ -6,7 +6,8 @@
 
 KVANT_VLLM names what blocks are stored with: a name of STORED, a preset, or specs as K/V (int-8/turboquant-4), which
 the dtype `kvant` takes, too. Presets need KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model;
-KVANT_VLLM_LEARN=path with another name makes such a file from the first prompts, for the next start.
+KVANT_VLLM_LEARN=path with another name makes such a file from the first prompts, for the next start, and
+KVANT_VLLM_LEARN_POSITIONS=N at positions up to N.
 Without one of these vLLM is as it was."""
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ STORED = {
 }
 
 
-PRESETS = ("quality", "balanced", "small")  # tiny learns, for which blocks have no room
+PRESETS = ("quality", "balanced", "small")
+LEARNS = "tiny"  #: a preset, for whose matrices blocks have no room
 DTYPE = "kvant"  #: of caches: KVANT_VLLM says what they hold. kvant_NAME: NAME is of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
 
@@ -66,6 +68,8 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
     if name in PRESETS and not calibration:
         needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
         raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
+    if name == LEARNS:
+        raise ValueError(f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no room for; small needs a calibration alone")
     if name not in (*STORED, *PRESETS) and "/" not in name:
         raise ValueError(f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of specs K/V")
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
@@ -88,7 +92,7 @@ def _register_dtypes() -> None:
         def quant_mode(self) -> Any:
             return KVQuantMode.CUSTOM
 
-    for name in (DTYPE, *(f"{DTYPE}_{name}" for name in (*STORED, *PRESETS))):
+    for name in (DTYPE, *(f"{DTYPE}_{name}" for name in (*STORED, *PRESETS, LEARNS))):
         if not is_known_kv_cache_dtype(name):
             register_kv_cache_dtype(name)(type("Handler", (Handler,), {"name": name}))
 

@@ -40,7 +40,7 @@ def _learning(model: str, n_ranks: int) -> Learner | None:
     if path and n_ranks > 1:
         raise NotImplementedError("kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU")
     if path and not _learner:
-        _learner.append(Learner(path, model))
+        _learner.append(Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0)))
     return _learner[0] if path else None
 
 

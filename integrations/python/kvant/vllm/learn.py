@@ -1,4 +1,7 @@
-"""A calibration from the first prompts that an engine sees: KVANT_VLLM_LEARN names the .kvcal, for the next start."""
+"""A calibration from the first prompts that an engine sees: KVANT_VLLM_LEARN names the .kvcal, for the next start.
+
+Rows are those of prompts' first steps, at their own positions. KVANT_VLLM_LEARN_POSITIONS=N spreads contexts of 2048 over
+positions 0 .. N - 1, as kvant.calibrate's positions: RoPE turns rows by a position, so what it turned it can turn on."""
 
 from __future__ import annotations
 
@@ -13,17 +16,41 @@ from .. import moments
 from ..calibration import Calibrator
 from ..library import PAGE_TOKENS
 
-TOKENS = 8192  # as of kvant.calibrate
+TOKENS, CONTEXT = 8192, 2048  # as of kvant.calibrate
 _SAMPLED = 16  # one query in so many shows which keys attention looks at
 LOG = logging.getLogger("vllm.kvant")  # vLLM's handlers print it
+
+
+class Turn:
+    """The model's RoPE, of rows that went through it."""
+
+    def __init__(self, head_dim: int, n_positions: int) -> None:
+        from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+
+        ropes = [rope for rope in _ROPE_DICT.values() if rope.head_size == head_dim and hasattr(rope, "cos_sin_cache")]
+        if len(ropes) != 1:
+            raise NotImplementedError("kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers")
+        self.adjacent, self.by_position = not ropes[0].is_neox_style, ropes[0]._compute_cos_sin_cache().float()
+        self.by_position = self.by_position / self.by_position[0, 0]  # YaRN scales
+        if n_positions > len(self.by_position):
+            raise ValueError(f"KVANT_VLLM_LEARN_POSITIONS: the model has {len(self.by_position)} positions")
+
+    def __call__(self, rows: Tensor, by: int) -> Tensor:
+        """Rows [n, heads, head_dim], so many positions later."""
+        cos, sin = self.by_position[by].to(rows.device).chunk(2)
+        n = len(cos)
+        pairs = ((..., slice(0, 2 * n, 2)), (..., slice(1, 2 * n, 2))) if self.adjacent else ((..., slice(n)), (..., slice(n, 2 * n)))
+        (x, y), made = (rows[pair].float() for pair in pairs), rows.float().clone()
+        made[pairs[0]], made[pairs[1]] = x * cos - y * sin, y * cos + x * sin
+        return made
 
 
 class Learner:
     """Of the layers of one model, on one rank."""
 
-    def __init__(self, path: str, model: str) -> None:
+    def __init__(self, path: str, model: str, positions: int = 0) -> None:
         self.path, self.calibrator, self._seen = path, Calibrator(model=model), Counter()  # type: ignore[var-annotated]
-        self.done = False
+        self.done, self.positions, self.turn = False, positions, None
 
     def see(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> None:
         """A prompt from its first token on, rows [n, heads, head_dim]. The first layer's after enough of them ends it."""
@@ -32,6 +59,11 @@ class Learner:
         if self._seen[layer] >= TOKENS:
             self._save()
             return
+        if self.positions:
+            q, k, v = (x[:CONTEXT] for x in (q, k, v))
+            self.turn = self.turn or Turn(k.shape[2], self.positions)
+            first = max(0, self.positions - len(k)) * self._seen[layer] // TOKENS
+            q, k = self.turn(q, first), self.turn(k, first)
         self._seen[layer] += len(k)
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         sums = moments.of_keys(k) | moments.of_queries(q, len(k))

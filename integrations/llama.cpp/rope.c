@@ -1,0 +1,131 @@
+/* rope.c - see rope.h. */
+#include "rope.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "ggml_api.h"
+#include "log.h"
+
+#define MODE_NEOX 2 /* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
+#define TWO_PI 6.283185307179586
+
+/* A node's parameters; [15]: the first channel that turns. */
+enum { N_DIMS = 1, MODE = 2, N_CTX_ORIG = 4, FREQ_BASE = 5, FREQ_SCALE, EXT_FACTOR, BETA_FAST = 9, BETA_SLOW, FIRST = 15 };
+
+static float number(const abi_tensor *node, int i)
+{
+    float x;
+
+    memcpy(&x, &node->op_params[i], sizeof(x));
+    return x;
+}
+
+static bool is_known(const abi_tensor *node, uint32_t head_dim)
+{
+    const int32_t n_dims = node->op_params[N_DIMS], mode = node->op_params[MODE];
+
+    return (mode == 0 || mode == MODE_NEOX) && node->op_params[FIRST] == 0 && n_dims > 0 && n_dims % 2 == 0 &&
+           n_dims <= (int32_t)head_dim && number(node, FREQ_BASE) > 1 && node->src[1]->type == ABI_TYPE_I32;
+}
+
+const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim)
+{
+    const abi_tensor *node = rows;
+
+    while (node != NULL && node->op != kvp_api.op.none && kvp_is_view(node))
+        node = node->src[0];
+    if (node == NULL || node->op != kvp_api.op.rope || node->ne[0] != (int64_t)head_dim || node->ne[0] * node->ne[1] != rows->ne[0] ||
+        node->ne[2] != rows->ne[1] || node->nb[1] != head_dim * sizeof(float) || node->nb[2] != rows->nb[1] ||
+        kvp_root(node) != kvp_root(rows) || node->view_offs != rows->view_offs || !is_known(node, head_dim))
+        return NULL;
+    return node;
+}
+
+/* YaRN: the pair that turns so often in the original context. */
+static float yarn_pair(const abi_tensor *node, float turns)
+{
+    const float n_ctx = (float)node->op_params[N_CTX_ORIG], base = number(node, FREQ_BASE);
+
+    return (float)node->op_params[N_DIMS] * logf(n_ctx / (turns * (float)TWO_PI)) / (2 * logf(base));
+}
+
+/* How much of a pair's frequency is not scaled. */
+static float unscaled_part(const abi_tensor *node, int32_t pair)
+{
+    const float ext_factor = number(node, EXT_FACTOR), last = (float)node->op_params[N_DIMS] - 1;
+    float from, to;
+
+    if (ext_factor == 0)
+        return 0;
+    from = fmaxf(0, floorf(yarn_pair(node, number(node, BETA_FAST))));
+    to = fminf(last, ceilf(yarn_pair(node, number(node, BETA_SLOW))));
+    return ext_factor * (1 - fminf(1, fmaxf(0, ((float)pair - from) / fmaxf(0.001f, to - from))));
+}
+
+static bool read_factors(const abi_tensor *factors, float *out, int32_t n)
+{
+    const abi_buffer *buffer = kvp_root(factors)->buffer;
+
+    if (factors->type != ABI_TYPE_F32 || factors->ne[0] < n || factors->nb[0] != sizeof(float) || buffer == NULL ||
+        factors->data == NULL)
+        return false;
+    buffer->iface.get_tensor((abi_buffer *)buffer, factors, out, 0, (size_t)n * sizeof(float));
+    return true;
+}
+
+uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out)
+{
+    const int32_t n = node->op_params[N_DIMS] / 2;
+    const float ratio = powf(number(node, FREQ_BASE), -1.0f / (float)n);
+    float factors[KVANT_MAX_HEAD_DIM / 2], plain = 1;
+
+    if (node->src[2] != NULL && !read_factors(node->src[2], factors, n))
+        return 0;
+    for (int32_t i = 0; i < n; i++, plain *= ratio) {
+        const float unscaled = unscaled_part(node, i), factor = node->src[2] != NULL ? factors[i] : 1;
+        out[i] = plain / factor * (number(node, FREQ_SCALE) * (1 - unscaled) + unscaled);
+    }
+    return (uint32_t)n;
+}
+
+void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_ranges)
+{
+    const abi_tensor *node = kvp_rope_of(rows, kv->head_dim);
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    const uint32_t n = node != NULL ? kvp_rope_frequencies(node, frequencies) : 0;
+    const kvant_rope rope = { .size = sizeof(rope),
+                              .n_dims = 2 * n,
+                              .interleaved = node != NULL && node->op_params[MODE] == 0,
+                              .frequencies = frequencies,
+                              .n_positions = kvp_kv_n_positions(kv),
+                              .n_ranges = n_ranges };
+
+    if (n > 0 && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
+        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims, (double)frequencies[n - 1]);
+    else
+        kvp_note("%s: matrices are learnt without RoPE", kv->name);
+}
+
+const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
+{
+    const abi_tensor *node;
+    const int32_t *positions;
+    const uint32_t most = kvp_kv_n_positions(kv);
+
+    if (kv->shape.role != KVANT_ROLE_K || !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
+        return NULL; /* nothing is ever learnt */
+    if (!kv->roped)
+        kvp_rope_tell(kv, kv->tensor, rows, 0);
+    kv->roped = true;
+    node = kvp_rope_of(rows, kv->head_dim);
+    if (node == NULL || node->src[1]->ne[0] != rows->ne[1] || kvp_root(node->src[1])->buffer == NULL ||
+        !kvp_api.buft_is_host(kvp_root(node->src[1])->buffer->buft))
+        return NULL;
+    positions = node->src[1]->data;
+    for (int64_t i = 0; i < rows->ne[1]; i++) /* an input's memory may have been given to another node */
+        if (positions[i] < 0 || (uint32_t)positions[i] >= most)
+            return NULL;
+    return positions;
+}

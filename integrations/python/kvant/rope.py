@@ -1,0 +1,33 @@
+"""How keys turn with their positions (kvant_rope of kvant/tensor.h)."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import NamedTuple, Sequence
+
+from . import arrays, checks
+from . import structs as s
+from .arrays import np
+
+
+class Rope(NamedTuple):
+    """RoPE of the first 2 * len(frequencies) channels of keys and queries, frequencies in radians per
+    position. interleaved: pairs are channels 2i and 2i + 1, otherwise i and i + len(frequencies).
+    n_positions: that a sequence may have, 0 all that fit. n_ranges: matrices that share them, 0 as
+    many as pay."""
+
+    frequencies: Sequence[float]
+    interleaved: bool = False
+    n_positions: int = 0
+    n_ranges: int = 0
+
+    def struct(self) -> tuple[s.Rope, np.ndarray]:
+        """For the library, and what it points to."""
+        kept = arrays.contiguous(np.asarray(self.frequencies, np.float32), "frequencies", np.float32, (None,))
+        return s.Rope.new(
+            n_dims=2 * len(kept),
+            interleaved=bool(self.interleaved),
+            frequencies=kept.ctypes.data,
+            n_positions=checks.count(self.n_positions, "n_positions", least=0),
+            n_ranges=checks.count(self.n_ranges, "n_ranges", least=0),
+        ), kept

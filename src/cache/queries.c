@@ -1,0 +1,133 @@
+/* queries.c - queries that are noted: sums of them, which the next rows take along, and a sample, by which
+ * versions are judged. */
+#include "learning.h"
+
+#include "../base/abi.h"
+#include "../base/attributes.h"
+#include "../base/parallel.h"
+
+#define MOST_TOKENS 128u   /* of a call whose queries count */
+#define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
+
+void kvant_queries_forget(kvant_learning *l)
+{
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        memset(l->units[unit].noted, 0, kvant_triangle_size(l->part) * sizeof(float));
+        l->units[unit].n_noted = 0;
+    }
+}
+
+/* Values have no queries. What reads sums of them is taken to be alike in all directions: random
+ * signs. */
+void kvant_queries_assume(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    uint32_t random = 1;
+    for (size_t i = 0; i < SAMPLE_QUERIES * kvant_tensor_width(tensor); i++) {
+        random = 1664525 * random + 1013904223;
+        l->queries[i] = random >> 31 ? -1.0f : 1.0f;
+    }
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        l->n_queries[head] = SAMPLE_QUERIES;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        float *moment = l->units[unit].queries;
+        for (uint32_t i = 0; i < l->part; moment += ++i)
+            moment[i] = FEWEST_ROWS;
+        l->units[unit].n_queries = FEWEST_ROWS;
+    }
+}
+
+typedef struct query_job {
+    const kvant_tensor *tensor;
+    const kvant_kernels *kernels;
+    const kvant_queries *queries;
+    uint32_t n_tokens, group; /* tokens looked at, heads of a kv head */
+} query_job;
+
+static size_t token_of(const query_job *job, uint32_t i)
+{
+    return (size_t)(i / job->group) * job->queries->n_tokens / job->n_tokens;
+}
+
+static int32_t asked_at(const query_job *job, uint32_t i)
+{
+    const size_t token = token_of(job, i), next = (size_t)job->tensor->learning->next + token;
+    return job->queries->positions ? job->queries->positions[token] : next < INT32_MAX ? (int32_t)next : -1;
+}
+
+/* The i-th of a kv head's queries that are looked at, or NULL: its square might be infinite. */
+static const float *query_of(const query_job *job, size_t head, uint32_t i)
+{
+    const kvant_queries *q = job->queries;
+    const size_t token = token_of(job, i);
+    const float *x = q->q + token * q->token_stride + (head * job->group + i % job->group) * q->head_stride;
+    return job->kernels->magnitude(x, job->tensor->head_dim) < 0x5f000000u ? x : NULL; /* 2^63 */
+}
+
+static void note_unit(void *context, size_t unit, uint32_t worker)
+{
+    const query_job *job = context;
+    kvant_learning *l = job->tensor->learning;
+    unit_sums *u = &l->units[unit];
+    kvant_turning turning;
+    kvant_outers sums;
+    (void)worker;
+    kvant_outers_begin(&sums, l, u->noted);
+    kvant_turning_begin(&turning, l->turn, kvant_unit_part(job->tensor, unit));
+    for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {
+        const float *query = query_of(job, kvant_unit_head(job->tensor, unit), i);
+        const int32_t at = l->turn ? asked_at(job, i) : 0;
+        if (!query || at < 0)
+            continue;
+        float *x = kvant_outers_next(&sums);
+        kvant_unit_gather(job->tensor, unit, query, false, x);
+        kvant_turn_back(&turning, at, x);
+        sums.n++;
+        u->n_noted++;
+    }
+    kvant_outers_end(&sums);
+}
+
+/* Some of the queries, by which versions are judged. */
+static void sample_queries(const query_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    const uint32_t n = job->n_tokens * job->group, step = n > SAMPLE_QUERIES ? n / SAMPLE_QUERIES : 1;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        for (uint32_t i = 0; i < n; i += step) {
+            const float *query = query_of(job, head, i);
+            const size_t at = head * SAMPLE_QUERIES + tensor->learning->n_queries[head] % SAMPLE_QUERIES;
+            if (!query)
+                continue;
+            memcpy(tensor->learning->queries + at * tensor->head_dim, query, tensor->head_dim * sizeof *query);
+            tensor->learning->asked[at] = asked_at(job, i);
+            tensor->learning->n_queries[head]++;
+        }
+}
+
+int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
+{
+    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens)
+        return false;
+    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
+                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
+}
+
+kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
+{
+    kvant_queries q;
+    KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
+                        q.n_heads % tensor->n_kv_heads || !n_threads,
+                    KVANT_ERR_ARGUMENT);
+    if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
+        return KVANT_OK;
+    const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
+    query_job job = { .tensor = tensor,
+                      .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                      .queries = &q,
+                      .n_tokens = q.n_tokens < most ? q.n_tokens : most,
+                      .group = q.n_heads / tensor->n_kv_heads };
+    sample_queries(&job);
+    kvant_parallel_for(tensor->learning->n_units, q.n_tokens > 1 ? n_threads : 1, note_unit, &job);
+    return KVANT_OK;
+}

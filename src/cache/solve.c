@@ -1,0 +1,170 @@
+/* solve.c - matrices of a version from sums (learning.h).
+ *
+ * n keys or queries of d channels say little of what two channels have in common, so means beside the
+ * diagonal count n / (n + d DAMPING). */
+#include "learning.h"
+
+#include <math.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/half.h"
+#include "../base/parallel.h"
+#include "../calibration/moments.h"
+#include "../math/spd.h"
+
+/* Chosen on Python's help texts (research/calibration.md). A matrix knows the keys that it is for,
+ * but of the queries only those so far. */
+#define KEYS_DAMPING 0.25
+#define QUERIES_DAMPING 1.0
+
+/* A full matrix of mean outer products. mean: what keys are about; NULL: they are of queries. */
+static void unpack(const float *sums, uint32_t n, const double *mean, size_t d, double *out)
+{
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j <= i; j++, sums++)
+            out[i * d + j] = out[j * d + i] = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
+}
+
+/* Beside the diagonal; of n keys or queries. */
+static void damp(const kvant_tensor *tensor, double n, double damping, double *moment)
+{
+    const size_t d = tensor->learning->part;
+    const double factor = n / (n + damping * tensor->head_dim);
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j < d; j++)
+            moment[i * d + j] *= i == j ? 1 : factor;
+}
+
+static void add_product(double factor, const double *mean, size_t n, double *moment)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++)
+            moment[i * n + j] += factor * (mean[i] * mean[j]);
+}
+
+typedef struct solve_job {
+    kvant_tensor *tensor;
+    kvant_range range;   /* of positions that the matrices are for */
+    uint16_t *triangles; /* per unit */
+    float *center;       /* width */
+    double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
+    kvant_status status[];
+} solve_job;
+
+/* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. */
+static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys, double *queries)
+{
+    const kvant_turn *t = job->tensor->learning->turn;
+    const uint32_t part = kvant_unit_part(job->tensor, unit);
+    if (!t)
+        return KVANT_OK;
+    add_product(1, mean, t->part, keys);
+    KVANT_FORWARD(kvant_turn_moments(t, part, job->range, mean, keys));
+    add_product(-1, mean, t->part, keys);
+    return kvant_turn_moments(t, part, job->range, NULL, queries);
+}
+
+static void put_center(const solve_job *job, size_t unit, const double *mean)
+{
+    float center[KVANT_MAX_HEAD_DIM];
+    for (uint32_t j = 0; j < job->tensor->learning->part; j++)
+        center[j] = (float)mean[j];
+    kvant_unit_scatter(job->tensor, unit, center, job->center);
+}
+
+/* keys: about the mean; of keys without a centre about zero. */
+static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries)
+{
+    const kvant_tensor *tensor = job->tensor;
+    const unit_sums *u = &tensor->learning->units[unit];
+    const uint32_t n = tensor->learning->part;
+    float origin[KVANT_MAX_HEAD_DIM];
+    double mean[KVANT_MAX_HEAD_DIM];
+    for (uint32_t j = 0; j < n; j++)
+        mean[j] = u->key[j] / (double)u->n_keys;
+    unpack(u->keys, u->n_keys, mean, n, keys);
+    unpack(u->queries, u->n_queries, NULL, n, queries);
+    kvant_unit_gather(tensor, unit, tensor->learning->origin, true, origin);
+    for (uint32_t j = 0; j < n; j++)
+        mean[j] += origin[j];
+    KVANT_FORWARD(turn(job, unit, mean, keys, queries));
+    put_center(job, unit, mean);
+    damp(tensor, u->n_keys, KEYS_DAMPING, keys);
+    damp(tensor, u->n_queries, QUERIES_DAMPING, queries);
+    if (!kvant_learns_center(tensor))
+        add_product(1, mean, n, keys);
+    return KVANT_OK;
+}
+
+static void solve_unit(void *context, size_t unit, uint32_t worker)
+{
+    solve_job *job = context;
+    const uint32_t n = job->tensor->learning->part;
+    double *keys = kvant_alloc(2 * (size_t)n * n, sizeof *keys), *queries = keys + (size_t)n * n;
+    double *balance = job->balance + 2 * unit, gain = 1;
+    (void)worker;
+    job->status[unit] = keys ? find_moments(job, unit, keys, queries) : KVANT_ERR_MEMORY;
+    if (job->status[unit] == KVANT_OK) {
+        balance[0] = kvant_trace(n, keys);
+        balance[1] = sqrt(kvant_trace(n, queries) / balance[0]);
+        job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n), &gain);
+        balance[1] *= gain;
+    }
+    kvant_free(keys);
+}
+
+/* The parts of a head share a row's scale: in each the length of keys is to that of queries as in the others. */
+static void balance_parts(const solve_job *job, uint32_t head)
+{
+    const uint32_t n = job->tensor->learning->part, parts = job->tensor->head_dim / n;
+    const double *balance = job->balance + 2 * (size_t)head * parts;
+    const size_t size = kvant_triangle_size(n);
+    uint16_t *triangle = job->triangles + head * parts * size;
+    double before = 0, after = 0;
+    for (uint32_t p = 0; p < parts; p++) {
+        before += balance[2 * p];
+        after += balance[2 * p] * balance[2 * p + 1];
+    }
+    for (uint32_t p = 0; p < parts && parts > 1; p++) {
+        const float factor = (float)sqrt(balance[2 * p + 1] * before / after);
+        for (size_t i = 0; i < size; i++)
+            triangle[p * size + i] = kvant_half_from_float(factor * kvant_half_to_float(triangle[p * size + i]));
+    }
+}
+
+static kvant_status solve(solve_job *job, uint32_t n_threads)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE];
+    kvant_weights *weights;
+    kvant_parallel_for(tensor->learning->n_units, n_threads, solve_unit, job);
+    for (uint32_t unit = 0; unit < tensor->learning->n_units; unit++)
+        KVANT_FORWARD(job->status[unit]);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        balance_parts(job, head);
+    KVANT_FORWARD(kvant_weights_create(tensor, job->triangles, n_threads, &weights));
+    memcpy(candidate->center, job->center, kvant_tensor_width(tensor) * sizeof *job->center);
+    kvant_weights_free(tensor, &candidate->weights);
+    candidate->weights = weights;
+    return KVANT_OK;
+}
+
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t n_threads)
+{
+    const uint32_t n_units = tensor->learning->n_units;
+    solve_job *job = kvant_alloc(1, sizeof *job + n_units * sizeof *job->status);
+    KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
+    job->tensor = tensor;
+    job->range = range;
+    job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
+    job->center = kvant_alloc(kvant_tensor_width(tensor), sizeof *job->center);
+    job->balance = kvant_alloc(n_units, 2 * sizeof *job->balance);
+    const bool room = job->triangles && job->center && job->balance;
+    const kvant_status status = room ? solve(job, n_threads) : KVANT_ERR_MEMORY;
+    kvant_free(job->triangles);
+    kvant_free(job->center);
+    kvant_free(job->balance);
+    kvant_free(job);
+    return status;
+}

@@ -1,0 +1,363 @@
+/* sums.c - sums of outer products of keys, about a centre of the first of them, and of queries, per unit
+ * (learning.h): their life, and rows that join them. */
+#include "learning.h"
+
+#include <math.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/parallel.h"
+
+/* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
+#define MOST_LENGTH 16.0f
+
+static size_t sums_of_unit(const kvant_learning *l)
+{
+    return l->part + 3 * kvant_triangle_size(l->part);
+}
+
+/* Life */
+
+static void place(kvant_learning *l, size_t width)
+{
+    const size_t triangle = kvant_triangle_size(l->part);
+    l->queries = l->rows + SAMPLE_ROWS * width;
+    l->origin = l->queries + SAMPLE_QUERIES * width;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        u->key = l->sums + unit * sums_of_unit(l);
+        u->keys = u->key + l->part;
+        u->queries = u->keys + triangle;
+        u->noted = u->queries + triangle;
+    }
+}
+
+kvant_status kvant_learning_create(kvant_tensor *tensor)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    if (!kvant_tensor_codec_info(tensor)->learns_transform || (kvant_learns_values(tensor) && tensor->device))
+        return KVANT_OK;
+    kvant_learning *l = tensor->learning = kvant_alloc(1, sizeof *l);
+    KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
+    l->part = kvant_weights_part(tensor->head_dim);
+    l->n_units = (uint32_t)(width / l->part);
+    l->n_queries = kvant_alloc(tensor->n_kv_heads, sizeof *l->n_queries);
+    l->units = kvant_alloc(l->n_units, sizeof *l->units);
+    l->asked = kvant_alloc((size_t)SAMPLE_QUERIES * tensor->n_kv_heads, sizeof *l->asked);
+    l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
+    l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
+    l->costs = kvant_alloc(2 * (size_t)tensor->n_kv_heads, sizeof *l->costs);
+    KVANT_RETURN_IF(!l->n_queries || !l->asked || !l->units || !l->rows || !l->sums || !l->costs, KVANT_ERR_MEMORY);
+    place(l, width);
+    return KVANT_OK;
+}
+
+void kvant_learning_destroy(kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    if (!l)
+        return;
+    kvant_free(l->n_queries);
+    kvant_free(l->asked);
+    kvant_free(l->units);
+    kvant_free(l->rows);
+    kvant_free(l->sums);
+    kvant_free(l->costs);
+    kvant_free(l->turn);
+    kvant_sums_drop(l);
+    kvant_free(l);
+    tensor->learning = NULL;
+}
+
+static void forget_queries(const kvant_learning *l, unit_sums *u)
+{
+    memset(u->queries, 0, kvant_triangle_size(l->part) * sizeof(float));
+    u->n_queries = 0;
+}
+
+static void forget_keys(kvant_learning *l)
+{
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        memset(u->key, 0, (l->part + kvant_triangle_size(l->part)) * sizeof(float));
+        u->n_keys = 0;
+        if (u->n_noted)
+            forget_queries(l, u);
+    }
+    memset(l->ranges, 0, sizeof l->ranges);
+    l->kin++;
+    l->due = 0;
+    l->done = false;
+}
+
+void kvant_learning_reset(kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    if (!l)
+        return;
+    forget_keys(l);
+    kvant_queries_forget(l);
+    for (uint32_t unit = 0; unit < l->n_units; unit++)
+        forget_queries(l, &l->units[unit]);
+    memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
+    l->n_rows = l->stamp = 0;
+    l->next = 0;
+    if (kvant_learns_values(tensor))
+        kvant_queries_assume(tensor);
+}
+
+/* Keeping */
+
+struct kvant_kept {
+    kvant_learning learning;
+    float *numbers; /* the sums, then the origin */
+    unit_sums units[];
+};
+
+static size_t numbers_of(const kvant_tensor *tensor)
+{
+    return tensor->learning->n_units * sums_of_unit(tensor->learning) + kvant_tensor_width(tensor);
+}
+
+/* Its memory stays while there is more to learn. */
+kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    const size_t n_sums = l->n_units * sums_of_unit(l), head = sizeof(kvant_kept) + l->n_units * sizeof *l->units;
+    kvant_kept *k = l->kept ? l->kept : kvant_alloc(1, head + numbers_of(tensor) * sizeof(float));
+    l->kept = k;
+    if (!k)
+        return NULL;
+    k->learning = *l;
+    k->numbers = (float *)(k->units + l->n_units);
+    memcpy(k->units, l->units, l->n_units * sizeof *l->units);
+    memcpy(k->numbers, l->sums, n_sums * sizeof(float));
+    memcpy(k->numbers + n_sums, l->origin, kvant_tensor_width(tensor) * sizeof(float));
+    return k;
+}
+
+void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
+{
+    kvant_learning *l = tensor->learning;
+    const size_t n_sums = l->n_units * sums_of_unit(l);
+    *l = k->learning;
+    memcpy(l->units, k->units, l->n_units * sizeof *l->units);
+    memcpy(l->sums, k->numbers, n_sums * sizeof(float));
+    memcpy(l->origin, k->numbers + n_sums, kvant_tensor_width(tensor) * sizeof(float));
+}
+
+void kvant_sums_drop(kvant_learning *l)
+{
+    kvant_free(l->kept);
+    l->kept = NULL;
+}
+
+/* Outer products */
+
+void kvant_outers_begin(kvant_outers *o, const kvant_learning *l, float *sums)
+{
+    *o = (kvant_outers){ kvant_kernels_get(KVANT_CPU_AUTO), sums, l->part, (l->part + 15) / 16 * 16, 0, { 0 } };
+}
+
+void kvant_outers_end(kvant_outers *o)
+{
+    o->kernels->add_outers(o->rows, o->stride, o->n, o->part, o->sums);
+    o->n = 0;
+}
+
+float *kvant_outers_next(kvant_outers *o)
+{
+    if ((o->n + 1) * o->stride > sizeof o->rows / sizeof *o->rows)
+        kvant_outers_end(o);
+    return o->rows + o->n * o->stride;
+}
+
+/* Rows */
+
+/* One of the first tokens, which a cache keeps fp16. */
+static bool is_kept(const kvant_tensor *tensor, int64_t slot)
+{
+    const uint32_t index = tensor->blocks[slot / KVANT_PAGE_TOKENS].index;
+    return index < tensor->sink_blocks &&
+           index * KVANT_PAGE_TOKENS + slot % KVANT_PAGE_TOKENS < kvant_tensor_codec_info(tensor)->sink_tokens;
+}
+
+int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i)
+{
+    const kvant_learning *l = tensor->learning;
+    if (!rows->slots)
+        return l->places[i];
+    if (l->positions && l->n_positions == rows->n)
+        return l->positions[i];
+    const uint64_t place = (uint64_t)tensor->blocks[rows->slots[i] / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS +
+                           (uint64_t)rows->slots[i] % KVANT_PAGE_TOKENS;
+    return place < INT32_MAX ? (int32_t)place : -1;
+}
+
+void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n)
+{
+    kvant_learning *l = tensor ? tensor->learning : NULL;
+    const kvant_new_rows rows = { .n = n, .slots = slots };
+    if (!l)
+        return;
+    if (n) {
+        const int32_t last = kvant_row_position(tensor, &rows, n - 1);
+        l->next = last < 0 || last == INT32_MAX ? l->next : last + 1;
+    }
+    l->positions = NULL;
+}
+
+void kvant_learning_sample(kvant_tensor *tensor, const kvant_new_rows *rows, bool first)
+{
+    const size_t width = kvant_tensor_width(tensor), taken = rows->n < SAMPLE_ROWS ? rows->n : SAMPLE_ROWS;
+    kvant_learning *l = tensor->learning;
+    if (!l)
+        return;
+    l->n_rows = first ? 0 : l->n_rows;
+    l->n_rows_before = l->n_rows;
+    for (size_t i = 0; i < taken && l->n_rows < SAMPLE_ROWS; i++) {
+        const size_t row = i * rows->n / taken;
+        if (is_kept(tensor, rows->slots[row]))
+            continue;
+        l->places[l->n_rows] = kvant_row_position(tensor, rows, row);
+        memcpy(l->rows + l->n_rows++ * width, rows->rows + row * rows->stride, width * sizeof(float));
+    }
+}
+
+void kvant_learning_unsample(kvant_tensor *tensor)
+{
+    tensor->learning->n_rows = tensor->learning->n_rows_before;
+}
+
+/* The mean of sampled rows of a unit, turned back: what sums are about. */
+static void find_origin(const kvant_tensor *tensor, size_t unit)
+{
+    kvant_learning *l = tensor->learning;
+    const kvant_new_rows sampled = kvant_sample_of(tensor);
+    float sum[KVANT_MAX_HEAD_DIM] = { 0 }, x[KVANT_MAX_HEAD_DIM];
+    kvant_turning turning;
+    kvant_turning_begin(&turning, l->turn, kvant_unit_part(tensor, unit));
+    for (uint32_t i = 0; i < l->n_rows; i++) {
+        kvant_unit_gather(tensor, unit, sampled.rows + i * sampled.stride, true, x);
+        kvant_turn_back(&turning, l->places[i] < 0 ? 0 : l->places[i], x);
+        for (uint32_t j = 0; j < l->part; j++)
+            sum[j] += x[j] / (float)l->n_rows;
+    }
+    kvant_unit_scatter(tensor, unit, sum, l->origin);
+}
+
+/* About the candidate's centre where keys do not turn. */
+void kvant_sums_begin(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    forget_keys(l);
+    memcpy(l->origin, tensor->versions[KVANT_CANDIDATE].center, kvant_tensor_width(tensor) * sizeof *l->origin);
+    for (uint32_t unit = 0; unit < l->n_units && l->turn && l->n_rows; unit++)
+        find_origin(tensor, unit);
+}
+
+static float middle(float *x, uint32_t n)
+{
+    for (uint32_t i = 1; i < n; i++)
+        for (uint32_t j = i; j > 0 && x[j] < x[j - 1]; j--) {
+            const float swap = x[j];
+            x[j] = x[j - 1];
+            x[j - 1] = swap;
+        }
+    return x[n / 2];
+}
+
+typedef struct add_job {
+    const kvant_tensor *tensor;
+    const kvant_new_rows *rows; /* slots NULL: the sample, none is to be left out */
+} add_job;
+
+typedef struct row_reader {
+    const kvant_tensor *tensor;
+    size_t unit;
+    float origin[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM];
+    kvant_turning turning;
+} row_reader;
+
+static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
+{
+    r->tensor = tensor;
+    r->unit = unit;
+    kvant_unit_gather(tensor, unit, tensor->learning->origin, true, r->origin);
+    kvant_unit_gather(tensor, unit, tensor->versions[KVANT_CANDIDATE].scale, true, r->scale);
+    kvant_turning_begin(&r->turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
+}
+
+/* A part of the i-th row, turned back, less the origin, in z; its squared length with the candidate's scale. NaN: its
+ * position is not known. */
+static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
+{
+    const int32_t position = r->turning.n ? kvant_row_position(r->tensor, rows, i) : 0;
+    float length = 0;
+    if (position < 0)
+        return NAN;
+    kvant_unit_gather(r->tensor, r->unit, rows->rows + i * rows->stride, true, z);
+    kvant_turn_back(&r->turning, position, z);
+    for (uint32_t j = 0; j < r->tensor->learning->part; j++) {
+        z[j] -= r->origin[j];
+        length += z[j] / r->scale[j] * (z[j] / r->scale[j]);
+    }
+    return length;
+}
+
+/* The largest length of a row that counts. */
+static float find_most(row_reader *r, float *z)
+{
+    const kvant_new_rows sampled = kvant_sample_of(r->tensor);
+    float lengths[SAMPLE_ROWS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < sampled.n; i++) {
+        lengths[n] = take_row(r, &sampled, i, z);
+        n += !isnan(lengths[n]);
+    }
+    return n ? MOST_LENGTH * middle(lengths, n) : -1;
+}
+
+static void add_unit(void *context, size_t unit, uint32_t worker)
+{
+    const add_job *job = context;
+    const kvant_learning *l = job->tensor->learning;
+    const kvant_new_rows *rows = job->rows;
+    unit_sums *u = &l->units[unit];
+    row_reader r;
+    kvant_outers sums;
+    (void)worker;
+    begin_rows(&r, job->tensor, unit);
+    kvant_outers_begin(&sums, l, u->keys);
+    const float most = find_most(&r, sums.rows);
+    for (size_t i = 0; i < rows->n; i++) {
+        float *z = kvant_outers_next(&sums);
+        if ((rows->slots && is_kept(job->tensor, rows->slots[i])) || !(take_row(&r, rows, i, z) <= most))
+            continue;
+        for (uint32_t j = 0; j < l->part; j++)
+            u->key[j] += z[j];
+        sums.n++;
+        u->n_keys++;
+    }
+    kvant_outers_end(&sums);
+    for (size_t i = 0; i < kvant_triangle_size(l->part); i++)
+        u->queries[i] += u->noted[i];
+    u->n_queries += u->n_noted;
+}
+
+void kvant_sums_add(const kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads)
+{
+    add_job job = { tensor, rows };
+    kvant_parallel_for(tensor->learning->n_units, n_threads, add_unit, &job);
+}
+
+uint32_t kvant_sums_fewest(const kvant_learning *l, bool queries)
+{
+    uint32_t least = UINT32_MAX;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        const uint32_t n = queries ? l->units[unit].n_queries : l->units[unit].n_keys;
+        least = n < least ? n : least;
+    }
+    return least;
+}
+

@@ -1,0 +1,309 @@
+/* turn.c - see turn.h.
+ *
+ * A pair of channels is a complex number z, which position p multiplies by e^(ipf). So moments E[z_i
+ * conj z_k] and E[z_i z_k] at p are those at 0 times e^(ip(f_i - f_k)) and e^(ip(f_i + f_k)), and means
+ * over positions a .. b - 1 are geometric series. */
+#include "learning.h"
+
+#include <math.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/error.h"
+#include "../math/trig.h"
+
+#define MOST_FREQUENCY 1024.0f /* angles are then below 2^42, and exact enough in binary64 */
+#define NO_TURN 1e-10          /* per position: none, over all positions there are */
+
+/* Sine and cosine of any angle */
+
+static void sin_cos(double angle, double *sine, double *cosine)
+{
+    const double quarters = floor(angle / KVANT_HALF_PI), rest = angle - quarters * KVANT_HALF_PI;
+    const int quarter = (int)(quarters - 4 * floor(quarters / 4));
+    double s, c;
+    kvant_sin_cos(rest < 0 ? 0 : rest, &s, &c);
+    *sine = quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c;
+    *cosine = quarter == 0 ? c : quarter == 1 ? -s : quarter == 2 ? -c : s;
+}
+
+typedef struct complex_number {
+    double re, im;
+} complex_number;
+
+static complex_number unit(double angle)
+{
+    complex_number z;
+    sin_cos(angle, &z.im, &z.re);
+    return z;
+}
+
+static complex_number times(complex_number a, complex_number b)
+{
+    return (complex_number){ a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re };
+}
+
+static complex_number conjugate(complex_number a, bool really)
+{
+    return (complex_number){ a.re, really ? -a.im : a.im };
+}
+
+/* Setting */
+
+static kvant_status check(const kvant_rope *rope, uint32_t head_dim)
+{
+    if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
+    for (uint32_t i = 0; i < rope->n_dims / 2; i++) {
+        if (!(fabsf(rope->frequencies[i]) <= MOST_FREQUENCY))
+            return kvant_fail(NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
+                              "rope: frequency %u is no number, or above 1024", i);
+    }
+    return KVANT_OK;
+}
+
+/* The channel that turns with another one of a head, and whether it is the second of the two; itself: none. */
+static uint32_t partner(const kvant_rope *rope, uint32_t channel, bool *second)
+{
+    const uint32_t half = rope->n_dims / 2;
+    *second = rope->interleaved ? channel % 2 : channel >= half;
+    if (channel >= rope->n_dims)
+        return channel;
+    return rope->interleaved ? channel ^ 1 : *second ? channel - half : channel + half;
+}
+
+/* The place in a part of a head's channel; n where it lies in another part. */
+static uint32_t place_of(uint32_t d, uint32_t n, uint32_t part, uint32_t channel)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (kvant_part_channel(d, n, part, i) == channel)
+            return i;
+    return n;
+}
+
+/* Pairs of a part; false when one lies in two parts, or a channel is left. */
+static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part, kvant_pair *pairs)
+{
+    uint32_t found = 0, alone = n;
+    for (uint32_t i = 0; i < n; i++) {
+        bool second;
+        const uint32_t channel = kvant_part_channel(d, n, part, i), other = partner(rope, channel, &second);
+        const uint32_t at = place_of(d, n, part, other);
+        if (at == n)
+            return false;
+        if (at == i && alone < n) {
+            pairs[found++] = (kvant_pair){ (uint16_t)alone, (uint16_t)i, 0 };
+            alone = n;
+        } else if (at == i) {
+            alone = i;
+        } else if (!second) {
+            pairs[found++] = (kvant_pair){ (uint16_t)i, (uint16_t)at, rope->frequencies[rope->interleaved ? channel / 2 : channel] };
+        }
+    }
+    return alone == n;
+}
+
+uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
+{
+    uint32_t octave = 0;
+    while (octave + 1 < turn->n_octaves && position >= (int32_t)(KVANT_FIRST_OCTAVE << octave))
+        octave++;
+    return octave;
+}
+
+static uint32_t edge_of(const kvant_turn *turn, uint32_t octave)
+{
+    return octave == turn->n_octaves ? turn->n_positions : octave ? KVANT_FIRST_OCTAVE << (octave - 1) : 0;
+}
+
+void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2])
+{
+    edges[0] = (int32_t)edge_of(turn, octave);
+    edges[1] = (int32_t)edge_of(turn, octave + 1);
+}
+
+/* NULL with *status KVANT_OK: this rope cannot be followed. */
+static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope, kvant_status *status)
+{
+    const uint32_t d = tensor->head_dim, n = tensor->learning->part;
+    const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
+    const uint64_t positions = rope->n_positions ? rope->n_positions : slots;
+    kvant_turn *turn = kvant_alloc(1, sizeof *turn);
+    *status = turn ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (!turn)
+        return NULL;
+    *turn = (kvant_turn){ .n_dims = rope->n_dims,
+                          .interleaved = rope->interleaved != 0,
+                          .n_positions = positions < INT32_MAX ? (uint32_t)positions : INT32_MAX,
+                          .n_ranges = rope->n_ranges,
+                          .part = n,
+                          .n_octaves = KVANT_MOST_OCTAVES };
+    /* Less than half an octave at the end belongs to the one before. */
+    turn->n_octaves = kvant_turn_octave(turn, (int32_t)(turn->n_positions - turn->n_positions / 4)) + 1;
+    bool whole = true;
+    for (uint32_t part = 0; part < d / n; part++)
+        whole = whole && find_pairs(rope, d, n, part, turn->pairs + part * n / 2);
+    if (!whole)
+        kvant_free(turn);
+    return whole ? turn : NULL;
+}
+
+kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope)
+{
+    kvant_rope r;
+    kvant_status status = KVANT_OK;
+    if (!tensor || (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: no tensor, or its size field is not set");
+    if (rope)
+        KVANT_FORWARD(check(&r, tensor->head_dim));
+    kvant_learning *l = tensor->learning;
+    if (!l || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V)
+        return KVANT_OK;
+    kvant_turn *turn = rope ? make_turn(tensor, &r, &status) : NULL;
+    const bool same = l->turn && turn ? memcmp(l->turn, turn, sizeof *turn) == 0 : l->turn == turn;
+    if (!same && status == KVANT_OK) {
+        kvant_learning_reset(tensor);
+        kvant_free(l->turn);
+        l->turn = turn;
+    } else {
+        kvant_free(turn);
+    }
+    return status;
+}
+
+kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *positions, size_t n)
+{
+    KVANT_RETURN_IF(!tensor || (n && !positions), KVANT_ERR_ARGUMENT);
+    if (tensor->learning) {
+        tensor->learning->positions = positions;
+        tensor->learning->n_positions = n;
+    }
+    return KVANT_OK;
+}
+
+/* Vectors */
+
+void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part)
+{
+    turning->pairs = turn ? turn->pairs + part * turn->part / 2 : NULL;
+    turning->n = turn ? turn->part / 2 : 0;
+    turning->position = turning->step = 0;
+    for (uint32_t i = 0; i < turning->n; i++) {
+        turning->at[2 * i] = turning->by[2 * i] = 1;
+        turning->at[2 * i + 1] = turning->by[2 * i + 1] = 0;
+    }
+}
+
+static void move_to(kvant_turning *t, int64_t position)
+{
+    const int64_t step = position - t->position;
+    for (uint32_t i = 0; i < t->n && step != t->step; i++)
+        sin_cos((double)step * t->pairs[i].frequency, &t->by[2 * i + 1], &t->by[2 * i]);
+    t->step = step;
+    t->position = position;
+    for (uint32_t i = 0; i < 2 * t->n; i += 2) {
+        const double c = t->at[i] * t->by[i] - t->at[i + 1] * t->by[i + 1];
+        t->at[i + 1] = t->at[i] * t->by[i + 1] + t->at[i + 1] * t->by[i];
+        t->at[i] = c;
+    }
+}
+
+void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
+{
+    if (t->n && position != t->position)
+        move_to(t, position);
+    for (uint32_t i = 0; i < t->n; i++) {
+        float *first = x + t->pairs[i].first, *second = x + t->pairs[i].second;
+        const double a = *first, b = *second, c = t->at[2 * i], s = t->at[2 * i + 1];
+        *first = (float)(a * c + b * s);
+        *second = (float)(b * c - a * s);
+    }
+}
+
+/* Moments */
+
+/* A range as edges a_0 < a_1 ...: the mean of e^(ipx) over it is the sum of share_m e^(i a_m x) divided
+ * by e^(ix) - 1. */
+typedef struct series {
+    const kvant_pair *pairs;
+    uint32_t n, n_edges;
+    double edge[KVANT_MOST_OCTAVES + 1], share[KVANT_MOST_OCTAVES + 1];
+    complex_number *at; /* n_edges x n: each pair at each edge; then n: at position 1 */
+} series;
+
+static kvant_status make_series(const kvant_turn *turn, uint32_t part, kvant_range range, series *s)
+{
+    const uint32_t octaves = range.end - range.first;
+    *s = (series){ .pairs = turn->pairs + part * turn->part / 2, .n = turn->part / 2, .n_edges = octaves + 1 };
+    s->at = kvant_alloc((s->n_edges + 1) * (size_t)s->n, sizeof *s->at);
+    KVANT_RETURN_IF(!s->at, KVANT_ERR_MEMORY);
+    for (uint32_t m = 0; m <= octaves; m++)
+        s->edge[m] = edge_of(turn, range.first + m);
+    for (uint32_t m = 0; m < octaves; m++) {
+        const double share = 1 / ((s->edge[m + 1] - s->edge[m]) * octaves);
+        s->share[m] -= share;
+        s->share[m + 1] += share;
+    }
+    for (uint32_t m = 0; m <= s->n_edges; m++)
+        for (uint32_t i = 0; i < s->n; i++)
+            s->at[m * s->n + i] = unit((m < s->n_edges ? s->edge[m] : 1) * (double)s->pairs[i].frequency);
+    return KVANT_OK;
+}
+
+/* The mean of e^(ip(f_i + f_k)), or with minus of e^(ip(f_i - f_k)); k = n: of e^(ipf_i). */
+static complex_number mean_of(const series *s, uint32_t i, uint32_t k, bool minus)
+{
+    complex_number sum = { 0, 0 };
+    const complex_number one = { 1, 0 };
+    for (uint32_t m = 0; m < s->n_edges; m++) {
+        const complex_number *at = s->at + m * s->n, z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
+        sum.re += s->share[m] * z.re;
+        sum.im += s->share[m] * z.im;
+    }
+    const complex_number *at = s->at + s->n_edges * s->n, z = times(at[i], k < s->n ? conjugate(at[k], minus) : one);
+    const complex_number below = { z.re - 1, -z.im };
+    const double size = below.re * below.re + below.im * below.im;
+    if (size < NO_TURN * NO_TURN)
+        return one;
+    const complex_number product = times(sum, below);
+    return (complex_number){ product.re / size, product.im / size };
+}
+
+static void turn_mean(const series *s, double *mean)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        const kvant_pair *p = &s->pairs[i];
+        const complex_number z = times((complex_number){ mean[p->first], mean[p->second] }, mean_of(s, i, s->n, false));
+        mean[p->first] = z.re;
+        mean[p->second] = z.im;
+    }
+}
+
+/* The moments of two pairs, a and b being the real and imaginary parts of each. */
+static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
+{
+    const size_t d = 2 * (size_t)s->n;
+    const kvant_pair *x = &s->pairs[i], *y = &s->pairs[k];
+    const double aa = m[x->first * d + y->first], ab = m[x->first * d + y->second], ba = m[x->second * d + y->first],
+                 bb = m[x->second * d + y->second];
+    const complex_number minus = times((complex_number){ aa + bb, ba - ab }, mean_of(s, i, k, true));
+    const complex_number plus = times((complex_number){ aa - bb, ba + ab }, mean_of(s, i, k, false));
+    m[y->first * d + x->first] = m[x->first * d + y->first] = (minus.re + plus.re) / 2;
+    m[y->second * d + x->second] = m[x->second * d + y->second] = (minus.re - plus.re) / 2;
+    m[y->first * d + x->second] = m[x->second * d + y->first] = (plus.im + minus.im) / 2;
+    m[y->second * d + x->first] = m[x->first * d + y->second] = (plus.im - minus.im) / 2;
+}
+
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments)
+{
+    series s;
+    KVANT_FORWARD(make_series(turn, part, range, &s));
+    if (mean)
+        turn_mean(&s, mean);
+    for (uint32_t i = 0; i < s.n; i++)
+        for (uint32_t k = 0; k <= i; k++)
+            turn_block(&s, i, k, moments);
+    kvant_free(s.at);
+    return KVANT_OK;
+}

@@ -1,0 +1,50 @@
+/* turn.h - RoPE, as transform=first knows it (kvant_rope). What is learnt are sums over keys and queries
+ * turned back to position 0. Moments at other positions are means over a range of them. */
+#pragma once
+
+#include "tensor.h"
+
+/* Ranges are runs of octaves: [0, 512), [512, 1024), [1024, 2048) ... Each octave of a range counts as
+ * much as the others, however long. */
+#define KVANT_FIRST_OCTAVE 512u
+#define KVANT_MOST_OCTAVES 23u /* of 2^31 positions */
+
+typedef struct kvant_range {
+    uint8_t first, end; /* octaves; end 0: none */
+} kvant_range;
+
+/* Two channels of a part (weights.h) that turn together. Channels that do not turn make pairs of
+ * frequency 0. */
+typedef struct kvant_pair {
+    uint16_t first, second;
+    float frequency;
+} kvant_pair;
+
+typedef struct kvant_turn {
+    uint32_t n_dims, interleaved, n_positions, n_ranges; /* as in kvant_rope, with n_positions resolved */
+    uint32_t part, n_octaves;
+    kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of part 0, then of part 1 ... */
+} kvant_turn;
+
+uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position);
+
+/* Its first position, and the one behind its last. */
+void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t edges[2]);
+
+/* Turns vectors of one part. Steps of equal size from vector to vector cost no sines. */
+typedef struct kvant_turning {
+    const kvant_pair *pairs; /* NULL: nothing turns */
+    uint32_t n;
+    int64_t position, step;
+    double at[KVANT_MAX_HEAD_DIM], by[KVANT_MAX_HEAD_DIM]; /* cosine and sine per pair: of the position, of the step */
+} kvant_turning;
+
+/* turn NULL: kvant_turn_back does nothing. */
+void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part);
+
+/* x at a position becomes what it is at position 0; below 0: what x at 0 is at -position. */
+void kvant_turn_back(kvant_turning *turning, int64_t position, float *x);
+
+/* A mean (NULL: none) and a full matrix of second moments about 0, of vectors of one part at position
+ * 0, become those over a range. KVANT_ERR_MEMORY. */
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments);

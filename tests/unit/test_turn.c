@@ -1,0 +1,479 @@
+/* test_turn.c - transform=first with a rope: moments over positions, versions for positions that no row had yet. */
+#include "tensor_fixture.h"
+
+#include "../../src/cache/learning.h"
+#include "../cpu_levels.h"
+
+enum { BLOCKS = 128, MOST = BLOCKS * 64, GROUP = 2, N_HEADS = GROUP * N_KV_HEADS, PAIRS = HEAD_DIM / 2, BATCH = 512 };
+
+static const char spec[] = "turboquant-4:transform=first";
+
+typedef struct layout {
+    uint32_t n_dims, interleaved, pairs[PAIRS][2]; /* those that turn */
+} layout;
+
+static const float *frequencies(void)
+{
+    static float f[PAIRS];
+    for (uint32_t i = 0; i < PAIRS; i++)
+        f[i] = powf(10000, -(float)i / PAIRS);
+    return f;
+}
+
+static layout make_layout(uint32_t n_dims, uint32_t interleaved)
+{
+    layout l = { n_dims, interleaved, { { 0 } } };
+    for (uint32_t i = 0; i < n_dims / 2; i++) {
+        l.pairs[i][0] = interleaved ? 2 * i : i;
+        l.pairs[i][1] = interleaved ? 2 * i + 1 : i + n_dims / 2;
+    }
+    return l;
+}
+
+static kvant_rope rope_of(const layout *l, uint32_t n_positions, uint32_t n_ranges)
+{
+    return (kvant_rope){ .size = sizeof(kvant_rope), .n_dims = l->n_dims, .interleaved = l->interleaved,
+                         .frequencies = frequencies(), .n_positions = n_positions, .n_ranges = n_ranges };
+}
+
+/* As a model turns a head. */
+static void turn(const layout *l, double position, double *x)
+{
+    for (uint32_t i = 0; i < l->n_dims / 2; i++) {
+        const double angle = position * frequencies()[i], a = x[l->pairs[i][0]], b = x[l->pairs[i][1]];
+        x[l->pairs[i][0]] = a * cos(angle) - b * sin(angle);
+        x[l->pairs[i][1]] = a * sin(angle) + b * cos(angle);
+    }
+}
+
+static const layout *layouts(void)
+{
+    static layout all[4];
+    all[0] = make_layout(HEAD_DIM, 0);
+    all[1] = make_layout(HEAD_DIM, 1);
+    all[2] = make_layout(12, 0);
+    all[3] = make_layout(12, 1);
+    return all;
+}
+
+static fixture make_turned(const layout *l, uint32_t n_positions, uint32_t n_ranges)
+{
+    fixture f = make(spec, 1, BLOCKS, 0);
+    const kvant_rope rope = rope_of(l, n_positions, n_ranges);
+    assert_int_equal(kvant_tensor_set_rope(f.tensor, &rope), KVANT_OK);
+    assert_non_null(f.tensor->learning->turn);
+    return f;
+}
+
+static void vectors_turn_back(void **state)
+{
+    static const int64_t positions[] = { 0, 1, 2, 3, 700, 1400, 2100, 2099, 0, 8191, -5, -12, 2147483646 };
+    uint64_t rng = 1;
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        fixture f = make_turned(&layouts()[i], 0, 0);
+        kvant_turning turning;
+        kvant_turning_begin(&turning, f.tensor->learning->turn, 0);
+        for (size_t p = 0; p < COUNT(positions); p++) {
+            double x[HEAD_DIM];
+            float y[HEAD_DIM];
+            for (uint32_t j = 0; j < HEAD_DIM; j++)
+                x[j] = y[j] = test_normal(&rng);
+            turn(&layouts()[i], -(double)positions[p], x);
+            kvant_turn_back(&turning, positions[p], y);
+            for (uint32_t j = 0; j < HEAD_DIM; j++) /* binary32; angles of 2^31 are known to 2^31 2^-53 */
+                assert_true(fabs(y[j] - x[j]) < 1e-5);
+        }
+        drop(&f);
+    }
+}
+
+/* Moments of a few vectors, turned one by one to every position of a range of octaves, each of which counts the same. */
+static void moments_are_means_over_positions(void **state)
+{
+    static const struct {
+        uint32_t first, end, n_octaves; /* of 3000 positions there are 4 */
+    } ranges[] = { { 0, 1, 4 }, { 1, 2, 4 }, { 3, 4, 4 }, { 1, 4, 4 }, { 0, 4, 4 } };
+    static const double edges[] = { 0, 512, 1024, 2048, 3000 };
+    enum { VECTORS = 5 };
+    uint64_t rng = 2;
+    (void)state;
+    for (size_t r = 0; r < COUNT(ranges) * 4; r++) {
+        const layout *l = &layouts()[r % 4];
+        const uint32_t first = ranges[r / 4].first, end = ranges[r / 4].end;
+        double x[VECTORS][HEAD_DIM], mean[HEAD_DIM] = { 0 }, moments[HEAD_DIM * HEAD_DIM] = { 0 };
+        double want_mean[HEAD_DIM] = { 0 }, want[HEAD_DIM * HEAD_DIM] = { 0 }, length = 0;
+        fixture f = make_turned(l, 3000, 0);
+        assert_int_equal(f.tensor->learning->turn->n_octaves, 4);
+        for (uint32_t v = 0; v < VECTORS; v++)
+            for (uint32_t j = 0; j < HEAD_DIM; j++) {
+                x[v][j] = test_normal(&rng) + 3;
+                mean[j] += x[v][j] / VECTORS;
+                length += x[v][j] * x[v][j] / VECTORS;
+            }
+        for (uint32_t v = 0; v < VECTORS; v++)
+            for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
+                moments[i] += x[v][i / HEAD_DIM] * x[v][i % HEAD_DIM] / VECTORS;
+        for (uint32_t octave = first; octave < end; octave++)
+            for (double p = edges[octave]; p < edges[octave + 1]; p++) {
+                const double weight = 1 / ((edges[octave + 1] - edges[octave]) * (end - first) * VECTORS);
+                for (uint32_t v = 0; v < VECTORS; v++) {
+                    double y[HEAD_DIM];
+                    memcpy(y, x[v], sizeof y);
+                    turn(l, p, y);
+                    for (uint32_t j = 0; j < HEAD_DIM; j++)
+                        want_mean[j] += weight * y[j];
+                    for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
+                        want[i] += weight * y[i / HEAD_DIM] * y[i % HEAD_DIM];
+                }
+            }
+        const kvant_range range = { (uint8_t)first, (uint8_t)end };
+        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, mean, moments), KVANT_OK);
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            assert_true(fabs(mean[j] - want_mean[j]) < 1e-9 * sqrt(length));
+        for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
+            assert_true(fabs(moments[i] - want[i]) < 1e-9 * length);
+        drop(&f);
+    }
+}
+
+static void bad_ropes_are_refused(void **state)
+{
+    const layout whole = make_layout(HEAD_DIM, 0);
+    const kvant_rope good = rope_of(&whole, 0, 0);
+    float numbers[PAIRS] = { NAN }, large[PAIRS] = { 1e6f };
+    kvant_rope bad[6] = { good, good, good, good, good, good };
+    fixture f = make(spec, 1, BLOCKS, 0), g = make("turboquant-4", 1, 2, 0);
+    (void)state;
+    bad[0].size = 8;
+    bad[1].n_dims = 0;
+    bad[2].n_dims = 7;
+    bad[3].n_dims = HEAD_DIM + 2;
+    bad[4].frequencies = NULL;
+    bad[5].frequencies = large;
+    for (size_t i = 0; i < COUNT(bad); i++)
+        assert_int_equal(kvant_tensor_set_rope(f.tensor, &bad[i]), KVANT_ERR_ARGUMENT);
+    bad[0] = good;
+    bad[0].frequencies = numbers;
+    assert_int_equal(kvant_tensor_set_rope(f.tensor, &bad[0]), KVANT_ERR_NONFINITE);
+    assert_int_equal(kvant_tensor_set_rope(NULL, &good), KVANT_ERR_ARGUMENT);
+    assert_null(f.tensor->learning->turn);
+    assert_int_equal(kvant_tensor_set_rope(g.tensor, &good), KVANT_OK); /* nothing to learn */
+    assert_int_equal(kvant_tensor_next_positions(f.tensor, NULL, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_next_positions(g.tensor, (const int32_t[]){ 0 }, 1), KVANT_OK);
+    drop(&f);
+    drop(&g);
+}
+
+/* Text: vectors whose channels belong together, at their positions. */
+
+typedef struct text {
+    float rows[MOST * WIDTH], queries[MOST * N_HEADS * HEAD_DIM];
+} text;
+
+static void fill(const layout *l, float constant, uint32_t n_heads, uint64_t *rng, float *out)
+{
+    double matrix[HEAD_DIM * HEAD_DIM], center[HEAD_DIM];
+    for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
+        matrix[i] = test_normal(rng);
+    for (uint32_t j = 0; j < HEAD_DIM; j++)
+        center[j] = constant * test_normal(rng);
+    for (size_t i = 0; i < (size_t)MOST * n_heads; i++) {
+        double x[HEAD_DIM];
+        memcpy(x, center, sizeof x);
+        for (uint32_t k = 0; k < HEAD_DIM; k++) {
+            const double latent = test_normal(rng) * exp2(-0.2 * k);
+            for (uint32_t j = 0; j < HEAD_DIM; j++)
+                x[j] += matrix[j * HEAD_DIM + k] * latent;
+        }
+        turn(l, (double)(i / n_heads), x);
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            out[i * HEAD_DIM + j] = (float)x[j];
+    }
+}
+
+static text *make_text(const layout *l, uint64_t seed)
+{
+    text *t = malloc(sizeof *t);
+    assert_non_null(t);
+    fill(l, 5, N_KV_HEADS, &seed, t->rows);
+    fill(l, 0, N_HEADS, &seed, t->queries);
+    return t;
+}
+
+/* Tokens at these slots, queries first. positions: NULL, or those of the tokens. */
+static void put(fixture *f, const text *t, const int64_t *slots, const int32_t *tokens, uint32_t n, bool positions)
+{
+    float *rows = malloc((size_t)n * WIDTH * sizeof *rows), *queries = malloc((size_t)n * N_HEADS * HEAD_DIM * sizeof *queries);
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(rows + (size_t)i * WIDTH, t->rows + (size_t)tokens[i] * WIDTH, WIDTH * sizeof *rows);
+        memcpy(f->rows + (size_t)slots[i] * WIDTH, rows + (size_t)i * WIDTH, WIDTH * sizeof *rows);
+        memcpy(queries + (size_t)i * N_HEADS * HEAD_DIM, t->queries + (size_t)tokens[i] * N_HEADS * HEAD_DIM,
+               N_HEADS * HEAD_DIM * sizeof *queries);
+    }
+    const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)N_HEADS * HEAD_DIM, .head_stride = HEAD_DIM,
+                              .n_tokens = n, .n_heads = N_HEADS, .positions = positions ? tokens : NULL };
+    assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, 2), KVANT_OK);
+    assert_int_equal(kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(f->tensor, slots, n, rows, WIDTH, 2), KVANT_OK);
+    free(rows);
+    free(queries);
+}
+
+/* Tokens first .. end - 1 in batches, at slots of their own numbers, or moved. */
+static void put_all(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t batch, int64_t moved)
+{
+    int64_t slots[BATCH];
+    int32_t tokens[BATCH];
+    for (uint32_t i = first; i < end; i += batch) {
+        const uint32_t n = end - i < batch ? end - i : batch;
+        for (uint32_t j = 0; j < n; j++) {
+            tokens[j] = (int32_t)(i + j);
+            slots[j] = i + j + moved;
+        }
+        put(f, t, slots, tokens, n, moved != 0 || first != 0);
+    }
+}
+
+/* Root mean square error of the scores of tokens first .. end - 1 with queries near them. */
+static double error_near(const fixture *f, const text *t, uint32_t first, uint32_t end, int64_t moved)
+{
+    double sum = 0;
+    for (uint32_t token = first; token < end; token += 3) {
+        const uint32_t slot = (uint32_t)(token + moved);
+        float got[WIDTH];
+        read_slot(f, slot, got);
+        for (uint32_t h = 0; h < N_HEADS; h++) {
+            const float *q = t->queries + ((size_t)(token + 7 < MOST ? token + 7 : token) * N_HEADS + h) * HEAD_DIM;
+            double error = 0;
+            for (uint32_t j = 0, at = h / GROUP * HEAD_DIM; j < HEAD_DIM; j++)
+                error += (double)q[j] * (got[at + j] - f->rows[(size_t)slot * WIDTH + at + j]);
+            sum += error * error;
+        }
+    }
+    return sqrt(sum / ((end - first + 2) / 3 * N_HEADS));
+}
+
+/* A tensor without a rope that learnt from this octave's own rows, in any order. Its moments are those over the octave, which a rope
+ * makes of early rows: both errors are the same but for what moments of n vectors of d channels miss, parts d / n of the squares.
+ * Here d = 32, n = 512 queries for the fewest. */
+static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t *rng)
+{
+    fixture f = make(spec, 1, BLOCKS, 0);
+    int64_t slots[MOST];
+    int32_t tokens[MOST];
+    const uint32_t n = end - first;
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)(first + i);
+    for (uint32_t i = n - 1; i > 0; i--) {
+        const uint32_t other = (uint32_t)(test_random(rng) % (i + 1));
+        const int32_t swap = tokens[i];
+        tokens[i] = tokens[other];
+        tokens[other] = swap;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = tokens[i];
+    for (uint32_t i = 0; i < n; i += BATCH)
+        put(&f, t, slots + i, tokens + i, n - i < BATCH ? n - i : BATCH, false);
+    for (uint32_t i = 0; i < n; i += BATCH) /* again, with what was learnt */
+        put(&f, t, slots + i, tokens + i, n - i < BATCH ? n - i : BATCH, false);
+    const double error = error_near(&f, t, first, end, 0);
+    drop(&f);
+    return error;
+}
+
+static void assert_same_block(const fixture *f, uint32_t a, const fixture *g, uint32_t b)
+{
+    exported x = export_block(f, a), y = export_block(g, b);
+    assert_int_equal(x.bytes, y.bytes);
+    assert_memory_equal(x.data, y.data, x.bytes);
+    free(x.data);
+    free(y.data);
+}
+
+static void later_positions_are_as_good_as_early_ones(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 3);
+    fixture f = make_turned(&l, MOST, 0), plain = make(spec, 1, BLOCKS, 0);
+    uint64_t rng = 4;
+    (void)state;
+    put_all(&f, t, 0, MOST, BATCH, 0);
+    put_all(&plain, t, 0, MOST, BATCH, 0);
+    for (uint32_t first = 1024; first < MOST; first *= 2) {
+        const double own = error_of_own(t, first, 2 * first, &rng), turned = error_near(&f, t, first, 2 * first, 0);
+        assert_true(turned < 1.06 * own);
+        assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) > 1.3 * own); /* else nothing is shown */
+    }
+    assert_true(tensor_info_of(&f).n_versions <= 10);
+    drop(&plain);
+    plain = make(spec, 1, BLOCKS, 0); /* blocks may move before anybody says how keys turn */
+    for (uint32_t block = 0; block < BLOCKS; block++) {
+        exported e = export_block(&f, block);
+        assert_int_equal(kvant_tensor_import(plain.tensor, block, e.data, e.bytes), KVANT_OK);
+        free(e.data);
+        assert_same_block(&f, block, &plain, block);
+    }
+    assert_true(tensor_info_of(&plain).n_versions >= 6);
+    drop(&f);
+    drop(&plain);
+    free(t);
+}
+
+static void short_tails_belong_to_the_octave_before(void **state)
+{
+    static const uint32_t n[][3] = { { 1, 1, 1 }, { 520, 1, 520 }, { 700, 2, 700 }, { 1024, 2, 1024 }, { 5000, 4, 5000 }, { 8192, 5, 8192 },
+                                     { 0x7fffffff, 23, 0x7fffffff } };
+    const layout l = make_layout(HEAD_DIM, 0);
+    (void)state;
+    for (size_t i = 0; i < COUNT(n); i++) {
+        fixture f = make_turned(&l, n[i][0], 0);
+        int32_t edges[2];
+        assert_int_equal(f.tensor->learning->turn->n_octaves, n[i][1]);
+        kvant_turn_octave_edges(f.tensor->learning->turn, n[i][1] - 1, edges);
+        assert_int_equal(edges[1], n[i][2]);
+        assert_int_equal(kvant_turn_octave(f.tensor->learning->turn, INT32_MAX), n[i][1] - 1);
+        drop(&f);
+    }
+}
+
+/* Positions count, not places: a sequence that begins elsewhere in its slots. Slots of a sequence's first tokens are others. */
+static void positions_may_be_given(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    const int64_t moved = 64 - 2048;
+    text *t = make_text(&l, 5);
+    fixture f = make_turned(&l, MOST, 0), g = make_turned(&l, MOST, 0);
+    (void)state;
+    put_all(&f, t, 2048, 5120, BATCH, 0);
+    put_all(&g, t, 2048, 5120, BATCH, moved);
+    for (uint32_t block = 32; block < 80; block++)
+        assert_same_block(&f, block, &g, (uint32_t)(block + moved / 64));
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* Nothing is learnt from them; they are stored with factors. */
+static void unknown_positions_are_rows_all_the_same(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 6);
+    fixture f = make_turned(&l, MOST, 0), g = make("turboquant-4:center=first,norm=first", 1, BLOCKS, 0);
+    int32_t unknown[BATCH];
+    (void)state;
+    memset(unknown, -1, sizeof unknown);
+    for (uint32_t first = 0; first < 2048; first += BATCH) {
+        assert_int_equal(kvant_tensor_next_positions(f.tensor, unknown, BATCH), KVANT_OK);
+        write_rows(&f, first, BATCH, t->rows + (size_t)first * WIDTH, BATCH, 1);
+        write_rows(&g, first, BATCH, t->rows + (size_t)first * WIDTH, BATCH, 1);
+    }
+    for (uint32_t block = 0; block < 32; block++)
+        for (uint32_t h = 0; h < N_KV_HEADS; h++)
+            assert_memory_equal(block_of(&f, block, h).page, block_of(&g, block, h).page,
+                                block ? info_of(f.codecs[h]).page_bytes : 64 * HEAD_DIM * 2);
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* n_ranges = 1: every version is for all positions; those after the first 512 are better than without. */
+static void one_version_serves_all_positions(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 1);
+    text *t = make_text(&l, 7);
+    fixture f = make_turned(&l, MOST, 1), plain = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put_all(&f, t, 0, MOST, BATCH, 0);
+    put_all(&plain, t, 0, MOST, BATCH, 0);
+    for (uint32_t octave = 0; octave < 5; octave++) {
+        assert_int_equal(f.tensor->learning->ranges[octave].first, 0);
+        assert_int_equal(f.tensor->learning->ranges[octave].end, 5);
+    }
+    assert_true(error_near(&f, t, 4096, MOST, 0) < 0.9 * error_near(&plain, t, 4096, MOST, 0));
+    drop(&f);
+    drop(&plain);
+    free(t);
+}
+
+/* Text after a prompt of one token again and again: as well as alone. */
+static void hostile_prompts_do_not_spoil(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 8), *hostile = make_text(&l, 9);
+    fixture f = make_turned(&l, MOST, 0), alone = make_turned(&l, MOST, 0);
+    (void)state;
+    for (size_t i = N_KV_HEADS; i < (size_t)MOST * N_KV_HEADS; i++) {
+        double x[HEAD_DIM];
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            x[j] = hostile->rows[i % N_KV_HEADS * HEAD_DIM + j];
+        turn(&l, (double)(i / N_KV_HEADS), x);
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            hostile->rows[i * HEAD_DIM + j] = (float)x[j];
+    }
+    put_all(&f, hostile, 0, 2048, BATCH, 0);
+    put_all(&f, t, 2048, 4096, BATCH, 0);
+    put_all(&alone, t, 2048, 4096, BATCH, 0);
+    assert_true(error_near(&f, t, 2048, 4096, 0) <= 1.2 * error_near(&alone, t, 2048, 4096, 0));
+    drop(&f);
+    drop(&alone);
+    free(t);
+    free(hostile);
+}
+
+/* Single tokens past what was learnt: a version for their positions comes from the sums there are. */
+static void single_tokens_turn_too(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 10);
+    fixture f = make_turned(&l, MOST, 0), batches = make_turned(&l, MOST, 0);
+    (void)state;
+    put_all(&f, t, 0, 512, BATCH, 0);
+    put_all(&f, t, 512, 1024, 1, 0);
+    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 12, 0).version);
+    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 15, 0).version);
+    put_all(&f, t, 1024, 2048, BATCH, 0);
+    put_all(&f, t, 2048, 3072, 1, 0);
+    put_all(&batches, t, 0, 3072, BATCH, 0);
+    assert_int_not_equal(block_of(&f, 31, 0).version, block_of(&f, 40, 0).version);
+    assert_true(error_near(&f, t, 2176, 3072, 0) <= 1.06 * error_near(&batches, t, 2176, 3072, 0));
+    drop(&f);
+    drop(&batches);
+    free(t);
+}
+
+static void levels_and_calls_do_not_change_bytes(void **state)
+{
+    const layout l = make_layout(12, 1);
+    const kvant_rope rope = rope_of(&l, MOST, 0);
+    text *t = make_text(&l, 11);
+    fixture f = make_turned(&l, MOST, 0);
+    (void)state;
+    put_all(&f, t, 0, 3072, BATCH, 0);
+    for (size_t level = 0; level < COUNT(cpu_levels); level++) {
+        if (!use_level(cpu_levels[level]))
+            continue;
+        fixture g = make_turned(&l, MOST, 0);
+        put_all(&g, t, 0, 1024, BATCH, 0);
+        assert_int_equal(kvant_tensor_set_rope(g.tensor, &rope), KVANT_OK); /* the same again */
+        put_all(&g, t, 1024, 3072, BATCH, 0);
+        for (uint32_t block = 0; block < 48; block++)
+            assert_same_block(&f, block, &g, block);
+        drop(&g);
+    }
+    assert_int_equal(kvant_set_cpu_level(KVANT_CPU_AUTO), KVANT_OK);
+    drop(&f);
+    free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(vectors_turn_back), cmocka_unit_test(moments_are_means_over_positions),
+        cmocka_unit_test(bad_ropes_are_refused), cmocka_unit_test(later_positions_are_as_good_as_early_ones),
+        cmocka_unit_test(short_tails_belong_to_the_octave_before), cmocka_unit_test(positions_may_be_given), cmocka_unit_test(unknown_positions_are_rows_all_the_same),
+        cmocka_unit_test(one_version_serves_all_positions), cmocka_unit_test(hostile_prompts_do_not_spoil),
+        cmocka_unit_test(single_tokens_turn_too), cmocka_unit_test(levels_and_calls_do_not_change_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
