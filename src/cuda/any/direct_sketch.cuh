@@ -157,7 +157,7 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
 
     KVANT_INLINE void leave(float *to) const
     {
-        DirectSums<2 * T>::leave(at, to, column);
+        this->template leave_as<SketchedCodes>(at, to);
     }
 };
 
