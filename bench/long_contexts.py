@@ -329,7 +329,9 @@ def papers_commit():
 def measure(run):
     a, ids = run.a, run.arrays["contexts"]
     run.calibrate()
-    which = run.model_name, a.work, str(run.calibration)
+    folder = a.work / run.model_name
+    folder.mkdir(exist_ok=True)
+    which = run.model_name, folder, str(run.calibration)
     caches = [("f32", {}), *(of_group(a.group, *which) if a.group else wanted(*which))[: a.caches]]
     if a.only:
         caches = [row for row in caches if row[0] in ["f32", *a.only.split()]]

@@ -22,13 +22,9 @@
  * one. */
 #define MOST_EXCESS 1.5f
 
-/* A matrix is worth more than factors: by sums alone, which know none, it is given up later. And one for a range of positions is not as
- * good for a few rows as one from them. */
-#define MATRIX_EXCESS 2
-#define RANGE_EXCESS 2.0f
-#define WHOLE_EXCESS 4.0f /* for all positions */
-
-#define VERSIONS 4u /* without matrices */
+#define MATRIX_EXCESS 2    /* times more by sums alone, which know no matrix: it is worth more than factors */
+#define RANGE_EXCESS 2.0f /* for a range of positions: not as good for a few rows as one from them */
+#define VERSIONS 4u       /* without matrices */
 
 #define PARTS KVANT_STATISTICS_PARTS
 
@@ -458,16 +454,16 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
                           uint32_t n_threads)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
-    bool turned = false;
     const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
     double excess[KVANT_MAX_VERSIONS], least = INFINITY, most = MOST_EXCESS;
+    bool turned = false;
     kvant_learning_spread(tensor, n_threads);
     if (!kvant_learning_excess(tensor, n_threads, excess)) {
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     } else if (tensor->learning->turn) {
-        most = tensor->learning->turn->n_ranges == 1 ? WHOLE_EXCESS : RANGE_EXCESS;
+        most = RANGE_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);

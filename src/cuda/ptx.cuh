@@ -165,7 +165,7 @@ KVANT_INLINE void begin_next()
 /* 16 bytes into shared memory, later; zeros when they are not there. */
 KVANT_INLINE void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
 {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 /* The copies since the last call are a group. */

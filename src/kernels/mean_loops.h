@@ -226,7 +226,8 @@ static double NAME(bound_of)(size_t n, const double *diagonal, const double *bes
 }
 
 /* pivots and ratios of T + shift = L D L^T, per node; false when a pivot is not above 0. */
-static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside, const double *shift, double *pivots, double *ratios)
+static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double *beside, const double *shift, double *pivots,
+                                 double *ratios)
 {
     bool positive = true;
     for (size_t i = 0; i < n; i++) {

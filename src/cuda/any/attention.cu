@@ -74,13 +74,10 @@ static DirectKernel direct_for(const kvant_cuda_codec &keys, const kvant_cuda_co
 {
     const kvant_general &g = keys.general;
     const bool general = keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
-    if (!general || !are_alike(g.view, values.general.view))
-        return DirectKernel{};
-    if (g.view.kind == KVANT_GENERAL_RAW)
-        return direct_rows(g);
-    if (g.head_dim != 64 && g.head_dim != 128)
+    if (!general || !are_alike(g.view, values.general.view) || (g.head_dim != 64 && g.head_dim != 128))
         return DirectKernel{};
     switch (g.view.kind) {
+    case KVANT_GENERAL_RAW: return g.view.raw == 0 ? DirectKernel{} : direct_rows(g);
     case KVANT_GENERAL_POLAR: return direct_polar(g);
     case KVANT_GENERAL_TIERS: return direct_tiers(g);
     case KVANT_GENERAL_SKETCH: return direct_sketch(g);

@@ -1,5 +1,5 @@
 /* direct.cuh - attention whose codes become operands of mma.m16n8k16 in registers, for families of papers and raw rows; of
- * head_dims 64 and 128, raw rows of 64 to 128; keys and values of one family.
+ * head_dims 64 and 128, keys and values of one family.
  *
  * A thread block takes up to 8 query rows of one kv head and all pages that they see, or one of several equal parts, as in
  * attention.cuh. Each warp has pages of its own, in shared memory: keys come while values before them are multiplied, and the
@@ -152,12 +152,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         end_copies();
     }
 
-    /* The warp's first pages: their places in the table, then they themselves. */
-    KVANT_INLINE void find_first()
-    {
-        step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
-    }
-
+    /* The warp's first pages. */
     KVANT_INLINE void begin()
     {
         if (BULK && lane == 0) {
@@ -165,6 +160,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             init_barrier(barrier(true), 1);
             publish_barriers();
         }
+        step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
         ask_for(false, step);
         ask_for(true, step);
     }
@@ -410,18 +406,12 @@ template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direc
     extern __shared__ __align__(16) uint8_t memory[];
     ask_ahead<F::D>(p);
     const AnyPlaces places = direct_places<F>(p.k.bytes, p.v.bytes, (int)blockDim.x / 32);
-#ifdef AB_LATE
     F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x);
-#endif
     const AnyWork work = find_any_work<DIRECT_ROWS>(p);
     if (work.pair.n_columns == 0)
         return;
     Direct<F> attention(p, work, places, memory);
-    attention.find_first();
     attention.load_queries([](int channel) { return F::place(channel); }, [&] { attention.begin(); });
-#ifndef AB_LATE
-    F::load_books(p.keys.general, p.values.general, memory + places.books[0], threadIdx.x, blockDim.x); /* while pages come */
-#endif
     __syncthreads();
     F::prepare(attention);
     __syncthreads();

@@ -12,14 +12,7 @@ template <int D> static DirectKernel kernel_of(const kvant_general &g)
 
 DirectKernel direct_rows(const kvant_general &g)
 {
-    switch (g.view.raw == 0 ? 0 : g.head_dim) {
-    case 64: return kernel_of<64>(g);
-    case 80: return kernel_of<80>(g);
-    case 96: return kernel_of<96>(g);
-    case 112: return kernel_of<112>(g);
-    case 128: return kernel_of<128>(g);
-    default: return DirectKernel{};
-    }
+    return g.head_dim == 64 ? kernel_of<64>(g) : kernel_of<128>(g);
 }
 
 } // namespace kvant

@@ -37,7 +37,7 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     {
         constexpr int PIECES = D / 8;
         unrolled_for (int i = 0; i < 16 * PIECES / 32; i++) {
-            const int token = (32 * i + lane) / PIECES, piece = (32 * i + lane) % PIECES;
+            const int token = (32 * i + lane) / PIECES, piece = lane % PIECES;
             copy_or_clear(to + token * STRIDE * 2 + 16 * piece, page + (16 * part + (token < tokens ? token : 0)) * D * 2 + 16 * piece, token < tokens);
         }
     }
@@ -81,16 +81,15 @@ template <int HEAD_DIM, bool BF16> struct RawRows : DirectSums<HEAD_DIM / 16> {
     KVANT_INLINE void keys(const uint8_t *page, const __half *queries, int stride, float (&s)[TILES][4]) const
     {
         const __half *from = reinterpret_cast<const __half *>(page) + (at.lane & 15) * STRIDE + 8 * (at.lane >> 4),
-                     *columns = queries + (at.lane & 7) * stride;
+                     *columns = queries + (at.lane & 7) * stride + 8 * (at.lane >> 3);
         float sums[2][4] = {};
         unrolled_for (int c = 0; c < T; c += 2) {
-            const int n = T - c < 2 ? 1 : 2;
             uint32_t a[2][4], b[4];
-            unrolled_for (int j = 0; j < n; j++)
+            unrolled_for (int j = 0; j < 2; j++)
                 load_matrices<false>(a[j], from + 16 * (c + j));
             unrolled_for (int part = 0; part < PARTS; part++) {
-                load_matrices<false>(b, columns + 8 * (BF16 ? 1 + part : 0) * stride + 16 * c + 8 * (at.lane >> 3 & (2 * n - 1)));
-                unrolled_for (int j = 0; j < n; j++)
+                load_matrices<false>(b, columns + 8 * (BF16 ? 1 + part : 0) * stride + 16 * c);
+                unrolled_for (int j = 0; j < 2; j++)
                     multiply(sums[j], a[j], b[2 * j], b[2 * j + 1]);
             }
         }

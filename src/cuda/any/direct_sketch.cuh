@@ -42,11 +42,6 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
         return c;
     }
 
-    KVANT_INLINE static int tile_of(const DirectLane &at, int i)
-    {
-        return at.own_tile(i);
-    }
-
     /* The register's codes are bits q and 16 + q. */
     KVANT_INLINE static void sign_operand(uint32_t word, int tile, uint32_t (&a)[4])
     {
@@ -59,8 +54,7 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page), *signs = words + BITS * 2 * D;
         const __half *mine = queries + at.row * stride + 8 * at.pair;
 #pragma unroll 1
-        for (int n = 0; n < TILES; n++) {
-            const int k = at.own_tile(n);
+        for (int k = 0; k < TILES; k++) {
             float sums[2][4] = {}, both[4];
             unrolled_for (int c = 0; c < T; c += 2) {
                 const uint4 first = *reinterpret_cast<const uint4 *>(mine + 16 * c), second = *reinterpret_cast<const uint4 *>(mine + 8 * stride + 16 * c);
@@ -106,12 +100,11 @@ template <int HEAD_DIM, int BITS> struct SketchedCodes : DirectSums<2 * HEAD_DIM
                     unrolled_for (int j = 0; j < 2; j++)
                         b[i][k][j] = n ? w[i][2 + k][j] : w[i][k][j];
             unrolled_for (int i = 0; i < T; i++) {
-                const int rows = at.own_tile(i);
-                const uint32_t word = signs[128 * (i / 4) + at.lane * 4 + rows % 4] >> 8 * n;
+                const uint32_t word = signs[128 * (i / 4) + at.lane * 4 + i % 4] >> 8 * n;
                 unrolled_for (int k = 0; k < 2; k++) {
                     uint32_t a[4];
                     if (BITS > 0) {
-                        values_book.operand(nibbles<BITS, false, T>(words, rows, 2 * n + k, at.lane), a);
+                        values_book.operand(nibbles<BITS, false, T>(words, i, 2 * n + k, at.lane), a);
                         mma(this->o[i], a, b[0][k][0], b[0][k][1]);
                     }
                     sign_operand(word, k, a);

@@ -1,12 +1,11 @@
 /* append_few.cu - appends the few rows of a decode step: a warp takes a row from its numbers to the
  * words of its page.
  *
- * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
- * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
- * are asked for together with their slot, all arguments before the kernel before this one has ended, and
- * the words of the page while the row is worked on. Words are changed by two atomics whose answer nobody waits for. And while
- * slots and rows come, a second warp rehearses: it does all the same with zeros, without stores, so that
- * the instructions are there when the numbers are.
+ * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words of pages, and for
+ * instructions that no cache holds. So arguments are asked for together before the kernel before this one has ended (Known),
+ * rows together with their slot, and the words of the page while the row is worked on. Words are changed by two atomics whose
+ * answer nobody waits for. The code is short, and while slots and rows come, further warps rehearse: each begins at another
+ * stage (Stage) and does the rest without stores, so that the instructions are there when the numbers are.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
  * one number of the row, and asks for its column of the matrix before anything else. */
@@ -38,6 +37,7 @@ struct OpenBook {};
 struct NarrowBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
     float thresholds[LEVELS], values[LEVELS], slope, gain, middle; /* of the curve: params.h */
+    static_assert(LEVELS == 16, "an entry for each lane");
 };
 struct WideBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_WIDE_LEVELS;
@@ -52,6 +52,50 @@ template <class Book> struct FewArgs {
     FewRole roles[2];
     Book books[2];
     QueryArgs queries; /* of a last role, with a matrix; q NULL: none */
+};
+
+/* Where a warp begins: one works, the others rehearse. */
+enum Stage { WORKS, ROTATES, QUANTIZES, PUTS, STAGES };
+
+/* Arguments in registers; an entry of a narrow book for each lane. */
+template <int D> struct Known {
+    struct {
+        uint32_t block;
+        float scale;
+        uint32_t signs[Row<D>::PER_LANE];
+    } rotation;
+    size_t block_stride, head_stride;
+    uint32_t codes, bits, keys, metadata, symmetric, unbiased;
+    float levels, offset, inverse_sqrt_dim, entry, slope, gain, middle;
+
+    KVANT_INLINE Known(const FewRole &role)
+        : block_stride(role.block_stride), head_stride(role.head_stride), codes(role.codes), bits(role.bits), keys(role.keys),
+          metadata(role.metadata_offset), symmetric(role.symmetric), unbiased(role.unbiased), levels(role.levels), offset(role.offset),
+          inverse_sqrt_dim(role.inverse_sqrt_dim), entry(0), slope(0), gain(0), middle(0)
+    {
+        rotation.block = role.rotation.block, rotation.scale = role.rotation.scale;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            rotation.signs[j] = role.rotation.signs[j];
+    }
+
+    template <class Book> KVANT_INLINE void ask_for(const Book &, int)
+    {
+    }
+
+    KVANT_INLINE void ask_for(const NarrowBook &book, int lane)
+    {
+        if (codes == KVANT_CUDA_CODES_CODEBOOK)
+            entry = reinterpret_cast<const float *>(&book)[lane], slope = book.slope, gain = book.gain, middle = book.middle; /* values follow */
+    }
+
+    /* The compiler does not put off loads beyond this. */
+    KVANT_INLINE void hold()
+    {
+        asm volatile("" : "+l"(block_stride), "+l"(head_stride), "+r"(bits), "+r"(keys), "+r"(metadata), "+r"(symmetric), "+r"(unbiased), "+r"(rotation.block));
+        asm volatile("" : "+f"(levels), "+f"(offset), "+f"(inverse_sqrt_dim), "+f"(entry), "+f"(slope), "+f"(gain), "+f"(middle), "+f"(rotation.scale));
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            asm volatile("" : "+r"(rotation.signs[j]));
+    }
 };
 
 /* Numbers as they come, so that nobody waits for them yet. */
@@ -112,19 +156,15 @@ template <int D> struct Affine {
     }
 };
 
-/* y = R W ((x - c) / s). A number that is not finite stays so through the centre, the scale and W. */
-template <int D>
-KVANT_INLINE void few_row(Row<D> &row, const FewRole &role, const Affine<D> &affine, int lane, bool &finite)
+template <int D> KVANT_INLINE bool is_finite(const Row<D> &row)
 {
-    if (role.affine)
-        affine.apply(row, role.scale != nullptr);
-    finite = true;
+    bool finite = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(row.x[j]);
-    rotate(row, role.rotation, lane);
+    return finite;
 }
 
-/* The same by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
+/* W ((x - c) / s) by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
  * goes through the rows of the matrix in their order. */
 template <int D>
 KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type, size_t row_at, int kv_head,
@@ -212,7 +252,7 @@ template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float
 }
 
 template <int D>
-KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role, const Row<D> &y)
+KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &role, const Row<D> &y)
 {
     float min, max;
     extremes<D>(y, min, max);
@@ -228,43 +268,43 @@ KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const Fe
     return Quantized{ scale, role.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* A code is the number of thresholds below: the curve gives it, or one less. */
-template <int N>
-KVANT_INLINE void find_few(uint32_t (&codes)[N], const NarrowBook &book, uint32_t, const float (&y)[N],
+/* A code is the number of thresholds below: the curve gives it, or one less. values: of the codes. */
+template <int D>
+KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values, const Known<D> &known, const NarrowBook &, const Row<D> &y,
                            float inverse)
 {
-    const float slope = book.slope * inverse;
-    unrolled_for (int j = 0; j < N; j++) {
+    const float slope = known.slope * inverse;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const uint32_t guess =
-            __float_as_uint(fmaf(tanh_approximately(y[j] * slope), book.gain, book.middle)) >> 3 & 15u;
-        codes[j] = guess + (__fmul_rn(y[j], inverse) > book.thresholds[guess] ? 1 : 0);
+            __float_as_uint(fmaf(tanh_approximately(y.x[j] * slope), known.gain, known.middle)) >> 3 & 15u;
+        codes[j] = guess + (__fmul_rn(y.x[j], inverse) > __shfl_sync(FULL, known.entry, guess) ? 1 : 0);
+        values.x[j] = __shfl_sync(FULL, known.entry, NarrowBook::LEVELS + codes[j]);
     }
 }
 
-template <int N>
-KVANT_INLINE void find_few(uint32_t (&codes)[N], const WideBook &book, uint32_t bits, const float (&y)[N],
+template <int D>
+KVANT_INLINE void find_few(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values, const Known<D> &known, const WideBook &book, const Row<D> &y,
                            float inverse)
 {
-    unrolled_for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         codes[j] = 0;
 #pragma unroll 1
-    for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
-        unrolled_for (int j = 0; j < N; j++)
-            codes[j] += __fmul_rn(y[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    for (uint32_t step = 1u << (known.bits - 1); step > 0; step /= 2)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            codes[j] += __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        values.x[j] = book.values[codes[j]];
 }
 
 template <int D, class Book>
-KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role, const Book &book,
-                                    const Row<D> &y, int lane)
+KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const Known<D> &known, const Book &book, const Row<D> &y, int lane)
 {
-    const float squares = dot_rows<D>(y, y, lane), norm = __fmul_rn(__fsqrt_rn(squares), role.inverse_sqrt_dim),
+    const float squares = dot_rows<D>(y, y, lane), norm = __fmul_rn(__fsqrt_rn(squares), known.inverse_sqrt_dim),
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> decoded;
     float stored = scale;
-    find_few(codes, book, role.bits, y.x, inverse);
-    if (role.unbiased) {
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            decoded.x[j] = book.values[codes[j]];
+    find_few<D>(codes, decoded, known, book, y, inverse);
+    if (known.unbiased) {
         const float product = dot_rows<D>(y, decoded, lane);
         stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
     }
@@ -277,141 +317,159 @@ KVANT_INLINE void refuse_few(uint32_t *refused, bool finite, int lane)
         atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
 }
 
-/* Words, by a warp: all at once, where one after another would be waited for one by one. */
-template <class T> __device__ __forceinline__ void copy_words(T &to, const T &from, uint32_t n, int lane)
+/* What a warp looks up in shared memory. */
+template <class Book> KVANT_INLINE void copy_book(Book &, const Book &, uint32_t, int)
+{
+}
+
+KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, uint32_t bits, int lane)
 {
 #pragma unroll 1
-    for (uint32_t i = lane; i < n; i += 32)
-        reinterpret_cast<uint32_t *>(&to)[i] = reinterpret_cast<const uint32_t *>(&from)[i];
-}
-
-KVANT_INLINE void copy_book(OpenBook &, const OpenBook &, const FewRole &, int)
-{
-}
-
-KVANT_INLINE void copy_book(NarrowBook &to, const NarrowBook &from, const FewRole &role, int lane)
-{
-    if (role.codes == KVANT_CUDA_CODES_CODEBOOK)
-        copy_words(to, from, sizeof to / 4, lane);
-}
-
-KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, const FewRole &role, int lane)
-{
-#pragma unroll 1
-    for (uint32_t i = lane; i < 1u << role.bits; i += 32)
+    for (uint32_t i = lane; i < 1u << bits; i += 32)
         to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
+    __syncwarp();
 }
 
-/* rehearsed: nothing is to be stored. */
 template <int D>
 KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y, uint8_t *page,
-                             int token, bool finite, bool rehearsed, int lane)
+                             int token, bool finite, Stage stage, int lane)
 {
     bool in_range = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fabsf(y.x[j]) <= 65504.0f;
+    if (stage != WORKS)
+        return;
     if (!__all_sync(FULL, in_range)) {
-        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
+        refuse_few(args.refused, finite, lane);
         return;
     }
-    if (rehearsed)
-        return;
     const size_t at = (size_t)token * D;
     store_row(page, at, KVANT_CUDA_F16, lane, y);
     if (role.exact)
         store_row(role.exact, (page - role.base) / sizeof(uint16_t) + at, KVANT_CUDA_F32, lane, y);
 }
 
-/* By one warp. */
 template <int D, class Book>
-KVANT_INLINE void write_codes_of(const FewArgs<Book> &args, const FewRole &role, const Book &book, const Row<D> &y,
-                                 uint8_t *page, int at, bool finite, bool rehearsed, int lane)
+KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, const Book &book, const Row<D> &y,
+                              uint8_t *page, int at, bool finite, Stage stage, int lane)
 {
-    uint32_t codes[Row<D>::PER_LANE];
-    const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)
-                                                                : few_uniform<D>(codes, role, y);
-    if (!q.in_range) {
-        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
-        return;
+    uint32_t codes[Row<D>::PER_LANE] = {};
+    Quantized q{};
+    if (stage <= QUANTIZES) {
+        q = known.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, known, book, y, lane) : few_uniform<D>(codes, known, y);
+        if (!q.in_range && stage == WORKS) {
+            refuse_few(args.refused, finite, lane);
+            return;
+        }
     }
-    uint16_t *numbers = reinterpret_cast<uint16_t *>(page + role.metadata_offset) + at;
-    if (lane == 0 && !rehearsed)
+    uint16_t *numbers = reinterpret_cast<uint16_t *>(page + known.metadata) + at;
+    if (lane == 0 && stage == WORKS)
         numbers[0] = __half_as_ushort(__float2half_rn(q.scale));
-    if (lane == 0 && !rehearsed && role.codes == KVANT_CUDA_CODES_UNIFORM && !role.symmetric)
+    if (lane == 0 && stage == WORKS && known.codes == KVANT_CUDA_CODES_UNIFORM && !known.symmetric)
         numbers[PAGE_TOKENS] = __half_as_ushort(__float2half_rn(q.zero));
     uint32_t *words = reinterpret_cast<uint32_t *>(page);
-    if (role.keys)
-        TokenWords<D, true>(at, lane).put(words, codes, role.bits, !rehearsed);
+    if (known.keys)
+        TokenWords<D, true>(at, lane).put(words, codes, known.bits, stage == WORKS);
     else
-        TokenWords<D, false>(at, lane).put(words, codes, role.bits, !rehearsed);
+        TokenWords<D, false>(at, lane).put(words, codes, known.bits, stage == WORKS);
 }
 
-/* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32.
- * Else one warp works, and another one may rehearse. A last warp lets attention begin as soon as what came
- * before is complete: attention waits longer for its arguments than for these rows. */
-template <int D, class Book, bool MATRIX>
-__global__ void __launch_bounds__(MATRIX ? D + 32 : 96) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+/* A transformed row to its page, by a warp. */
+template <int D, class Book>
+KVANT_INLINE void write_row(const FewArgs<Book> &args, const FewRole &role, const Known<D> &known, const Book &book, const Row<D> &y,
+                            uint8_t *page, int at, bool finite, Stage stage, int lane)
 {
-    if (threadIdx.x + 32 >= blockDim.x) {
+    if constexpr (std::is_same<Book, OpenBook>::value)
+        write_open<D>(args, role, y, page, at, finite, stage, lane);
+    else
+        write_codes<D>(args, known, book, y, page, at, finite, stage, lane);
+}
+
+template <int D, class Book> KVANT_INLINE void ask_for_words(const Known<D> &known, uint8_t *page, int at, int lane)
+{
+    if (std::is_same<Book, OpenBook>::value)
+        return;
+    if (known.keys)
+        TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), known.bits);
+    else
+        TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), known.bits);
+}
+
+KVANT_INLINE int64_t slot_when_ready(const int64_t *slots, bool ready)
+{
+    if (!ready)
         wait_for_former();
-        begin_next();
-        return;
-    }
-    if (MATRIX && args.queries.q && blockIdx.z == gridDim.z - 1) {
-        few_queries<D>(args.queries, blockIdx.x, blockIdx.y, gridDim.y);
-        return;
-    }
-    constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
-    __shared__ Book books[2];
-    __shared__ FewRole roles[2];
-    const FewRole &given = args.roles[blockIdx.z];
-    const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
-    const bool first_warp = threadIdx.x < 32, rehearses = !MATRIX && !first_warp,
-               through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL;
-    FewRole &role = roles[rehearses];
-    Book &book = books[rehearses];
-    const size_t row_at = blockIdx.x * given.token_stride + kv_head * given.row_head_stride;
-    bool finite = true;
-    RawRow<D> raw{};
+    const int64_t slot = slots[blockIdx.x];
+    wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one */
+    return slot;
+}
+
+/* The kernels' last warp lets attention begin as soon as what came before is complete: attention waits longer for its arguments
+ * than for these rows. */
+KVANT_INLINE void let_next_begin()
+{
+    wait_for_former();
+    begin_next();
+}
+
+/* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32. Else one warp works, and
+ * others may rehearse. */
+template <int D, class Book, bool MATRIX>
+__global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+{
+    const int lane = threadIdx.x & 31, kv_head = blockIdx.y, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0); /* so the compiler knows that branches are the warp's */
+    if (32 * (warp + 1) == blockDim.x)
+        return let_next_begin();
+    if (MATRIX && args.queries.q && blockIdx.z == gridDim.z - 1)
+        return few_queries<D>(args.queries, blockIdx.x, blockIdx.y, gridDim.y);
+    __shared__ Book books[1];
+    const FewRole &role = args.roles[blockIdx.z];
+    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = warp == 0;
+    const Stage stage = MATRIX ? WORKS : (Stage)warp;
+    const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
     if (MATRIX && !through_matrix && !first_warp)
         return;
-    if (first_warp || rehearses) {
-        copy_words(role, given, sizeof role / 4, lane);
-        copy_book(book, args.books[blockIdx.z], given, lane);
-        __syncwarp();
-    }
+    Known<D> known(role);
+    RawRow<D> raw;
     Affine<D> affine;
-    affine.load(role, !through_matrix && first_warp && role.affine, kv_head * D + lane);
+    int64_t slot = 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        raw.bits[j] = 0x3f803c00u + lane * 0x10001u + j; /* rehearsed: numbers of some size in every type */
+    if (first_warp) {
+        known.ask_for(args.books[blockIdx.z], lane);
+        copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
+        affine.load(role, !through_matrix && role.affine, kv_head * D + lane);
+    }
     if (through_matrix)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
-            prefetch_line(given.weights + (size_t)kv_head * D * D, 128 * i);
-    if (!rehearses && !args.slots_ready)
-        wait_for_former();
-    const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
-    if (!rehearses)
-        wait_for_former(); /* for a slot below 0, too: the next kernel may count on what came before this one */
-    if (!through_matrix && !rehearses) /* before the slot is there */
-        raw.load(given.rows, row_at, args.type, lane);
+            prefetch_line(role.weights + (size_t)kv_head * D * D, 128 * i);
+    if (stage == WORKS)
+        slot = slot_when_ready(args.slots, args.slots_ready);
+    if (first_warp) {
+        if (!through_matrix)
+            raw.load(role.rows, row_at, args.type, lane); /* before the slot is there */
+        known.hold();
+    }
     const int at = (int)(slot % PAGE_TOKENS);
-    uint8_t *page = given.base + (size_t)page_number(slot) * given.block_stride + kv_head * given.head_stride;
-    if (!OPEN && first_warp && slot >= 0 && role.keys)
-        TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-    else if (!OPEN && first_warp && slot >= 0)
-        TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
+    uint8_t *page = role.base + (size_t)page_number(slot) * known.block_stride + kv_head * known.head_stride;
     if (slot < 0)
         return;
+    if (first_warp)
+        ask_for_words<D, Book>(known, page, at, lane);
+    bool finite = true;
     Row<D> y = raw.numbers(args.type);
     if (through_matrix)
-        y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
-    else
-        few_row<D>(y, role, affine, lane, finite);
+        y = few_row_through_matrix<D>(role, args.type, row_at, kv_head, finite);
+    else {
+        if (first_warp && role.affine)
+            affine.apply(y, role.scale != nullptr);
+        finite = is_finite<D>(y); /* a number that is not stays so through the centre, the scale and W */
+        if (stage <= ROTATES)
+            rotate(y, known.rotation, lane);
+    }
     finite = __all_sync(FULL, finite);
-    if (!first_warp && !rehearses)
-        return;
-    if constexpr (OPEN)
-        write_open<D>(args, role, y, page, at, finite, rehearses, lane);
-    else
-        write_codes_of<D>(args, role, book, y, page, at, finite, rehearses, lane);
+    if (!MATRIX || first_warp)
+        write_row<D>(args, role, known, books[0], y, page, at, finite, stage, lane);
 }
 
 static FewRole few_role(const AppendRole &from)
@@ -460,8 +518,8 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
         void *parameters[] = { &p };
         if (matrix)
             return launch_early((const void *)append_few_kernel<D, Book, true>, grid, D + 32, parameters, 0, stream);
-        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, args.n_tokens <= MOST_REHEARSED ? 96 : 64,
-                            parameters, 0, stream);
+        const bool rehearses = args.n_tokens <= MOST_REHEARSED && !std::is_same<Book, WideBook>::value; /* whose book is shared */
+        return launch_early((const void *)append_few_kernel<D, Book, false>, grid, rehearses ? 32 * (STAGES + 1) : 64, parameters, 0, stream);
     });
 }
 

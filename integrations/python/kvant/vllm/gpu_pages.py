@@ -16,7 +16,6 @@ from . import Stored
 from .codecs import codecs
 
 _ROWS_BYTES = 256 << 20  # of keys and values that chunks of prompts see as rows
-_MANY = 512  # tokens above which keys pass their matrix in one product
 _workspaces: dict[tuple[str, int], Tensor] = {}  # by GPU and head_dim: vLLM's attention runs on one stream
 _rows: dict[str, Tensor] = {}  # by GPU
 
@@ -63,19 +62,8 @@ class Role:
     def pages(self, head: int = 0) -> Any:
         return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
 
-    def turned(self, rows: Tensor) -> Tensor:
-        """Rows [n, kv heads, head_dim] through their matrix, in float32."""
-        numbers, dim = self.numbers, rows.shape[2]
-        assert numbers.center is not None and numbers.weights is not None
-        moved = rows.transpose(0, 1) - numbers.center[0][:, None]
-        if numbers.scale is not None:
-            moved /= numbers.scale[0][:, None]
-        return torch.bmm(moved, numbers.weights[0].view(-1, dim, dim)).transpose(0, 1)
-
-    def written(self, rows: Tensor, transformed: bool = False) -> Any:
+    def written(self, rows: Tensor) -> Any:
         """The structure of an append of rows [n, kv heads, head_dim], each contiguous."""
-        if transformed:
-            return s.CudaRows(self.codec.handle, self.pages(), rows.data_ptr(), rows.stride(0), rows.stride(1))
         return s.CudaRows(
             codec=self.codec.handle,
             pages=self.pages(),
@@ -144,21 +132,15 @@ class LayerPages:
         if len(slots) == 0:
             return
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
-        if len(slots) <= _MANY or not self.k.has_matrix or self.k.numbers.feedback is not None:
-            self._append(slots, keys, k=self.k.written(keys), v=self.v.written(values), k_feedback=pointer(self.k.numbers.feedback))
-            return
-        turned = self.k.turned(keys)
-        self._append(slots, turned, k=self.k.written(turned, transformed=True), transformed=True)
-        self._append(slots, values, v=self.v.written(values))
-
-    def _append(self, slots: Tensor, rows: Tensor, **named: Any) -> None:
         arguments = s.CudaAppendArgs.new(
-            type=type_of(rows),
+            k=self.k.written(keys),
+            v=self.v.written(values),
+            type=type_of(keys),
             n_tokens=len(slots),
             n_kv_heads=self.n_kv_heads,
             slots=slots.data_ptr(),
+            k_feedback=pointer(self.k.numbers.feedback),
             centroids=(c.c_void_p * 2)(pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)),
-            **named,
         )
         call("append", arguments, self.device)
 
