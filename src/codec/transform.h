@@ -82,13 +82,13 @@ kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const fl
 static inline void kvant_part_gather(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
 {
     memcpy(out, x + part * (n / 2), n / 2 * sizeof *x);
-    memcpy(out + n / 2, x + head_dim / 2 + part * (n / 2), n / 2 * sizeof *x);
+    memcpy(out + n / 2, x + head_dim / 2 + part * (n / 2), (n - n / 2) * sizeof *x);
 }
 
 static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t part, const float *x, float *out)
 {
     memcpy(out + part * (n / 2), x, n / 2 * sizeof *x);
-    memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, n / 2 * sizeof *x);
+    memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, (n - n / 2) * sizeof *x);
 }
 
 /* The i-th channel of a part, among all. */

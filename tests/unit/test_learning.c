@@ -459,6 +459,26 @@ static void large_heads_have_parts(void **state)
     }
 }
 
+static void parts_have_every_channel_once(void **state)
+{
+    static const uint32_t dims[] = { 17, 63, 64, 127, 128, 129, 136, 192, 255, 256, 512 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        const uint32_t d = dims[i], n = kvant_weights_part(d);
+        float x[512], part[512], back[512] = { 0 };
+        for (uint32_t j = 0; j < d; j++)
+            x[j] = (float)(j + 1);
+        for (uint32_t p = 0; p < d / n; p++) {
+            memset(part, 0, sizeof part);
+            kvant_part_gather(d, n, p, x, part);
+            for (uint32_t j = 0; j < n; j++)
+                assert_true(part[j] == x[kvant_part_channel(d, n, p, j)]);
+            kvant_part_scatter(d, n, p, part, back);
+        }
+        assert_memory_equal(back, x, d * sizeof *x);
+    }
+}
+
 /* A block's version as a codec of its own, here another quantiser's: what both make of rows, queries and pages. */
 static void a_version_is_a_codec(void **state)
 {
@@ -509,7 +529,7 @@ int main(void)
         cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
         cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
-        cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts),
+        cmocka_unit_test(moved_blocks_keep_their_matrices),     cmocka_unit_test(large_heads_have_parts), cmocka_unit_test(parts_have_every_channel_once),
         cmocka_unit_test(a_version_is_a_codec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
