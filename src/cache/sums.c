@@ -174,12 +174,17 @@ float *kvant_outers_next(kvant_outers *o)
 
 /* Rows */
 
+/* A slot's place in its sequence, as far as its block tells. */
+static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
+{
+    return (uint64_t)tensor->blocks[slot / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS + (uint64_t)slot % KVANT_PAGE_TOKENS;
+}
+
 /* One of the first tokens, which a cache keeps fp16. */
 static bool is_kept(const kvant_tensor *tensor, int64_t slot)
 {
-    const uint32_t index = tensor->blocks[slot / KVANT_PAGE_TOKENS].index;
-    return index < tensor->sink_blocks &&
-           index * KVANT_PAGE_TOKENS + slot % KVANT_PAGE_TOKENS < kvant_tensor_codec_info(tensor)->sink_tokens;
+    return tensor->blocks[slot / KVANT_PAGE_TOKENS].index < tensor->sink_blocks &&
+           place_of(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
 }
 
 int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i)
@@ -189,8 +194,7 @@ int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *row
         return l->places[i];
     if (l->positions && l->n_positions == rows->n)
         return l->positions[i];
-    const uint64_t place = (uint64_t)tensor->blocks[rows->slots[i] / KVANT_PAGE_TOKENS].index * KVANT_PAGE_TOKENS +
-                           (uint64_t)rows->slots[i] % KVANT_PAGE_TOKENS;
+    const uint64_t place = place_of(tensor, rows->slots[i]);
     return place < INT32_MAX ? (int32_t)place : -1;
 }
 

@@ -244,7 +244,7 @@ static bool NAME(factor_shifted)(size_t n, const double *diagonal, const double 
 }
 
 /* root = T^(1/2) of the tridiagonal T. Row i of an inverse of T + shift is row i + 1 times a number,
- * but for the diagonal. room: 3 n ROOT_NODES. */
+ * except for the diagonal. room: 3 n ROOT_NODES. */
 static bool NAME(root)(size_t n, const double *diagonal, const double *beside, double *root, double *room)
 {
     NAME(nodes) nodes;

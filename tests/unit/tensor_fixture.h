@@ -121,6 +121,15 @@ static inline kvant_block_info block_of(const fixture *f, uint32_t block, uint32
     return info;
 }
 
+/* The first n blocks of both have the same pages, those of block 0 fp16: a sink. */
+static inline void assert_same_pages(const fixture *a, const fixture *b, uint32_t n)
+{
+    for (uint32_t block = 0; block < n; block++)
+        for (uint32_t h = 0; h < N_KV_HEADS; h++)
+            assert_memory_equal(block_of(a, block, h).page, block_of(b, block, h).page,
+                                block ? info_of(a->codecs[h]).page_bytes : 64 * HEAD_DIM * 2);
+}
+
 static inline kvant_tensor_info tensor_info_of(const fixture *f)
 {
     kvant_tensor_info info = { .size = sizeof info };
