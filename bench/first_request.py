@@ -4,7 +4,9 @@ figures. Rows of models that the file has from this commit stay: the same comman
 
     bench/first_request.py build/bin/test_plugin_first_request bench/results/first_request.csv MODEL.gguf...
 
-Rows: the first request, mean KL divergence of 80 later next-token distributions from the f16 cache, default preset, no calibration.
+With quantised weights the figures differ by a quarter by chance: tests/integration/float_model.py makes a model of floats.
+
+Rows: the first request, mean KL divergence of 240 later next-token distributions from the f16 cache, default preset, no calibration.
 """
 
 import csv
@@ -25,8 +27,8 @@ def measure(program, model):
     done = subprocess.run([program], capture_output=True, text=True, env=dict(os.environ, KVANT_TEST_MODEL=str(model)))
     said = done.stdout + done.stderr
     found = [("none", kld) for kld in NONE.findall(said)] + LINE.findall(said)
-    if len(found) != 8:
-        sys.exit(f"first_request: {model.name}: {len(found)} figures, and 8 are needed\n{said[-2000:]}")
+    if len(found) != 9:
+        sys.exit(f"first_request: {model.name}: {len(found)} figures, and 9 are needed\n{said[-2000:]}")
     about = {"machine": record.machine(), "commit": record.commit(), "command": pathlib.Path(program).name}
     return [{"model": model.stem, "first_request": what.replace("\n", "\\n"), "kld_mean": kld, **about} for what, kld in found]
 

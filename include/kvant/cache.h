@@ -185,7 +185,7 @@ KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t s
  * bytes are safe to pass. */
 KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes);
 
-/* Bytes that the blocks in use take: codes, metadata, fp16 pages. */
+/* Bytes that the blocks in use take: codes, metadata, fp16 pages; and the matrices of transform=first. */
 KVANT_API size_t kvant_cache_bytes(const kvant_cache *cache);
 
 typedef struct kvant_cache_info {

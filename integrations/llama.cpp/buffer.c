@@ -178,6 +178,8 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
         if (region->n_tensors == 0)
             continue;
         resident += resident_bytes(region);
+        for (size_t i = 0; i < region->n_tensors; i++)
+            resident += kvp_kv_learnt_bytes(region->tensors[i], false);
         mapped += region->size;
     }
     pthread_mutex_unlock(&live_lock);

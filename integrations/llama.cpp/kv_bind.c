@@ -399,6 +399,13 @@ static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, dou
     return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
 
+size_t kvp_kv_learnt_bytes(const kvp_kv *kv, bool most)
+{
+    kvant_tensor_info info = { .size = sizeof(info) };
+
+    return kvant_tensor_get_info(kv->tensor, &info) != KVANT_OK ? 0 : most ? info.learnt_most : info.learnt_bytes;
+}
+
 /* What was bound, in the user's terms. */
 static void note_bound(const kvp_kv *kv)
 {
@@ -419,7 +426,7 @@ static void note_bound(const kvp_kv *kv)
     }
     kv->layers->numbers += numbers;
     kv->layers->bits += bits * numbers;
-    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8);
+    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)kvp_kv_learnt_bytes(kv, true);
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }

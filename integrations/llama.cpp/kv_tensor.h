@@ -130,6 +130,9 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
 
 void kvp_kv_free(kvp_kv *kv);
 
+/* Bytes of learnt matrices on the CPU, which lie beside the memory: now, or most. */
+size_t kvp_kv_learnt_bytes(const kvp_kv *kv, bool most);
+
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why
  * not, once. The tensors of all layers must have been created. */
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);

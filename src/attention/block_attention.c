@@ -44,16 +44,18 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
             KVANT_PREFETCH(next.rows + t * next.stride + i);
 }
 
-static float scale_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                         uint32_t query, uint32_t head, float *out)
+static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                          uint32_t query, uint32_t head, uint32_t n, float *out, float *offsets)
 {
     const kvant_attention_problem *p = &plan->problem;
-    const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
     (void)kernels;
     (void)version;
-    for (uint32_t i = 0; i < plan->k_dim; i++)
-        out[i] = q[i] * plan->score_scale;
-    return 0;
+    for (uint32_t end = head + n; head < end; head++, out += plan->k_dim) {
+        const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+        for (uint32_t i = 0; i < plan->k_dim; i++)
+            out[i] = q[i] * plan->score_scale;
+        *offsets++ = 0;
+    }
 }
 
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
@@ -97,7 +99,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 
 static const kvant_attention_reader reader = {
     .in_order = true,
-    .query = scale_query,
+    .query = scale_queries,
     .output = write_output,
     .score = score,
     .add = add,

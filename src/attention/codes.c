@@ -24,11 +24,6 @@ static bool suits(const kvant_attention_plan *plan, const kvant_codec *codec)
     return product->lines && (one_tile || kvant_attention_rows(plan) < BAND_ROWS);
 }
 
-static uint32_t row_bands(const kvant_code_product *product)
-{
-    return product->by_row ? 1 : product->n_bands;
-}
-
 static uint32_t column_tiles(const kvant_code_product *product)
 {
     return product->n_columns / KVANT_TILE;
@@ -46,7 +41,7 @@ static void take(float *scratch, size_t *used, size_t count, size_t size, void *
 static void take_integers(float *scratch, size_t *used, const kvant_code_product *product, size_t rows,
                           kvant_attention_integers *integers)
 {
-    size_t bands = rows * row_bands(product);
+    size_t bands = rows * (product->by_row ? 1 : product->n_bands);
     void *x = NULL, *steps = NULL, *zeros = NULL, *sums = NULL;
     take(scratch, used, bands * product->n_columns, sizeof(int16_t), &x);
     take(scratch, used, bands, sizeof(float), &steps);
@@ -297,18 +292,19 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const k
         round_rows(kernels, product, placed, n_rows, &codes->query[version]);
 }
 
+static multiplication multiplication_of(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                                        const kvant_attention_codes *codes, kvant_page_ref page, uint32_t n_rows)
+{
+    return (multiplication){ .kernels = kernels, .page = page, .lines = codes->lines, .dots = codes->dots,
+                             .dot_stride = dot_stride(plan), .n_rows = n_rows };
+}
+
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                  kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
                                  float *scores)
 {
-    multiplication m = { .kernels = kernels,
-                         .page = k,
-                         .lines = codes->lines,
-                         .dots = codes->dots,
-                         .dot_stride = dot_stride(plan),
-                         .n_rows = n_rows,
-                         .sums = scores,
-                         .stride = KVANT_PAGE_TOKENS };
+    multiplication m = multiplication_of(plan, kernels, codes, k, n_rows);
+    m.sums = scores, m.stride = KVANT_PAGE_TOKENS;
     multiply(&m, codes->queries[version], &codes->query[version]);
 }
 
@@ -316,14 +312,7 @@ void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_ker
                                kvant_attention_codes *codes, kvant_page_ref v, uint32_t n_rows,
                                const float *weights, float *sums)
 {
-    multiplication m = { .kernels = kernels,
-                         .page = v,
-                         .lines = codes->lines,
-                         .dots = codes->dots,
-                         .dot_stride = dot_stride(plan),
-                         .n_rows = n_rows,
-                         .add = true,
-                         .sums = sums,
-                         .stride = plan->v_dim };
+    multiplication m = multiplication_of(plan, kernels, codes, v, n_rows);
+    m.add = true, m.sums = sums, m.stride = plan->v_dim;
     multiply(&m, weights, &codes->weight);
 }

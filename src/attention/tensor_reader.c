@@ -10,21 +10,34 @@
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-static float read_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                        uint32_t query, uint32_t head, float *out)
+#define HEADS_AT_ONCE 4u
+
+static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                         uint32_t query, uint32_t head, uint32_t n, float *out, float *offsets)
 {
     const kvant_attention_problem *p = &plan->problem;
-    const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
-    const uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim;
-    const kvant_affine affine = kvant_version_affine(plan->k, plan->k_versions.versions[version], kv_head);
-    float scaled[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; affine.scale && i < d; i++)
-        scaled[i] = q[i] * affine.scale[i];
-    kvant_transform_dual(kvant_version_transform(plan->k, plan->k_versions.versions[version], kv_head), kernels,
-                         affine.scale ? scaled : q, out);
-    for (uint32_t i = 0; i < plan->k_dim; i++)
-        out[i] = i < d ? out[i] * plan->score_scale : 0;
-    return affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
+    const uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim, number = plan->k_versions.versions[version];
+    const uint32_t some = n < HEADS_AT_ONCE ? n : HEADS_AT_ONCE;
+    const kvant_affine affine = kvant_version_affine(plan->k, number, kv_head);
+    float x[HEADS_AT_ONCE * KVANT_MAX_HEAD_DIM], y[HEADS_AT_ONCE * KVANT_MAX_HEAD_DIM];
+    for (uint32_t h = 0; h < some; h++) {
+        const float *q = p->q + query * p->q_token_stride + (head + h) * p->q_head_stride;
+        for (uint32_t i = 0; i < d; i++)
+            x[h * d + i] = affine.scale ? q[i] * affine.scale[i] : q[i];
+        offsets[h] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
+    }
+    kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, some, x, y);
+    for (uint32_t h = 0; h < some; h++, out += plan->k_dim)
+        for (uint32_t i = 0; i < plan->k_dim; i++)
+            out[i] = i < d ? y[h * d + i] * plan->score_scale : 0;
+}
+
+/* The heads of a group share a version's numbers. */
+static void read_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
+                       uint32_t head, uint32_t n, float *out, float *offsets)
+{
+    for (uint32_t h = 0; h < n; h += HEADS_AT_ONCE)
+        read_queries(plan, kernels, version, query, head + h, n - h, out + (size_t)h * plan->k_dim, offsets + h);
 }
 
 /* Restores the order of channels and transforms back. */

@@ -62,13 +62,20 @@ static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *
     return KVANT_OK;
 }
 
+static kvant_status open_file(const char *path, int *fd, const kvant_error *error)
+{
+    if (!path)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "no path");
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    return *fd < 0 ? system_error(error, "open", path) : KVANT_OK;
+}
+
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
                              const kvant_error *error)
 {
     *bytes = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return system_error(error, "open", path);
+    int fd = -1;
+    KVANT_FORWARD(open_file(path, &fd, error));
     kvant_status status = read_checked(fd, path, check, bytes, n, error);
     close(fd);
     if (status != KVANT_OK) {
@@ -83,9 +90,8 @@ kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const 
 {
     uint8_t head[KVANT_FILE_HEAD] = { 0 };
     *bytes = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return system_error(error, "open", path);
+    int fd = -1;
+    KVANT_FORWARD(open_file(path, &fd, error));
     kvant_status status = read_head(fd, path, check, head, n, error);
     if (status == KVANT_OK) {
         void *mapped = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);

@@ -11,7 +11,7 @@
 typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const kvant_error *error);
 
 /* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on
- * an error. */
+ * an error. A path that is NULL is refused. */
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
                              const kvant_error *error);
 

@@ -212,22 +212,18 @@ static void turn_center(const kvant_tensor *tensor, uint32_t version, float *num
     }
 }
 
-/* A kv head's matrices: R W and R W^-T. One of parts makes them whole as a codec does. */
+/* A kv head's matrices: R W and R W^-T. */
 static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_t head)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t size = (size_t)tensor->head_dim * tensor->head_dim, bytes = size * sizeof(float);
-    kvant_transform_view view = kvant_transform_get_view(kvant_version_transform(tensor, version, head));
+    kvant_transform transform = tensor->codecs[head]->transform;
     float *at = part->matrices[version] + head * size;
-    kvant_codec *codec = NULL;
-    if (kvant_weights_part(tensor->head_dim) != tensor->head_dim) {
-        KVANT_FORWARD(kvant_version_codec(tensor, version, head, tensor->codecs[head], &codec));
-        view = kvant_codec_get_view(codec)->transform;
-    }
-    kvant_status status = kvant_cuda_memory_copy(at, view.weights, bytes, part->memory->stream);
+    KVANT_FORWARD(kvant_version_weigh(tensor, version, head, &transform));
+    kvant_status status = kvant_cuda_memory_copy(at, transform.weights, bytes, part->memory->stream);
     if (status == KVANT_OK)
-        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, view.inverse_weights, bytes, part->memory->stream);
-    kvant_codec_free(&codec);
+        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, transform.weights + size, bytes, part->memory->stream);
+    kvant_free(transform.weights);
     return status;
 }
 
@@ -275,6 +271,7 @@ static void upload_version(cuda_part *part, uint32_t version)
             numbers[2 * width + head * d + j] =
                 (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
     }
+    kvant_cuda_note(part->memory, kvant_version_prepare(tensor, version), "matrices");
     if (kvant_version_affine(tensor, version, 0).center)
         turn_center(tensor, version, numbers);
     kvant_cuda_note(part->memory,

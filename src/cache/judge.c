@@ -71,6 +71,14 @@ typedef struct cost_job {
     uint32_t version;
 } cost_job;
 
+/* Squared lengths of n vectors behind W, or W^-T: the rotation does not change them. */
+static double stretched(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n, float *x)
+{
+    if (transform->triangles)
+        kvant_transform_stretch(transform, kernels, dual, n, x, x);
+    return squares(x, n * transform->head_dim);
+}
+
 static void cost_unit(void *context, size_t head, uint32_t worker)
 {
     const cost_job *job = context;
@@ -81,20 +89,25 @@ static void cost_unit(void *context, size_t head, uint32_t worker)
     const kvant_transform *transform = kvant_version_transform(tensor, job->version, (uint32_t)head);
     const uint32_t d = tensor->head_dim;
     const size_t width = kvant_tensor_width(tensor);
-    float y[SAMPLE_TOGETHER * KVANT_MAX_HEAD_DIM], scaled[KVANT_MAX_HEAD_DIM];
+    float z[SAMPLE_TOGETHER * KVANT_MAX_HEAD_DIM];
     double keys = 0, queries = 0;
     (void)worker;
     for (uint32_t i = 0; i < l->n_rows; i += SAMPLE_TOGETHER) {
         const uint32_t n = l->n_rows - i < SAMPLE_TOGETHER ? l->n_rows - i : SAMPLE_TOGETHER;
-        kvant_codec_transform_rows(transform, kernels, &affine, l->rows + i * width + head * d, width, n, y);
-        keys += squares(y, n * d);
+        for (uint32_t j = 0; j < n; j++) {
+            const float *x = l->rows + (i + j) * width + head * d;
+            const float *from = kvant_transform_normalise(transform, &affine, x, z + j * d);
+            if (from == x)
+                memcpy(z + j * d, x, d * sizeof *z);
+        }
+        keys += stretched(transform, kernels, false, n, z);
     }
-    for (uint32_t i = 0; i < sampled_queries(l, (uint32_t)head); i++) {
+    for (uint32_t i = 0; i < sampled_queries(l, (uint32_t)head); i += SAMPLE_TOGETHER) {
+        const uint32_t left = sampled_queries(l, (uint32_t)head) - i, n = left < SAMPLE_TOGETHER ? left : SAMPLE_TOGETHER;
         const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;
-        for (uint32_t j = 0; j < d; j++)
-            scaled[j] = affine.scale ? q[j] * affine.scale[j] : q[j];
-        kvant_transform_dual(transform, kernels, scaled, y);
-        queries += squares(y, d);
+        for (uint32_t j = 0; j < n * d; j++)
+            z[j] = affine.scale ? q[j] * affine.scale[j % d] : q[j];
+        queries += stretched(transform, kernels, true, n, z);
     }
     job->costs[head] = keys * queries;
 }

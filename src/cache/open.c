@@ -9,7 +9,7 @@
 
 #include "../base/half.h"
 #include "../base/parallel.h"
-#include "tensor.h"
+#include "weights.h"
 
 #define ALL_SLOTS UINT64_MAX
 
@@ -298,7 +298,7 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
 }
 
 /* The rows of an open block, or of its sealed pages, in the terms of a version, into its open page.
- * False, and nothing stored, when one leaves fp16's range; without `check_first`, rows before that
+ * False, and nothing stored, when one leaves fp16's range, or without memory; without `check_first`, rows before that
  * one are stored. */
 static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed, bool check_first,
                    uint32_t n_threads)
@@ -311,6 +311,8 @@ static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool 
                        .pages = borrow(tensor, block),
                        .sealed = sealed,
                        .store = !check_first };
+    if (kvant_version_prepare(tensor, version) != KVANT_OK)
+        return false;
     atomic_init(&job.unfit, false);
     kvant_parallel_for(tensor->n_kv_heads, n_threads, change_unit, &job);
     if (atomic_load(&job.unfit))

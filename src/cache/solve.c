@@ -145,7 +145,7 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
         balance_parts(job, head);
     KVANT_FORWARD(kvant_weights_create(tensor, job->triangles, n_threads, &weights));
     memcpy(candidate->center, job->center, kvant_tensor_width(tensor) * sizeof *job->center);
-    kvant_weights_free(tensor, &candidate->weights);
+    kvant_weights_free(&candidate->weights);
     candidate->weights = weights;
     return KVANT_OK;
 }

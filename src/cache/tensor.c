@@ -1,5 +1,5 @@
 /* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
-#include "tensor.h"
+#include "weights.h"
 
 #include <string.h>
 
@@ -323,7 +323,9 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .n_open_blocks = tensor->n_open_pages - tensor->n_sink_pages,
                                .bytes = tensor->bytes,
                                .sealed_bytes = tensor->block_bytes,
-                               .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads };
+                               .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads,
+                               .learnt_bytes = kvant_weights_bytes(tensor),
+                               .learnt_most = kvant_weights_most(tensor) };
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         full.n_versions += tensor->versions[v].alive;
     for (uint32_t block = 0; block < tensor->n_blocks; block++)

@@ -37,8 +37,10 @@ typedef struct kvant_open_page {
 
 /* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
-    kvant_transform *transforms; /* per kv head */
-    uint16_t *triangles;         /* what they are made of: lower triangles in binary16 */
+    float *expanded;     /* (R W)^T of all kv heads, or NULL (kvant_version_prepare) */
+    size_t idle;         /* rows written since it was needed */
+    uint16_t *triangles; /* W^T in binary16 */
+    kvant_transform transforms[]; /* per kv head */
 } kvant_weights;
 
 /* Centre and scale of all kv heads. Version 0 is what a calibration gives, or the identity. */

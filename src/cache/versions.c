@@ -18,13 +18,12 @@
  * between channels. */
 #define SMALLEST_SCALE 0.00390625f
 
-/* Rows get a new version when an old one would make this many times the squared error of a new
- * one. */
+/* Rows get a new version when an old one would make this many times the squared error of a new one. */
 #define MOST_EXCESS 1.5f
-
-#define MATRIX_EXCESS 2    /* times more by sums alone, which know no matrix: it is worth more than factors */
-#define RANGE_EXCESS 2.0f /* for a range of positions: not as good for a few rows as one from them */
-#define VERSIONS 4u       /* without matrices */
+#define MATRIX_EXCESS 2     /* times more by sums alone, which know no matrix: it is worth more than factors */
+#define NEAR_EXCESS 1.25    /* instead, by rows spread over the first octave: other text's version errs 0.8 to 1.1 times as much */
+#define RANGE_EXCESS 2.0    /* behind it: turned there, a version is not as good for a few rows as one from them */
+#define VERSIONS 4u         /* without matrices */
 
 #define PARTS KVANT_STATISTICS_PARTS
 
@@ -255,7 +254,7 @@ void kvant_versions_destroy(kvant_tensor *tensor)
 {
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
         kvant_free(tensor->versions[v].center);
-        kvant_weights_free(tensor, &tensor->versions[v].weights);
+        kvant_weights_free(&tensor->versions[v].weights);
     }
     kvant_learning_destroy(tensor);
     kvant_free(tensor->fetched.sum);
@@ -274,7 +273,7 @@ void kvant_versions_reset(kvant_tensor *tensor)
         tensor->versions[v].alive = v == 0;
         tensor->versions[v].learnt = false;
         tensor->versions[v].n_blocks = 0;
-        kvant_weights_free(tensor, &tensor->versions[v].weights);
+        kvant_weights_free(&tensor->versions[v].weights);
     }
     kvant_learning_reset(tensor);
     tensor->newest = 0;
@@ -352,7 +351,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
     if (triangles)
         KVANT_FORWARD(kvant_weights_create(tensor, triangles, 1, &weights));
-    kvant_weights_free(tensor, &found->weights);
+    kvant_weights_free(&found->weights);
     found->weights = weights;
     memmove(found->center, center, bytes);
     memmove(found->scale, scale, bytes);
@@ -422,10 +421,8 @@ static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen
         const double best = cost(tensor, seen, head, own);
         for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
             if (excess[v] < INFINITY)
-                excess[v] += best > 0 ? cost(tensor, seen, head, &tensor->versions[v]) / best : 1;
+                excess[v] += (best > 0 ? cost(tensor, seen, head, &tensor->versions[v]) / best : 1) / tensor->n_kv_heads;
     }
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
-        excess[v] /= tensor->n_kv_heads;
 }
 
 /* The candidate becomes what the rows seen say. */
@@ -433,7 +430,7 @@ static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_stati
 {
     kvant_tensor_version *own = &tensor->versions[KVANT_CANDIDATE];
     memcpy(own->center, tensor->versions[0].center, 2 * kvant_tensor_width(tensor) * sizeof(float));
-    kvant_weights_free(tensor, &own->weights);
+    kvant_weights_free(&own->weights);
     own->learnt = true;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         learn_head(tensor, seen, head, own);
@@ -463,7 +460,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     } else if (tensor->learning->turn) {
-        most = RANGE_EXCESS;
+        most = kvant_turn_octave(tensor->learning->turn, kvant_sample_place(tensor->learning)) ? RANGE_EXCESS : NEAR_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);
@@ -479,6 +476,8 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
     }
     if (turned || (!(least <= most) && count_unused(tensor) > (kvant_learning_is_monotonous(tensor) ? 1u : 0u)))
         choice.version = KVANT_CANDIDATE;
+    if (choice.status == KVANT_OK && !tensor->device)
+        choice.status = kvant_version_prepare(tensor, choice.version);
     if (tensor->learning && choice.status == KVANT_OK)
         choice.status = kvant_learning_add(tensor, &choice, all, count_unused(tensor), n_threads);
     return choice;
@@ -592,6 +591,7 @@ void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
         return;
     if (choice->version == KVANT_CANDIDATE)
         choice->version = promote_candidate(tensor);
+    kvant_weights_free(&tensor->versions[KVANT_CANDIDATE].weights); /* one that was not chosen, or replaced */
     if (kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, choice->version);
     tensor->newest = choice->version;

@@ -1,6 +1,10 @@
 /* weights.c - see weights.h. */
 #include "weights.h"
 
+#include "turn.h"
+
+#include <math.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/half.h"
@@ -10,13 +14,13 @@
 /* Of a part: the product of the Frobenius norms of W and its inverse. */
 #define MAX_CONDITION 65536.0
 
-void kvant_weights_free(const kvant_tensor *tensor, kvant_weights **weights)
+#define MOST_IDLE 64u /* rows written without a version, before those of one write more */
+
+void kvant_weights_free(kvant_weights **weights)
 {
     if (!*weights)
         return;
-    for (uint32_t head = 0; (*weights)->transforms && head < tensor->n_kv_heads; head++)
-        kvant_free((*weights)->transforms[head].weights);
-    kvant_free((*weights)->transforms);
+    kvant_free((*weights)->expanded);
     kvant_free((*weights)->triangles);
     kvant_free(*weights);
     *weights = NULL;
@@ -47,21 +51,21 @@ typedef struct make_job {
     kvant_status status[];
 } make_job;
 
-/* The head's transform: the codec's own, weighed. */
+/* The head's transform: the codec's own behind W. */
 static kvant_status make_head(const make_job *job, uint32_t head)
 {
     const uint32_t d = job->tensor->head_dim, n = kvant_weights_part(d);
-    const size_t size = (size_t)d * n;
+    const size_t size = (size_t)n * n;
     kvant_transform *transform = &job->weights->transforms[head];
-    const uint16_t *triangles = job->weights->triangles + head * (d / n) * kvant_triangle_size(n);
-    double *w = kvant_alloc(2 * size + (size_t)n * n, sizeof *w);
+    double *w = kvant_alloc(3 * size, sizeof *w);
     kvant_status status = w ? KVANT_OK : KVANT_ERR_MEMORY;
     *transform = job->tensor->codecs[head]->transform;
-    for (uint32_t part = 0; part < d / n && status == KVANT_OK; part++)
-        status = read_part(n, triangles + part * kvant_triangle_size(n), w + (size_t)part * n * n,
-                           w + size + (size_t)part * n * n, w + 2 * size);
-    if (status == KVANT_OK)
-        status = kvant_transform_weigh_parts(transform, n, w, w + size);
+    transform->part = n;
+    transform->triangles = job->weights->triangles + head * (d / n) * kvant_triangle_size(n);
+    for (uint32_t part = 0; part < d / n && status == KVANT_OK; part++) {
+        status = read_part(n, transform->triangles + part * kvant_triangle_size(n), w, w + size, w + 2 * size);
+        transform->gain = fmaxf(transform->gain, kvant_transform_gain_of(w, n));
+    }
     kvant_free(w);
     return status;
 }
@@ -73,17 +77,39 @@ static void make_unit(void *context, size_t head, uint32_t worker)
     job->status[head] = make_head(job, (uint32_t)head);
 }
 
+/* (R W)^T, which rows take to their pages. W of several parts is applied from its triangles. */
+
+static void expand(const kvant_tensor *tensor, kvant_weights *weights, float *expanded)
+{
+    const size_t size = (size_t)tensor->head_dim * tensor->head_dim;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        if (expanded)
+            kvant_transform_expand(&weights->transforms[head], expanded + head * size);
+        weights->transforms[head].weights = expanded ? expanded + head * size : NULL;
+    }
+    kvant_free(weights->expanded);
+    weights->expanded = expanded;
+}
+
+static kvant_status prepare(const kvant_tensor *tensor, kvant_weights *weights)
+{
+    if (weights->expanded || weights->transforms[0].part != tensor->head_dim)
+        return KVANT_OK;
+    float *expanded = kvant_alloc(kvant_tensor_width(tensor), tensor->head_dim * sizeof *expanded);
+    KVANT_RETURN_IF(!expanded, KVANT_ERR_MEMORY);
+    expand(tensor, weights, expanded);
+    return KVANT_OK;
+}
+
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights)
 {
     const size_t n = kvant_weights_halves(tensor);
     make_job *job = kvant_alloc(1, sizeof *job + tensor->n_kv_heads * sizeof *job->status);
-    kvant_weights *w = *weights = kvant_alloc(1, sizeof *w);
-    if (w) {
-        w->transforms = kvant_alloc(tensor->n_kv_heads, sizeof *w->transforms);
-        w->triangles = kvant_alloc(n, sizeof *w->triangles);
-    }
-    kvant_status status = job && w && w->transforms && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
+    kvant_weights *w = *weights = kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
+    if (w)
+        w->triangles = kvant_alloc(n + KVANT_TRIANGLE_PADDING, sizeof *w->triangles);
+    kvant_status status = job && w && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         memcpy(w->triangles, triangles, n * sizeof *triangles);
         job->tensor = tensor;
@@ -92,10 +118,66 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
     }
     for (uint32_t head = 0; head < tensor->n_kv_heads && status == KVANT_OK; head++)
         status = job->status[head];
+    if (status == KVANT_OK)
+        status = prepare(tensor, w);
     if (status != KVANT_OK)
-        kvant_weights_free(tensor, weights);
+        kvant_weights_free(weights);
     kvant_free(job);
     return status;
+}
+
+kvant_status kvant_version_prepare(const kvant_tensor *tensor, uint32_t version)
+{
+    kvant_weights *weights = tensor->versions[version].weights;
+    if (weights)
+        weights->idle = 0;
+    return weights ? prepare(tensor, weights) : KVANT_OK;
+}
+
+void kvant_versions_age(const kvant_tensor *tensor, size_t n)
+{
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
+        kvant_weights *weights = tensor->versions[v].weights;
+        if (weights && weights->expanded && weights->idle > MOST_IDLE)
+            expand(tensor, weights, NULL);
+        if (weights)
+            weights->idle += n;
+    }
+}
+
+/* Of (R W)^T. */
+static size_t square_bytes(const kvant_tensor *tensor)
+{
+    const bool one_part = kvant_weights_part(tensor->head_dim) == tensor->head_dim;
+    return tensor->device || one_part ? kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float) : 0;
+}
+
+/* Of a version; a device has both of its matrices. */
+static size_t version_bytes(const kvant_tensor *tensor)
+{
+    return sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform) +
+           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) +
+           (tensor->device ? 2 * square_bytes(tensor) : 0);
+}
+
+size_t kvant_weights_bytes(const kvant_tensor *tensor)
+{
+    size_t bytes = 0;
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
+        if (tensor->versions[v].weights)
+            bytes += version_bytes(tensor) + (tensor->versions[v].weights->expanded ? square_bytes(tensor) : 0);
+    return bytes;
+}
+
+size_t kvant_weights_most(const kvant_tensor *tensor)
+{
+    const uint64_t blocks = tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks;
+    uint32_t n = 1;
+    for (uint64_t edge = KVANT_FIRST_OCTAVE; edge < blocks * KVANT_PAGE_TOKENS && n < KVANT_MAX_VERSIONS; edge *= 2)
+        n++;
+    if (!tensor->learning)
+        return 0;
+    return (tensor->device ? 1 : n) * version_bytes(tensor) + square_bytes(tensor);
 }
 
 /* A version as a codec */
@@ -120,14 +202,15 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
     return status;
 }
 
-static kvant_status weigh(kvant_codec *codec, const uint16_t *triangles)
+kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, kvant_transform *transform)
 {
-    const uint32_t d = codec->info.head_dim;
+    const uint32_t d = tensor->head_dim;
     const size_t size = (size_t)d * d;
     double *w = kvant_alloc(2 * size, sizeof *w);
-    kvant_status status = w ? read_parts(d, triangles, w, w + size) : KVANT_ERR_MEMORY;
+    kvant_status status = w ? read_parts(d, tensor->versions[version].weights->transforms[kv_head].triangles, w, w + size)
+                            : KVANT_ERR_MEMORY;
     if (status == KVANT_OK)
-        status = kvant_transform_weigh(&codec->transform, w, w + size);
+        status = kvant_transform_weigh(transform, w, w + size);
     kvant_free(w);
     return status;
 }
@@ -144,9 +227,7 @@ static float *copy_of(const float *numbers, uint32_t n, kvant_status *status)
 
 static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version, uint32_t kv_head)
 {
-    const kvant_weights *weights = tensor->versions[version].weights;
     const kvant_affine affine = kvant_version_affine(tensor, version, kv_head);
-    const size_t halves = kvant_weights_halves(tensor) / tensor->n_kv_heads;
     kvant_status status = KVANT_OK;
     kvant_free(codec->file_center);
     kvant_free(codec->file_scale);
@@ -155,8 +236,8 @@ static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t
     codec->info.center = affine.center ? KVANT_CENTER_FILE : KVANT_CENTER_NONE;
     codec->info.norm = affine.scale ? KVANT_NORM_FILE : KVANT_NORM_NONE;
     codec->info.learns_transform = 0;
-    if (status == KVANT_OK && weights)
-        status = weigh(codec, weights->triangles + kv_head * halves);
+    if (status == KVANT_OK && tensor->versions[version].weights)
+        status = kvant_version_weigh(tensor, version, kv_head, &codec->transform);
     kvant_codec_complete_view(codec);
     return status;
 }

@@ -15,11 +15,6 @@ static inline uint32_t kvant_weights_part(uint32_t head_dim)
     return head_dim % (2 * parts) ? head_dim : head_dim / parts;
 }
 
-static inline size_t kvant_triangle_size(size_t n)
-{
-    return n * (n + 1) / 2;
-}
-
 /* Numbers in the triangles of all parts of all kv heads, one after another. */
 static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
 {
@@ -27,11 +22,25 @@ static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
     return kvant_tensor_width(tensor) / part * kvant_triangle_size(part);
 }
 
-/* Triangles are copied. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
+/* Triangles are copied; rows can be written. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights);
+
+void kvant_weights_free(kvant_weights **weights);
+
+/* Rows can be written with a version: it has (R W)^T, which writes of n rows without the version take away again
+ * after a while. KVANT_ERR_MEMORY. */
+kvant_status kvant_version_prepare(const kvant_tensor *tensor, uint32_t version);
+void kvant_versions_age(const kvant_tensor *tensor, size_t n);
+
+/* Bytes of all versions' matrices, a device's copies among them: now, and with a version for every octave of
+ * positions that a sequence has blocks for. */
+size_t kvant_weights_bytes(const kvant_tensor *tensor);
+size_t kvant_weights_most(const kvant_tensor *tensor);
+
+/* Puts a version's W before a rotation, as the matrices of kvant_transform_weigh. */
+kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, kvant_transform *transform);
 
 /* kvant_tensor_make_codec of a version. */
 kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
                                  kvant_codec **codec);
-void kvant_weights_free(const kvant_tensor *tensor, kvant_weights **weights);

@@ -10,6 +10,7 @@
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "learn.h"
+#include "weights.h"
 
 #define MOST_RUNS 64u         /* placed and encoded together */
 #define CLASSES 8u            /* tokens of a page share words, so blocks of one class are one thread's */
@@ -114,6 +115,20 @@ static void see(write_job *job)
 {
     if (!job->seen && job->choice.judged && !kvant_versions_fit(job->tensor, job->choice.version))
         job->seen = job->tensor->device->look(job->tensor, job->rows, job->stride, job->n);
+}
+
+/* Rows can be written with the versions that blocks have, or get without a judgement. Before anything is
+ * learnt: no memory leaves everything as it was. */
+static kvant_status prepare(const write_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    for (size_t first = 0; tensor->learning && !tensor->device && first < job->n;) {
+        const kvant_run r = run_from(job, first);
+        KVANT_FORWARD(kvant_version_prepare(tensor, version_for(job, &r)));
+        KVANT_FORWARD(kvant_version_prepare(tensor, tensor->blocks[r.block].version));
+        first += r.n;
+    }
+    return KVANT_OK;
 }
 
 static kvant_status check_all(write_job *job)
@@ -315,6 +330,7 @@ static bool judged_alone(const write_job *job)
 
 static kvant_status check_job(write_job *job)
 {
+    KVANT_FORWARD(prepare(job));
     if (judged_alone(job)) {
         KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
@@ -388,8 +404,10 @@ static bool any_left(const write_job *jobs, size_t n_jobs)
 static kvant_status run(write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
-    for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
+    for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
+        kvant_versions_age(jobs[i].tensor, jobs[i].n);
         status = check_job(&jobs[i]);
+    }
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
         if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* else it is as it was */
             kvant_learning_reset(jobs[i].tensor);

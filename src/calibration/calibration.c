@@ -291,8 +291,6 @@ kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, c
     if (!out)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
     *out = NULL;
-    if (!path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
     uint8_t *bytes;
     size_t n;
     KVANT_FORWARD(kvant_read_file(path, check_header, &bytes, &n, &error));

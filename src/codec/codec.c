@@ -236,7 +236,7 @@ kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_a
     float scaled[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         scaled[j] = affine && affine->scale ? q[j] * affine->scale[j] : q[j];
-    kvant_transform_dual(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), scaled, y);
+    kvant_transform_dual(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), 1, scaled, y);
     memcpy(out, y, codec->info.head_dim * sizeof *out);
     return KVANT_OK;
 }

@@ -94,7 +94,7 @@ void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_ke
                                 const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y)
 {
     const size_t d = transform->head_dim;
-    const bool full = transform->weights && !transform->diagonal && !transform->part;
+    const bool full = transform->weights && !transform->diagonal;
     float z[TOGETHER * KVANT_MAX_HEAD_DIM];
     for (size_t i = 0; i < n; i += full ? TOGETHER : 1) {
         const uint32_t some = n - i < TOGETHER ? (uint32_t)(n - i) : TOGETHER;

@@ -64,8 +64,11 @@ kvant_status kvant_transform_create(kvant_transform *transform, const kvant_comm
 {
     *transform = (kvant_transform){ .head_dim = head_dim };
     KVANT_FORWARD(set_rotation(transform, common, defaults, error));
-    if (transform->rotate == KVANT_ROTATE_HADAMARD)
+    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        transform->signs = kvant_alloc(head_dim, sizeof(float));
+        KVANT_RETURN_IF(!transform->signs, KVANT_ERR_MEMORY);
         fill_signs(transform, seed);
+    }
     if (transform->rotate != KVANT_ROTATE_DENSE)
         return KVANT_OK;
     transform->matrix = kvant_alloc((size_t)head_dim * head_dim, sizeof(float));
@@ -75,14 +78,15 @@ kvant_status kvant_transform_create(kvant_transform *transform, const kvant_comm
 
 void kvant_transform_destroy(kvant_transform *transform)
 {
+    kvant_free(transform->signs);
     kvant_free(transform->matrix);
     kvant_free(transform->weights);
-    transform->matrix = transform->weights = NULL;
+    transform->signs = transform->matrix = transform->weights = NULL;
 }
 
 size_t kvant_transform_matrix_floats(uint32_t n)
 {
-    return is_power_of_two(n) ? 0 : (size_t)n * n;
+    return is_power_of_two(n) ? n : (size_t)n * n;
 }
 
 kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed, float *matrix)
@@ -90,9 +94,9 @@ kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, 
     *transform = (kvant_transform){ .rotate = KVANT_ROTATE_DENSE, .head_dim = n, .matrix = matrix };
     if (!is_power_of_two(n))
         return kvant_random_rotation(n, seed, matrix);
-    transform->rotate = KVANT_ROTATE_HADAMARD;
-    transform->block = n;
-    transform->random_signs = true;
+    *transform = (kvant_transform){
+        .rotate = KVANT_ROTATE_HADAMARD, .head_dim = n, .block = n, .random_signs = true, .signs = matrix
+    };
     fill_signs(transform, seed);
     return KVANT_OK;
 }
@@ -169,7 +173,7 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
 
 /* n x n; no eigenvalue of W^T W is larger than the largest sum of magnitudes in a row times that in a
  * column. */
-static float gain_of(const double *w, size_t n)
+float kvant_transform_gain_of(const double *w, size_t n)
 {
     double row = 0, column = 0;
     for (size_t i = 0; i < n; i++) {
@@ -196,26 +200,21 @@ kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, 
             row[j] = (float)(i < d ? w[i * d + j] : inverse[(i - d) * d + j]);
         rotate(transform, kernels, row, weights + i * d);
     }
-    transform->gain = gain_of(w, d);
+    transform->gain = kvant_transform_gain_of(w, d);
     transform->weights = weights;
     return KVANT_OK;
 }
 
-kvant_status kvant_transform_weigh_parts(kvant_transform *transform, uint32_t part, const double *w,
-                                         const double *inverse)
+void kvant_transform_expand(const kvant_transform *transform, float *weights)
 {
-    const size_t size = (size_t)part * transform->head_dim;
-    if (part == transform->head_dim)
-        return kvant_transform_weigh(transform, w, inverse);
-    float *weights = kvant_alloc(2 * size, sizeof *weights);
-    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
-    for (size_t i = 0; i < 2 * size; i++)
-        weights[i] = (float)(i < size ? w[i] : inverse[i - size]);
-    for (size_t i = 0; i < size; i += (size_t)part * part)
-        transform->gain = fmaxf(transform->gain, gain_of(w + i, part));
-    transform->weights = weights;
-    transform->part = part;
-    return KVANT_OK;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const uint16_t *triangle = transform->triangles;
+    const uint32_t d = transform->head_dim;
+    float row[KVANT_MAX_HEAD_DIM] = { 0 };
+    for (uint32_t i = 0; i < d; triangle += ++i) {
+        kernels->half_to_float(triangle, row, i + 1);
+        rotate(transform, kernels, row, weights + (size_t)i * d);
+    }
 }
 
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors)
@@ -235,20 +234,33 @@ kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const fl
 
 float kvant_transform_gain(const kvant_transform *transform)
 {
-    return transform->weights && transform->gain > 1 ? transform->gain : 1;
+    return transform->gain > 1 ? transform->gain : 1;
 }
 
-static void weigh_parts(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
-                        const float *x, float *y)
+typedef KVANT_TRIANGLE_FN((*triangle_kernel));
+
+#define STRETCHED 4u /* vectors at once */
+
+static void by_triangles(const kvant_transform *t, triangle_kernel kernel, uint32_t n, const float *x, float *y)
 {
-    const uint32_t d = transform->head_dim, n = transform->part;
-    float in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
-    for (uint32_t part = 0; part < d / n; part++) {
-        kvant_part_gather(d, n, part, x, in);
-        kernels->combine_rows(weights + (size_t)part * n * n, in, n, n, 1, out);
-        kvant_part_scatter(d, n, part, out, z);
+    const uint32_t d = t->head_dim, part = t->part;
+    float of_part[STRETCHED * KVANT_MAX_HEAD_DIM];
+    for (uint32_t p = 0; p < d / part; p++) {
+        for (uint32_t i = 0; i < n; i++)
+            kvant_part_gather(d, part, p, x + (size_t)i * d, of_part + (size_t)i * part);
+        kernel(t->triangles + p * kvant_triangle_size(part), part, n, of_part);
+        for (uint32_t i = 0; i < n; i++)
+            kvant_part_scatter(d, part, p, of_part + (size_t)i * part, y + (size_t)i * d);
     }
-    rotate(transform, kernels, z, y);
+}
+
+void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
+                             const float *x, float *y)
+{
+    const size_t d = transform->head_dim;
+    for (uint32_t i = 0; i < n; i += STRETCHED)
+        by_triangles(transform, dual ? kernels->solve_lower : kernels->multiply_upper, n - i < STRETCHED ? n - i : STRETCHED,
+                     x + i * d, y + i * d);
 }
 
 /* y = R W x when weights are W; y = R W^-T x when weights are W^-T. */
@@ -256,10 +268,6 @@ static void weigh(const kvant_transform *transform, const kvant_kernels *kernels
                   const float *x, float *y)
 {
     uint32_t d = transform->head_dim;
-    if (transform->part) {
-        weigh_parts(transform, kernels, weights, x, y);
-        return;
-    }
     if (!transform->diagonal) {
         kernels->combine_rows(weights, x, d, d, 1, y);
         return;
@@ -274,7 +282,7 @@ static void weigh(const kvant_transform *transform, const kvant_kernels *kernels
 static const float *inverse_weights(const kvant_transform *transform)
 {
     size_t d = transform->head_dim;
-    return transform->weights + d * (transform->diagonal ? 1 : transform->part ? transform->part : d);
+    return transform->weights + d * (transform->diagonal ? 1 : d);
 }
 
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
@@ -285,7 +293,8 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
                                    .signs = hadamard ? transform->signs : NULL,
                                    .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
                                    .weights = transform->weights,
-                                   .inverse_weights = transform->weights ? inverse_weights(transform) : NULL,
+                                   .inverse_weights =
+                                       transform->weights && !transform->triangles ? inverse_weights(transform) : NULL,
                                    .diagonal = transform->diagonal };
 }
 
@@ -294,32 +303,29 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
 {
     float z[KVANT_MAX_HEAD_DIM];
     const float *source = kvant_transform_normalise(transform, affine, x, z);
-    if (transform->weights)
+    if (transform->weights) {
         weigh(transform, kernels, transform->weights, source, y);
-    else
-        rotate(transform, kernels, source, y);
-}
-
-void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, const float *x, float *y)
-{
-    if (transform->weights)
-        weigh(transform, kernels, inverse_weights(transform), x, y);
-    else
-        rotate(transform, kernels, x, y);
-}
-
-static void unweigh_parts(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
-{
-    const uint32_t d = transform->head_dim, n = transform->part;
-    float in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], z[KVANT_MAX_HEAD_DIM];
-    const float *weights = inverse_weights(transform);
-    unrotate(transform, kernels, y, z);
-    for (uint32_t part = 0; part < d / n; part++) {
-        kvant_part_gather(d, n, part, z, in);
-        for (uint32_t i = 0; i < n; i++)
-            out[i] = kernels->dot(weights + ((size_t)part * n + i) * n, in, n);
-        kvant_part_scatter(d, n, part, out, x);
+        return;
     }
+    if (transform->triangles)
+        kvant_transform_stretch(transform, kernels, false, 1, source, z);
+    rotate(transform, kernels, transform->triangles ? z : source, y);
+}
+
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
+                          float *y)
+{
+    const size_t d = transform->head_dim;
+    float z[KVANT_MAX_HEAD_DIM];
+    if (transform->triangles)
+        kvant_transform_stretch(transform, kernels, true, n, x, y);
+    for (const float *end = x + n * d; x < end; x += d, y += d)
+        if (transform->triangles)
+            rotate(transform, kernels, memcpy(z, y, d * sizeof *z), y);
+        else if (transform->weights)
+            weigh(transform, kernels, inverse_weights(transform), x, y);
+        else
+            rotate(transform, kernels, x, y);
 }
 
 /* x = W^-1 R^T y */
@@ -327,10 +333,6 @@ static void unweigh(const kvant_transform *transform, const kvant_kernels *kerne
 {
     const float *weights = inverse_weights(transform);
     uint32_t d = transform->head_dim;
-    if (transform->part) {
-        unweigh_parts(transform, kernels, y, x);
-        return;
-    }
     if (transform->diagonal) {
         unrotate(transform, kernels, y, x);
         for (uint32_t i = 0; i < d; i++)
@@ -344,10 +346,15 @@ static void unweigh(const kvant_transform *transform, const kvant_kernels *kerne
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *y, float *x)
 {
-    if (transform->weights)
+    if (transform->triangles) {
+        float z[KVANT_MAX_HEAD_DIM];
+        unrotate(transform, kernels, y, z);
+        by_triangles(transform, kernels->solve_upper, 1, z, x);
+    } else if (transform->weights) {
         unweigh(transform, kernels, y, x);
-    else
+    } else {
         unrotate(transform, kernels, y, x);
+    }
     for (uint32_t i = 0; affine && affine->scale && i < transform->head_dim; i++)
         x[i] *= affine->scale[i];
     for (uint32_t i = 0; affine && affine->center && i < transform->head_dim; i++)

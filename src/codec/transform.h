@@ -18,12 +18,13 @@ typedef struct kvant_transform {
     uint32_t head_dim;
     uint32_t block; /* Hadamard block, 0 without one */
     bool random_signs;
-    float signs[KVANT_MAX_HEAD_DIM]; /* +1 or -1, Hadamard only */
-    float *matrix;                   /* R, head_dim x head_dim row-major, dense only */
-    bool diagonal;                   /* what weights holds */
-    float *weights; /* NULL: W is the identity. Diagonal: those of W and of W^-1. Else (R W)^T and (R W^-1)^T */
-    uint32_t part;  /* 0, or W is block diagonal: weights hold W and W^-T of parts of so many channels */
-    float gain;     /* with weights: no vector becomes longer than gain times its length */
+    float *signs;    /* +1 or -1, Hadamard only */
+    float *matrix;   /* R, head_dim x head_dim row-major, dense only */
+    bool diagonal;   /* what weights holds */
+    float *weights;  /* Diagonal: those of W and of W^-1. Else (R W)^T and, without triangles, (R W^-1)^T */
+    const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
+    uint32_t part;   /* of triangles: channels */
+    float gain;      /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;
 
 /* What a family rotates by when the spec does not say; block 0: the largest that fits, up to
@@ -60,7 +61,7 @@ static inline bool kvant_transform_is_random(const kvant_transform *transform)
 void kvant_transform_destroy(kvant_transform *transform);
 
 /* A rotation inside a quantiser: with random signs by a Hadamard matrix of full size when n is a
- * power of two, dense otherwise. The dense matrix lies in memory of the caller's,
+ * power of two, dense otherwise. The matrix, or the signs, lie in memory of the caller's,
  * kvant_transform_matrix_floats(n) floats; nothing to destroy. */
 kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed, float *matrix);
 size_t kvant_transform_matrix_floats(uint32_t n);
@@ -70,12 +71,16 @@ size_t kvant_transform_matrix_floats(uint32_t n);
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
 /* Puts W before the rotation: columns of w are rows of W, rows of the inverse those of W^-1, head_dim
- * x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0; or a block diagonal
- * W of head_dim / part such matrices, one after another. Once per transform. KVANT_ERR_MEMORY. */
+ * x head_dim each, rounded to binary32; or the factors of a diagonal W, above 0. Once per transform.
+ * KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse);
-kvant_status kvant_transform_weigh_parts(kvant_transform *transform, uint32_t part, const double *w,
-                                         const double *inverse);
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
+
+/* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x head_dim. */
+void kvant_transform_expand(const kvant_transform *transform, float *weights);
+
+/* A bound of the gain of W, n x n. */
+float kvant_transform_gain_of(const double *w, size_t n);
 
 /* Channels of a part, gathered and put back. Its halves lie head_dim / 2 apart, so that a part has
  * both channels of the pairs that RoPE turns, whether they are neighbours or not. */
@@ -89,6 +94,11 @@ static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t pa
 {
     memcpy(out + part * (n / 2), x, n / 2 * sizeof *x);
     memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, (n - n / 2) * sizeof *x);
+}
+
+static inline size_t kvant_triangle_size(size_t n)
+{
+    return n * (n + 1) / 2;
 }
 
 /* The i-th channel of a part, among all. */
@@ -112,9 +122,13 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
 /* The transform as plain data, without centre and scale. */
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 
-/* y = R W^-1 x for queries, the same rules. */
-void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, const float *x,
+/* y = R W^-1 x for n queries, one after another, the same rules. */
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
                           float *y);
+
+/* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */
+void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
+                             const float *x, float *y);
 
 /* x = c + s o W^-1 R^T y, the same rules. */
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,

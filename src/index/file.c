@@ -340,8 +340,6 @@ kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, 
     size_t n;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
-    if (!path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is NULL");
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
     kvant_status status = checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum is wrong");
     if (status == KVANT_OK)
@@ -361,8 +359,6 @@ kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, 
     size_t n;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
-    if (!path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is NULL");
     KVANT_FORWARD(kvant_map_file(path, check_head, &bytes, &n, &error));
     const kvant_status status = kvant_index_parse(bytes, n, index, &error);
     if (status != KVANT_OK)

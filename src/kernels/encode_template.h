@@ -123,6 +123,23 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     }
 }
 
+/* sums[r] = the sum of row[j] z[4 j + r] for j < n, a multiple of 16, in 8 sums that are added last. sums: 32. */
+#define QUAD_VECTORS (32 / LANES)
+KVANT_INLINE void NAME(sum_quads)(const float *row, const float *z, uint32_t n, float *sums)
+{
+    vf sum[QUAD_VECTORS];
+    unrolled_for (uint32_t v = 0; v < QUAD_VECTORS; v++)
+        sum[v] = vf_zero();
+    for (uint32_t j = 0; j < n; j += 16)
+        unrolled_for (uint32_t v = 0; v < 64 / LANES; v++) {
+            const vf factors = vf_spread_quads(vf_load_unaligned(row + j + v / 4 * LANES), v % 4);
+            sum[v % QUAD_VECTORS] = vf_add(sum[v % QUAD_VECTORS], vf_mul(factors, vf_load_unaligned(z + 4 * j + v * LANES)));
+        }
+    unrolled_for (uint32_t v = 0; v < QUAD_VECTORS; v++)
+        vf_store_unaligned(sums + v * LANES, sum[v]);
+    kvant_fold_quads(sums);
+}
+
 /* Sums of row i of a triangle, of some vectors: a constant at every call. x: the rows from their column on. */
 KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride, uint32_t n_rows,
                                 float *sums)

@@ -226,6 +226,20 @@ typedef struct kvant_block_page {
  * column: n numbers. */
 #define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
+/* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-1 x (solve_lower), L^-T x (solve_upper) or L^T x
+ * (multiply_upper). L: a lower triangle in binary16, row after row, without zeros in its diagonal; behind it
+ * KVANT_TRIANGLE_PADDING numbers are readable. A solution is that of a matrix whose numbers differ from L's by at
+ * most (n + 3) 2^-23 of themselves; a product's numbers by at most n 2^-23 of the sum of magnitudes. */
+#define KVANT_TRIANGLE_PADDING 16u
+#define KVANT_TRIANGLE_FN(name) void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
+
+static inline void kvant_fold_quads(float sums[32])
+{
+    for (uint32_t width = 16; width >= 4; width /= 2)
+        for (uint32_t i = 0; i < width; i++)
+            sums[i] += sums[i + width];
+}
+
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
     float name(const float *a, const uint8_t *codes, uint32_t n, const float *values, uint32_t bits)
@@ -329,6 +343,9 @@ typedef struct kvant_uniform_step {
     X(ADD_OUTERS, add_outers)                                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                                \
+    X(TRIANGLE, solve_lower)                                                                                       \
+    X(TRIANGLE, solve_upper)                                                                                       \
+    X(TRIANGLE, multiply_upper)                                                                                    \
     X(HADAMARD, hadamard)                                                                                          \
     X(RANGE, range)                                                                                                \
     X(MAGNITUDE, magnitude)                                                                                        \

@@ -5,6 +5,17 @@
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
+#define half_to_float_c kvant_half_to_float_c
+
+static void sum_quads_c(const float *row, const float *z, uint32_t n, float *sums)
+{
+    for (uint32_t i = 0; i < 4 * n; i++)
+        sums[i % 32] += row[i / 4] * z[i];
+    kvant_fold_quads(sums);
+}
+
+#include "triangle_loops.h"
+
 KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c)
 {
     feedback_codes_c(feedback, z, thresholds, values, bits, codes, sums);
@@ -18,6 +29,21 @@ KVANT_MEAN_FACTOR_FN(kvant_mean_factor_c)
 KVANT_LOWER_INVERSE_FN(kvant_lower_inverse_c)
 {
     lower_inverse_c(n, l, column);
+}
+
+KVANT_TRIANGLE_FN(kvant_solve_lower_c)
+{
+    solve_lower_c(triangle, n, n_x, x);
+}
+
+KVANT_TRIANGLE_FN(kvant_solve_upper_c)
+{
+    solve_upper_c(triangle, n, n_x, x);
+}
+
+KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
+{
+    multiply_upper_c(triangle, n, n_x, x);
 }
 
 KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c)

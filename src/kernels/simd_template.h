@@ -164,6 +164,7 @@ static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 #include "mean_loops.h"
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
+#include "triangle_loops.h"
 
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {

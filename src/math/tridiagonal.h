@@ -1,5 +1,4 @@
-/* tridiagonal.h - eigenvalues and eigenvectors of a symmetric matrix, about ten times as fast as
- * eigen.c at 256 x 256. eigen.c stays, because a page format fixes its order of operations. */
+/* tridiagonal.h - eigenvalues and eigenvectors of a symmetric matrix. */
 #pragma once
 
 #include <stdint.h>

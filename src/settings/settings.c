@@ -214,8 +214,6 @@ kvant_status kvant_settings_load(const char *path, kvant_settings **settings, ch
     if (!settings)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
     *settings = NULL;
-    if (!path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
     uint8_t *bytes;
     size_t n;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));

@@ -46,6 +46,8 @@ void harness_need_gpu(void);
 /* Skips a test that compares a GPU's cache with a CPU's where weights are no floats: each rounds activations to 8 bits in its own way then,
  * which moves logits more than q8_0 does. */
 void harness_need_floats(void);
+/* Whether the model's weights are floats. */
+bool harness_has_floats(void);
 /* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1, or with KVANT_TEST_SPLIT their heads. */
 int harness_gpus(void);
 

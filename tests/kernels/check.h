@@ -34,6 +34,9 @@
     X(add_outers)                                                                                                  \
     X(mean_factor)                                                                                                 \
     X(lower_inverse)                                                                                               \
+    X(solve_lower)                                                                                                 \
+    X(solve_upper)                                                                                                 \
+    X(multiply_upper)                                                                                              \
     X(hadamard)                                                                                                    \
     X(range)                                                                                                       \
     X(magnitude)                                                                                                   \

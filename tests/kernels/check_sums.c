@@ -264,6 +264,107 @@ BENCH(lower_inverse)
     CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)), "128 x 128");
 }
 
+/* A triangle of n x n halves and n_x vectors. */
+typedef struct triangular {
+    uint32_t n, n_x;
+    uint16_t *triangle;
+    float *x, before[5 * 512];
+} triangular;
+
+/* Below a diagonal of 1 ... 2 numbers are random and at most 1 / sqrt(n): the inverse is bounded. */
+static void make_triangular(checker *check, uint32_t n, uint32_t n_x, triangular *t)
+{
+    const uint32_t size = n * (n + 1) / 2;
+    float row[512];
+    check_case(check, "%u x %u, %u vectors", n, n, n_x);
+    t->n = n, t->n_x = n_x;
+    t->triangle = check_input(check, "triangle", (size + KVANT_TRIANGLE_PADDING) * sizeof *t->triangle, sizeof *t->triangle);
+    t->x = check_output(check, "x", (size_t)n_x * n * sizeof *t->x, sizeof *t->x);
+    uint16_t *to = t->triangle;
+    for (uint32_t i = 0; i < n; i++) {
+        check_floats(check, row, n, CHECK_NORMAL);
+        for (uint32_t j = 0; j <= i; j++)
+            *to++ = kvant_half_from_float(j == i ? 1 + fabsf(sinf(row[j])) : sinf(row[j]) / sqrtf((float)n));
+    }
+    for (uint32_t i = 0; i < KVANT_TRIANGLE_PADDING; i++)
+        *to++ = 0x7e00; /* NaN */
+    for (uint32_t i = 0; i < n_x; i++)
+        check_floats(check, t->before + (size_t)i * n, n, CHECK_NORMAL);
+    memcpy(t->x, t->before, (size_t)n_x * n * sizeof *t->x);
+}
+
+static double triangle_at(const triangular *t, uint32_t i, uint32_t j)
+{
+    return j > i ? 0 : (double)kvant_half_to_float(t->triangle[(size_t)i * (i + 1) / 2 + j]);
+}
+
+/* What was solved, put into the equations: |L x - b| <= (n + 3) 2^-23 |L| |x| (Higham, Accuracy and Stability, 8.1,
+ * with two roundings of a quotient). upper: L^T. */
+static void check_solution(checker *check, const triangular *t, bool upper)
+{
+    for (uint32_t v = 0; v < t->n_x; v++)
+        for (uint32_t i = 0; i < t->n; i++) {
+            double sum = 0, magnitudes = 0;
+            for (uint32_t j = 0; j < t->n; j++) {
+                const double term = (upper ? triangle_at(t, j, i) : triangle_at(t, i, j)) * (double)t->x[v * t->n + j];
+                sum += term;
+                magnitudes += fabs(term);
+            }
+            check_near(check, "equation", (size_t)v * t->n + i, sum, (double)t->before[v * t->n + i], (t->n + 3) * 0x1p-23 * magnitudes);
+        }
+}
+
+static void check_product(checker *check, const triangular *t)
+{
+    for (uint32_t v = 0; v < t->n_x; v++)
+        for (uint32_t i = 0; i < t->n; i++) {
+            double sum = 0, magnitudes = 0;
+            for (uint32_t j = i; j < t->n; j++) {
+                const double term = triangle_at(t, j, i) * (double)t->before[v * t->n + j];
+                sum += term;
+                magnitudes += fabs(term);
+            }
+            check_near(check, "product", (size_t)v * t->n + i, (double)t->x[v * t->n + i], sum, t->n * 0x1p-23 * magnitudes);
+        }
+}
+
+typedef KVANT_TRIANGLE_FN(triangle_fn);
+
+static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c, int kind)
+{
+    static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 80, 96, 127, 128, 129, 511 };
+    static triangular t;
+    static float want[5 * 512];
+    for (size_t s = 0; s < COUNT(dims); s++)
+        for (uint32_t n_x = 1; n_x <= 5; n_x += 2) {
+            make_triangular(check, dims[s], n_x, &t);
+            CHECK_CALL(check, kernel(t.triangle, t.n, t.n_x, t.x));
+            memcpy(want, t.before, sizeof want);
+            c(t.triangle, t.n, t.n_x, want);
+            check_same(check, "x", t.x, want, (size_t)t.n * n_x, sizeof *want);
+            if (kind == 2)
+                check_product(check, &t);
+            else
+                check_solution(check, &t, kind == 1);
+        }
+}
+
+static void bench_triangles(checker *check, triangle_fn *kernel)
+{
+    static triangular t;
+    for (uint32_t n_x = 1; n_x <= 4; n_x += 3) {
+        make_triangular(check, 128, n_x, &t);
+        CHECK_BENCH(check, (memcpy(t.x, t.before, n_x * 512), kernel(t.triangle, 128, n_x, t.x)), "128 x 128, %u vectors", n_x);
+    }
+}
+
+CHECK(solve_lower) { check_triangles(check, kernels->solve_lower, c->solve_lower, 0); }
+CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, 1); }
+CHECK(multiply_upper) { check_triangles(check, kernels->multiply_upper, c->multiply_upper, 2); }
+BENCH(solve_lower) { bench_triangles(check, kernels->solve_lower); }
+BENCH(solve_upper) { bench_triangles(check, kernels->solve_upper); }
+BENCH(multiply_upper) { bench_triangles(check, kernels->multiply_upper); }
+
 typedef struct coded {
     float *a, *values;
     uint8_t *codes;

@@ -7,7 +7,7 @@ from common import TestCase, normal, np
 
 import kvant
 
-HEADS, KV_HEADS, DIM, N = 6, 2, 32, 1400
+HEADS, KV_HEADS, DIM, N = 6, 2, 32, 2040
 SHAPE = dict(n_layers=1, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=DIM, max_tokens=2048)
 SPEC, PLAIN = "trellis-4:transform=first", "trellis-4:center=first,norm=first"
 
@@ -205,7 +205,7 @@ class Tensors(TestCase):
         scheme = kvant.Scheme(k=SPEC, v="trellis-4", n_layers=1, n_kv_heads=KV_HEADS, head_dim=DIM)
         tensor = kvant.Tensor(scheme.codecs(0, "k"), n_blocks=32)
         self.assertTrue(tensor.wants_queries())
-        for first, end in ((0, 400), (400, 900), (900, N)):
+        for first, end in ((0, 400), (400, 900), (900, 1400), (1400, 1900), (1900, N)):
             put(cache, sequence, rows, (first, end))
             tensor.note_queries(rows[2][first:end])
             tensor.write(np.arange(first, end), rows[0][first:end])

@@ -1,92 +1,15 @@
 /* test_allocation_failure.c - every allocation of create, write and calibrate fails once, and every allocation from it on; so do threads.
- *
- * The linker puts the functions __wrap_* below between the library and the C library (tests/unit/CMakeLists.txt). A call that meets a
- * refused allocation must report KVANT_ERR_MEMORY, leave a NULL object or one that still works, and leak nothing: blocks are counted
- * here, and AddressSanitizer's build sees bytes as well. The functions under "A layer" and "A cache
- * of sequences" are all that knows the interface. */
-#include "testing.h"
+ * refused.h says what is expected. The functions under "A layer" and "A cache of sequences" are all that knows the interface. */
+#include "refused.h"
 
 #include <kvant/cache.h>
 #include <kvant/calibration.h>
-#include <kvant/index.h>
 #include <kvant/settings.h>
 #include <kvant/tensor.h>
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <unistd.h>
-
-/* --- Memory --- */
-
-void *__real_malloc(size_t);
-void *__real_calloc(size_t, size_t);
-void *__real_realloc(void *, size_t);
-void *__real_aligned_alloc(size_t, size_t);
-void __real_free(void *);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *old, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-void __wrap_free(void *memory);
-
-static atomic_long asked, refused; /* since arm */
-static atomic_long blocks;         /* in use */
-static long fail_at;               /* the first allocation refused; 0: none */
-static bool fail_on;               /* and all after it */
-
-static void arm(long at, bool on)
-{
-    asked = refused = 0;
-    fail_at = at;
-    fail_on = on;
-}
-
-static bool refuse(void)
-{
-    const long number = atomic_fetch_add(&asked, 1) + 1;
-    const bool no = fail_at != 0 && (number == fail_at || (fail_on && number > fail_at));
-    if (no)
-        refused++;
-    return no;
-}
-
-static void *counted(void *memory)
-{
-    if (memory)
-        blocks++;
-    return memory;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-    return refuse() ? NULL : counted(__real_malloc(bytes));
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return refuse() ? NULL : counted(__real_calloc(count, size));
-}
-
-void *__wrap_realloc(void *old, size_t bytes)
-{
-    if (refuse())
-        return NULL;
-    void *memory = __real_realloc(old, bytes);
-    return old ? memory : counted(memory);
-}
-
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
-{
-    return refuse() ? NULL : counted(__real_aligned_alloc(alignment, bytes));
-}
-
-void __wrap_free(void *memory)
-{
-    if (memory)
-        blocks--;
-    __real_free(memory);
-}
 
 /* --- Threads --- */
 
@@ -232,33 +155,6 @@ static kvant_status calibrate(kvant_calibration **calibration)
     return status;
 }
 
-/* A call, tried with its first allocation refused, its second, and so on until it needs no more. Each call cleans up after itself. */
-typedef kvant_status attempt(const void *context);
-
-/* survives: one refusal may go unnoticed, because another way to the same end asks again. */
-static void refuse_each_allocation(attempt *call, const void *context, const char *what, bool survives)
-{
-    assert_int_equal(call(context), KVANT_OK); /* what the library keeps for good is there now */
-    const long before = blocks;
-    for (int on = 0; on < 2; on++)
-        for (long at = 1;; at++) {
-            arm(at, on);
-            const kvant_status status = call(context);
-            const long met = refused;
-            arm(0, false);
-            if (blocks != before)
-                fail_msg("%s: allocation %ld refused%s: %ld blocks leak", what, at, on ? ", and all later ones" : "",
-                         blocks - before);
-            const bool survived = survives && !on && met && status == KVANT_OK;
-            if (!survived && status != (met ? KVANT_ERR_MEMORY : KVANT_OK))
-                fail_msg("%s: allocation %ld refused (%ld times): %s", what, at, met, kvant_strerror(status));
-            if (met == 0) {
-                assert_true(at > 1); /* else nothing was tried */
-                break;
-            }
-        }
-}
-
 typedef struct site {
     const char *spec;
     const kvant_calibration *calibration;
@@ -347,93 +243,6 @@ static void files(void **state)
     refuse_each_allocation(load_and_drop, path, "load a calibration", false);
     refuse_each_allocation(save_settings, path, "save and load settings", false);
     remove(path);
-}
-
-/* Everything that an index does. */
-static const char *index_spec;
-
-static kvant_status index_life(const void *path)
-{
-    static const uint64_t allowed[] = { 70, 71 };
-    kvant_index_params params = { .size = sizeof params, .dim = 20, .metric = KVANT_METRIC_L2, .spec = index_spec, .center = rows };
-    kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 20, .n = 2, .k = 3, .n_threads = 2, .allowed = allowed, .n_allowed = 2 };
-    kvant_index *index, *read = NULL;
-    query.rerank = strstr(index_spec, "rows") ? 20 : 0;
-    if (query.rerank) { /* centroids are given, too */
-        params.centroids = rows;
-        params.centroid_stride = 20;
-        params.n_centroids = 4;
-    }
-    uint64_t found[6], ids[40];
-    float scores[20];
-    char err[256] = "";
-    kvant_status status = kvant_index_create(&params, &index, err, sizeof err);
-    for (uint64_t i = 0; i < 40; i++)
-        ids[i] = 50 + i;
-    assert_true((status == KVANT_OK) == (err[0] == 0) && (index != NULL) == (status == KVANT_OK));
-    if (status == KVANT_OK)
-        status = kvant_index_train(index, rows, 20, 60);
-    for (size_t i = 0; status == KVANT_OK && i < 40; i += 20)
-        status = kvant_index_add(index, rows + 20 * i, 20, 20, ids + i, 2);
-    if (status == KVANT_OK)
-        status = kvant_index_remove(index, 60);
-    if (status == KVANT_OK)
-        status = kvant_index_search(index, &query, scores, found);
-    if (status == KVANT_OK)
-        status = kvant_index_reconstruct(index, 70, scores);
-    if (status == KVANT_OK)
-        status = kvant_index_save(index, path, err, sizeof err);
-    for (int view = 0; status == KVANT_OK && view < 2; view++) {
-        kvant_index_free(&read);
-        status = view ? kvant_index_view(path, &read, err, sizeof err) : kvant_index_load(path, &read, err, sizeof err);
-        assert_true((read != NULL) == (status == KVANT_OK));
-    }
-    kvant_index_free(&index);
-    kvant_index_free(&read);
-    return status;
-}
-
-static void indexes(void **state)
-{
-    char path[64];
-    (void)state;
-    snprintf(path, sizeof path, "allocation_failure_index.%ld", (long)getpid());
-    index_spec = "turboquant-3:dims=7";
-    refuse_each_allocation(index_life, path, index_spec, false);
-    index_spec = "turboquant-4:lists=4";
-    refuse_each_allocation(index_life, path, index_spec, false);
-    index_spec = "trellis-2:lists=4,rows=int8";
-    refuse_each_allocation(index_life, path, index_spec, false);
-    index_spec = "int-4:asym";
-    refuse_each_allocation(index_life, path, index_spec, false);
-    remove(path);
-}
-
-/* An addition or the first removal that meets a refused allocation leaves the index as it was. */
-static void index_changes(void **state)
-{
-    const kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = "turboquant-4" };
-    const kvant_index_query query = { .size = sizeof query, .rows = rows, .stride = 4, .n = 1, .k = 100 };
-    uint64_t want[100], got[100];
-    float scores[100];
-    (void)state;
-    for (int removal = 0; removal < 2; removal++)
-        for (long at = 1, met = 1; met; at++) {
-            const uint64_t ids[2] = { 900, 0 }; /* 0 is taken */
-            kvant_index *index;
-            assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
-            assert_int_equal(kvant_index_add(index, rows, 4, 33, NULL, 1), KVANT_OK);
-            assert_int_equal(kvant_index_search(index, &query, scores, want), KVANT_OK);
-            arm(at, true);
-            const kvant_status status = removal ? kvant_index_remove(index, 5) : kvant_index_add(index, rows, 4, 2, ids, 1);
-            met = refused;
-            arm(0, false);
-            assert_int_equal(status, met ? KVANT_ERR_MEMORY : removal ? KVANT_OK : KVANT_ERR_ARGUMENT);
-            assert_int_equal(kvant_index_search(index, &query, scores, got), KVANT_OK);
-            if (met || !removal)
-                assert_memory_equal(got, want, sizeof got);
-            kvant_index_free(&index);
-        }
 }
 
 static const uint32_t batches[][2] = { { 0, 70 }, { 70, 1 }, { 71, TOKENS - 71 } };
@@ -655,7 +464,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_that_do_not_start),
         cmocka_unit_test(layers), cmocka_unit_test(calibrations), cmocka_unit_test(files),
-        cmocka_unit_test(indexes), cmocka_unit_test(index_changes),
         cmocka_unit_test(writes), cmocka_unit_test(attention_does_not_allocate),
         cmocka_unit_test(caches), cmocka_unit_test(caches_go_on),
     };

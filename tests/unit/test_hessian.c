@@ -1,7 +1,7 @@
 /* test_hessian.c - eigenvectors, and the query basis against its formulas, put together here from other codecs and plain sums. */
 #include "calibrated_fixture.h"
 
-#include "../../src/math/eigen.h"
+#include "../../src/codec/papers/jacobi.h"
 
 /* --- eigenvectors --- */
 

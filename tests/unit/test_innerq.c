@@ -28,14 +28,6 @@ static void free_page(page *p)
     free(p->bytes);
 }
 
-/* Encodes and decodes a page. */
-static void round_trip(const char *spec, uint32_t d, kvant_role role, const float *x, float *decoded)
-{
-    page p = encode(spec, d, role, x);
-    assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, d), KVANT_OK);
-    free_page(&p);
-}
-
 /* --- what the names mean --- */
 
 /* InnerQ's Table 3: a number of keys and one of values, averaged. At head_dim 128 no page has padding, so
@@ -128,8 +120,8 @@ static void last_groups_may_be_smaller(void **state)
             fill_normal(x, (size_t)64 * d, &rng);
             for (uint32_t t = 0; t < 64; t++)
                 memcpy(tail + t * rest, x + (t + 1) * d - rest, rest * sizeof *x);
-            round_trip(rows[i].spec, d, (kvant_role)role, x, decoded);
-            round_trip(rows[i].alone, rest, (kvant_role)role, tail, tail_decoded);
+            encode_decode(rows[i].spec, d, (kvant_role)role, x, decoded);
+            encode_decode(rows[i].alone, rest, (kvant_role)role, tail, tail_decoded);
             for (uint32_t t = 0; t < 64; t++)
                 assert_memory_equal(decoded + (t + 1) * d - rest, tail_decoded + t * rest, rest * sizeof *x);
         }
@@ -228,7 +220,7 @@ static void measure(const char *spec, kvant_role role, double *mse, double *erro
     double sum = 0, squares = 0;
     for (uint32_t i = 0; i < PAGES; i++) {
         fill_normal(x, COUNT(x), &rng);
-        round_trip(spec, D, role, x, decoded);
+        encode_decode(spec, D, role, x, decoded);
         double page_mse = squared_distance(x, decoded, COUNT(x)) / COUNT(x);
         sum += page_mse;
         squares += page_mse * page_mse;
@@ -335,9 +327,9 @@ static void hybrid_takes_the_better_arm(void **state)
         for (uint32_t pages = 0; pages < 20; pages++) {
             uint32_t taken[2] = { 0 };
             fill_groups(x, D, &rng);
-            round_trip(rows[i].hybrid, D, KVANT_ROLE_V, x, hybrid);
-            round_trip(rows[i].symmetric, D, KVANT_ROLE_V, x, symmetric);
-            round_trip(rows[i].asymmetric, D, KVANT_ROLE_V, x, asymmetric);
+            encode_decode(rows[i].hybrid, D, KVANT_ROLE_V, x, hybrid);
+            encode_decode(rows[i].symmetric, D, KVANT_ROLE_V, x, symmetric);
+            encode_decode(rows[i].asymmetric, D, KVANT_ROLE_V, x, asymmetric);
             for (uint32_t t = 0; t < 64; t += rows[i].per_channel ? 32 : 1)
                 for (uint32_t j = 0; j < D; j += rows[i].per_channel ? 1 : 32) {
                     group_error h = error_of(x, hybrid, D, rows[i].per_channel, t, j);

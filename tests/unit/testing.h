@@ -75,6 +75,18 @@ static inline kvant_codec_info info_of(const kvant_codec *codec)
     return info;
 }
 
+/* A page of 64 rows: what its codes give back. */
+static inline void encode_decode(const char *spec, uint32_t d, kvant_role role, const float *x,
+                                 float *decoded)
+{
+    kvant_codec *codec = make_codec(spec, d, role);
+    void *page = aligned(info_of(codec).page_bytes);
+    assert_int_equal(kvant_codec_encode(codec, NULL, x, d, 0, 64, page), KVANT_OK);
+    assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d), KVANT_OK);
+    free(page);
+    kvant_codec_free(&codec);
+}
+
 static inline double squared_distance(const float *a, const float *b, size_t n)
 {
     double sum = 0;

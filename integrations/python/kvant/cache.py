@@ -415,7 +415,7 @@ class Cache(Owned):
 
     @property
     def bytes(self) -> int:
-        """That the blocks in use take: codes, metadata, fp16 pages."""
+        """That the blocks in use take: codes, metadata, fp16 pages; and learnt matrices."""
         return self.info.bytes
 
     def __repr__(self) -> str:

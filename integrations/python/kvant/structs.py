@@ -13,6 +13,8 @@ from typing import Any
 class Struct(c.Structure):
     """Structures of kvant that begin with their size; new() fills it in."""
 
+    _fields_ = [("size", c.c_size_t)]
+
     @classmethod
     def new(cls, **fields: Any) -> Any:
         return cls(size=c.sizeof(cls), **fields)
@@ -20,7 +22,7 @@ class Struct(c.Structure):
     def plain(self) -> dict[str, Any]:
         """Fields as Python's own types: no size, text instead of bytes. Pointers stay numbers or
         None."""
-        values = {name: getattr(self, name) for name in (field[0] for field in self._fields_) if name != "size"}
+        values = {name: getattr(self, name) for name, *_ in self._fields_}
         return {
             name: value.decode(errors="replace") if isinstance(value, bytes) else value
             for name, value in values.items()
@@ -36,7 +38,6 @@ class Affine(c.Structure):
 
 class CodecInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("spec", c.c_char_p),
         ("source", c.c_char_p),
         ("head_dim", c.c_uint32),
@@ -60,7 +61,6 @@ class CodecInfo(Struct):
 
 class CodecFamily(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("name", c.c_char_p),
         ("variants", c.c_char_p),
         ("options", c.c_char_p),
@@ -75,7 +75,6 @@ class CodecFamily(Struct):
 
 class IndexParams(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("dim", c.c_uint32),
         ("metric", c.c_int),
         ("spec", c.c_char_p),
@@ -91,7 +90,6 @@ ALLOW = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64)
 
 class IndexQuery(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("rows", c.c_void_p),
         ("stride", c.c_size_t),
         ("n", c.c_size_t),
@@ -113,7 +111,6 @@ class IndexQuery(Struct):
 
 class IndexInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("dim", c.c_uint32),
         ("metric", c.c_int),
         ("spec", c.c_char_p),
@@ -135,7 +132,6 @@ class IndexInfo(Struct):
 
 class TensorParams(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("codecs", c.POINTER(c.c_void_p)),
         ("n_kv_heads", c.c_uint32),
         ("n_sequences", c.c_uint32),
@@ -147,7 +143,6 @@ class TensorParams(Struct):
 
 class BlockInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("state", c.c_int),
         ("version", c.c_uint32),
         ("written", c.c_uint64),
@@ -159,7 +154,6 @@ class BlockInfo(Struct):
 
 class Queries(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("q", c.c_void_p),
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
@@ -171,7 +165,6 @@ class Queries(Struct):
 
 class Rope(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("n_dims", c.c_uint32),
         ("interleaved", c.c_uint32),
         ("frequencies", c.c_void_p),
@@ -182,7 +175,6 @@ class Rope(Struct):
 
 class TensorInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("role", c.c_int),
         ("n_kv_heads", c.c_uint32),
         ("head_dim", c.c_uint32),
@@ -193,6 +185,8 @@ class TensorInfo(Struct):
         ("sealed_bytes", c.c_size_t),
         ("open_bytes", c.c_size_t),
         ("written_blocks", c.c_size_t),
+        ("learnt_bytes", c.c_size_t),
+        ("learnt_most", c.c_size_t),
     ]
 
 
@@ -203,7 +197,6 @@ MAX_CODEBOOKS = 8
 
 class CalibrationInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("model", c.c_char_p),
         ("model_fingerprint", c.c_uint64),
         ("n_layers", c.c_uint32),
@@ -220,7 +213,6 @@ class CalibrationInfo(Struct):
 
 class CalibrationEntry(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("head_dim", c.c_uint32),
         ("mean", c.c_void_p),
         ("min", c.c_void_p),
@@ -234,7 +226,6 @@ class CalibrationEntry(Struct):
 
 class CalibratorConfig(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("model", c.c_char_p),
         ("model_fingerprint", c.c_uint64),
         ("seed", c.c_uint64),
@@ -247,7 +238,6 @@ class CalibratorConfig(Struct):
 
 class CalibratorAttention(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("keys", c.c_void_p),
         ("key_stride", c.c_size_t),
         ("n_keys", c.c_uint32),
@@ -262,7 +252,6 @@ class CalibratorAttention(Struct):
 
 class CalibratorSums(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("n_kv_heads", c.c_uint32),
         ("head_dim", c.c_uint32),
         ("n_rows", c.c_uint64),
@@ -294,7 +283,6 @@ class SettingsLayer(c.Structure):
 
 class SettingsConfig(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("model", c.c_char_p),
         ("model_fingerprint", c.c_uint64),
         ("n_layers", c.c_uint32),
@@ -306,7 +294,6 @@ class SettingsConfig(Struct):
 
 class SettingsInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("model", c.c_char_p),
         ("model_fingerprint", c.c_uint64),
         ("n_layers", c.c_uint32),
@@ -316,13 +303,7 @@ class SettingsInfo(Struct):
 
 
 class Preset(Struct):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("name", c.c_char_p),
-        ("summary", c.c_char_p),
-        ("k", c.c_char_p),
-        ("v", c.c_char_p),
-    ]
+    _fields_ = [("name", c.c_char_p), ("summary", c.c_char_p), ("k", c.c_char_p), ("v", c.c_char_p)]
 
 
 # ---- scheme.h ----
@@ -330,7 +311,6 @@ class Preset(Struct):
 
 class SchemeParams(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("preset", c.c_char_p),
         ("k", c.c_char_p),
         ("v", c.c_char_p),
@@ -346,7 +326,6 @@ class SchemeParams(Struct):
 
 class SchemePlace(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("role", c.c_int),
         ("layer", c.c_uint32),
         ("n_layers", c.c_uint32),
@@ -356,17 +335,11 @@ class SchemePlace(Struct):
 
 
 class SchemeModel(Struct):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("n_layers", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32 * 2),
-    ]
+    _fields_ = [("n_layers", c.c_uint32), ("n_kv_heads", c.c_uint32), ("head_dim", c.c_uint32 * 2)]
 
 
 class SchemeInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("preset", c.c_char_p),
         ("k", c.c_char_p),
         ("v", c.c_char_p),
@@ -384,7 +357,6 @@ class SchemeInfo(Struct):
 
 class AttentionProblem(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("n_queries", c.c_uint32),
         ("n_tokens", c.c_uint32),
         ("n_heads", c.c_uint32),
@@ -415,7 +387,6 @@ class AttentionProblem(Struct):
 
 class CacheParams(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("n_layers", c.c_uint32),
         ("n_heads", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
@@ -442,7 +413,6 @@ class CacheParams(Struct):
 
 class CacheInfo(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("n_blocks", c.c_uint32),
         ("n_free_blocks", c.c_uint32),
         ("bytes", c.c_size_t),
@@ -455,12 +425,11 @@ class CacheInfo(Struct):
 
 
 class StepsInfo(Struct):
-    _fields_ = [("size", c.c_size_t), ("n_steps", c.c_uint32), ("graph", c.c_uint64), ("floats", c.c_bool)]
+    _fields_ = [("n_steps", c.c_uint32), ("graph", c.c_uint64), ("floats", c.c_bool)]
 
 
 class Step(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("q", c.c_void_p),
         ("k", c.c_void_p),
         ("v", c.c_void_p),
@@ -496,7 +465,6 @@ class CudaRows(c.Structure):
 
 class CudaQueryArgs(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("k_codec", c.c_void_p),
         ("batch", c.c_uint32),
         ("n_heads", c.c_uint32),
@@ -512,7 +480,6 @@ class CudaQueryArgs(Struct):
 
 class CudaAppendArgs(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("k", CudaRows),
         ("v", CudaRows),
         ("type", c.c_int),
@@ -531,7 +498,6 @@ class CudaAppendArgs(Struct):
 
 class CudaAttentionArgs(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("k_codec", c.c_void_p),
         ("v_codec", c.c_void_p),
         ("k", CudaPages),
@@ -580,7 +546,6 @@ class CudaAttentionArgs(Struct):
 
 class CudaTables(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("center", c.c_void_p),
         ("scale", c.c_void_p),
         ("weights", c.c_void_p),
@@ -599,7 +564,6 @@ class CudaSealPages(c.Structure):
 
 class CudaSealArgs(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("k", CudaSealPages),
         ("v", CudaSealPages),
         ("n_blocks", c.c_uint32),
@@ -616,7 +580,6 @@ class CudaSealArgs(Struct):
 
 class CudaDecodeArgs(Struct):
     _fields_ = [
-        ("size", c.c_size_t),
         ("codec", c.c_void_p),
         ("pages", CudaPages),
         ("blocks", c.c_void_p),

@@ -18,7 +18,8 @@ from .rope import Rope
 
 class TensorInfo(NamedTuple):
     """bytes: of all memory. sealed_bytes, open_bytes: of one block. n_versions: of centre and
-    scale, alive."""
+    scale, alive. learnt_bytes, learnt_most: of matrices of
+    transform=first, beside the memory, now and at full length."""
 
     role: str
     n_kv_heads: int
@@ -30,6 +31,8 @@ class TensorInfo(NamedTuple):
     sealed_bytes: int
     open_bytes: int
     written_blocks: int
+    learnt_bytes: int
+    learnt_most: int
 
 
 class Block(NamedTuple):

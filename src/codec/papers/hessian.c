@@ -4,9 +4,9 @@
  * uniform.c is the quantiser. Values take the rotation of their keys, as in the paper.
  * format.md, "Query basis", has the formulas. */
 #include "../../base/alloc.h"
-#include "../../math/eigen.h"
 #include "../site.h"
 #include "../uniform.h"
+#include "jacobi.h"
 
 typedef struct hessian_options {
     int32_t group;

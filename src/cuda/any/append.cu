@@ -230,9 +230,9 @@ __global__ void __launch_bounds__(WARPS * 32)
     if (slot < 0)
         return;
     space.book.load(args.codec);
-    if (threadIdx.x < KVANT_CUDA_TRELLIS_LEVELS)
-        space.levels.levels[threadIdx.x] = trellis.levels[threadIdx.x];
-    fill_costs(space.costs, trellis);
+    space.levels.load(trellis);
+    __syncthreads();
+    fill_costs(space.costs, space.levels, trellis);
     __syncthreads();
     if (threadIdx.x >= 32)
         return;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         space.search.cells[steps[channel]] = (uint16_t)cell_of(__fmul_rn(x, inverse));
     });
     __syncwarp();
-    Search<MOST_DIM, M>(space.search, space.costs, writer.lane, writer.d, room).find();
+    Search<MOST_DIM, M>(space.search, space.costs.at, writer.lane, writer.d, room).find();
     unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++) {
         const int channel = writer.lane + 32 * j;
         if (channel >= writer.d)

@@ -1,13 +1,17 @@
 /* append_trellis.cu - appends rows to pages of trellis codes. Also seals, as append.cu does.
  *
  * A thread block takes up to 64 tokens of one kv head and one role, a warp one row at a time. The
- * warp transforms the row as for open pages, finds its path (trellis_search.cuh), then its codes
- * and its scale. Codes of all tokens stay in shared memory as nibbles until the words of pages are
- * put together. The memory of a search decides how many warps of the thread block search. */
+ * warp transforms the row as for open pages, finds its path (trellis_places.cuh; trellis_search.cuh for more than
+ * 256 states), then its codes and its scale. The block multiplies keys with a matrix. Of few tokens a warp writes its row's
+ * words at once. Otherwise codes stay in shared memory as nibbles until the words of pages are put together. The memory of
+ * a search decides how many warps of the thread block search. */
 #include "../any/any.h"
 #include "append_tokens.cuh"
 #include "../launch.h"
-#include "trellis_search.cuh"
+#include "token_words.cuh"
+#include "trellis_places.cuh"
+
+#include <algorithm>
 
 namespace kvant
 {
@@ -16,19 +20,120 @@ constexpr int WARPS = 8;
 
 using TrellisAppendArgs = BookedAppendArgs<kvant_cuda_trellis>;
 
+/* What a warp and a block need for searches among many states. */
+template <int D, int M> struct RowSpace {
+    SearchSpace<D, M> search;
+    struct Shared {
+        CellCosts costs;
+    };
+
+    KVANT_INLINE static void prepare(Shared &shared, const TrellisLevels &levels, const kvant_cuda_trellis &trellis)
+    {
+        fill_costs(shared.costs, levels, trellis);
+        __syncthreads();
+    }
+
+    /* find_path fills these. */
+    KVANT_INLINE void read(const kvant_cuda_trellis &trellis, int step, uint32_t &bit, uint32_t &subset) const
+    {
+        bit = search.bits[step];
+        subset = subset_at(trellis, search.bits, D, step);
+    }
+
+    KVANT_INLINE void find_path(const Shared &shared, const TrellisLevels &, const kvant_cuda_trellis &,
+                                const int (&cells)[Row<D>::PER_LANE], const int (&steps)[Row<D>::PER_LANE], int lane)
+    {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            search.cells[steps[j]] = (uint16_t)cells[j];
+        __syncwarp();
+        Search<D, M>(search, shared.costs.at, lane).find();
+    }
+};
+
+template <int D> struct RowSpace<D, 8> {
+    PlaceSpace<D> search;
+    struct Shared {};
+
+    KVANT_INLINE static void prepare(Shared &, const TrellisLevels &, const kvant_cuda_trellis &)
+    {
+    }
+
+    KVANT_INLINE void read(const kvant_cuda_trellis &, int step, uint32_t &bit, uint32_t &subset) const
+    {
+        search.read(step, bit, subset);
+    }
+
+    KVANT_INLINE void find_path(const Shared &, const TrellisLevels &levels, const kvant_cuda_trellis &trellis,
+                                const int (&cells)[Row<D>::PER_LANE], const int (&steps)[Row<D>::PER_LANE], int lane)
+    {
+        constexpr int N = Row<D>::PER_LANE, AT_ONCE = N < 4 ? N : 4;
+        unrolled_for (int first = 0; first < N; first += AT_ONCE) {
+            int some[AT_ONCE];
+            unrolled_for (int j = 0; j < AT_ONCE; j++)
+                some[j] = cells[first + j];
+            costs_of_cells(levels, trellis, some, [&](int j, const CostWords &words, uint32_t most) {
+                search.costs[steps[first + j]] = words;
+                search.most[steps[first + j]] = (uint16_t)most;
+            });
+        }
+        __syncwarp();
+        PlaceSearch<D>(search, lane).find();
+    }
+};
+
 template <int D, int M> struct TrellisRows {
-    /* What a block of 163 KB has room for besides what all share. */
-    static constexpr int ROOM = 163840 - (int)(sizeof(CellCosts) + sizeof(Nibbles<D>) + sizeof(BlockTokens)) - 2048,
-                         FIT = ROOM / (int)sizeof(SearchSpace<D, M>),
+    using Space = RowSpace<D, M>;
+    /* What a block of 160 KB has room for besides what all share; of 113 KB where two of them search faster. */
+    static constexpr int ROOM = (M == 10 ? 113 : 160) * 1024 - (int)(sizeof(typename Space::Shared) + sizeof(Nibbles<D>) + sizeof(BlockTokens)) - 2048,
+                         FIT = ROOM / (int)sizeof(Space),
                          SEARCHERS = FIT < 1       ? 1
                                      : FIT < WARPS ? FIT
                                                    : WARPS;
-    SearchSpace<D, M> search[SEARCHERS];
-    CellCosts costs;
+    Space space[SEARCHERS];
+    typename Space::Shared shared;
     TrellisLevels levels;
     Nibbles<D> nibbles;
     BlockTokens tokens;
+
+    KVANT_INLINE float *row_of(int warp) /* in the memory of its search */
+    {
+        return reinterpret_cast<float *>(&space[warp]);
+    }
 };
+
+/* A matrix times the rows of all warps that search, as combine_rows has it. */
+template <int D, int M>
+KVANT_INLINE void multiply_rows(TrellisRows<D, M> &rows, Row<D> &row, const float *weights, int warp, int lane)
+{
+    constexpr int N = TrellisRows<D, M>::SEARCHERS, TEAMS = WARPS * 32 / D, A_THREAD = (N + TEAMS - 1) / TEAMS;
+    const int team = threadIdx.x / D, channel = threadIdx.x % D;
+    float y[A_THREAD] = {};
+    if (warp < N)
+        row.each(lane, [&](float &x, int at) { rows.row_of(warp)[at] = x; });
+    __syncthreads();
+    if (team < TEAMS)
+#pragma unroll 8
+        for (int i = 0; i < D; i += 4) {
+            float weight[4];
+            unrolled_for (int k = 0; k < 4; k++)
+                weight[k] = weights[(size_t)(i + k) * D + channel];
+            unrolled_for (int q = 0; q < A_THREAD; q++) {
+                const float4 x = *reinterpret_cast<const float4 *>(rows.row_of(min(team + TEAMS * q, N - 1)) + i);
+                y[q] = __fadd_rn(y[q], __fmul_rn(x.x, weight[0]));
+                y[q] = __fadd_rn(y[q], __fmul_rn(x.y, weight[1]));
+                y[q] = __fadd_rn(y[q], __fmul_rn(x.z, weight[2]));
+                y[q] = __fadd_rn(y[q], __fmul_rn(x.w, weight[3]));
+            }
+        }
+    __syncthreads();
+    unrolled_for (int q = 0; q < A_THREAD; q++)
+        if (team < TEAMS && team + TEAMS * q < N)
+            rows.row_of(team + TEAMS * q)[channel] = y[q];
+    __syncthreads();
+    if (warp < N)
+        row.each(lane, [&](float &x, int at) { x = rows.row_of(warp)[at]; });
+    __syncwarp();
+}
 
 /* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
@@ -45,32 +150,29 @@ KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row
     }
 }
 
-/* Codes of a transformed row into nibbles; returns the scale to store. */
+/* Codes of a transformed row, and the scale to store. */
 template <int D, int M>
-KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
-                                    const kvant_cuda_trellis &trellis, const Row<D> &y, int token, int warp,
-                                    int lane)
+KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role, const kvant_cuda_trellis &trellis,
+                                    const Row<D> &y, uint32_t (&codes)[Row<D>::PER_LANE], int warp, int lane)
 {
-    SearchSpace<D, M> &space = rows.search[warp];
+    typename TrellisRows<D, M>::Space &space = rows.space[warp];
     const float squares = dot_rows<D>(y, y, lane),
                 norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim), scale = to_half_and_back(norm),
                 inverse = scale > 0 ? __frcp_rn(scale) : 0;
-    uint32_t codes[Row<D>::PER_LANE];
     Row<D> decoded;
-    int steps[Row<D>::PER_LANE];
+    int steps[Row<D>::PER_LANE], cells[Row<D>::PER_LANE];
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         steps[j] = trellis_step(role.codec.role, (int)role.codec.bits, D, lane + 32 * j);
-        space.cells[steps[j]] = (uint16_t)cell_of(__fmul_rn(y.x[j], inverse));
+        cells[j] = cell_of(__fmul_rn(y.x[j], inverse));
     }
-    __syncwarp();
-    Search<D, M>(space, rows.costs, lane).find();
+    space.find_path(rows.shared, rows.levels, trellis, cells, steps, lane);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        const uint32_t subset = subset_at(trellis, space.bits, D, steps[j]),
-                       nearest = nearest_of(trellis, rows.levels, space.cells[steps[j]], subset);
-        codes[j] = 2 * nearest + space.bits[steps[j]];
+        uint32_t bit, subset;
+        space.read(trellis, steps[j], bit, subset);
+        const uint32_t nearest = nearest_of(trellis, rows.levels, cells[j], subset);
+        codes[j] = 2 * nearest + bit;
         decoded.x[j] = rows.levels.values[8 * nearest + subset];
     }
-    store_row_nibbles<D>(rows.nibbles.words[0] + Nibbles<D>::at(token), codes, lane);
     float stored = scale;
     if (role.codec.unbiased && scale > 0) {
         const float product = dot_rows<D>(y, decoded, lane);
@@ -80,47 +182,92 @@ KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &r
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-template <int D, int M>
-KVANT_INLINE void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args, const AppendRole &role,
-                               const kvant_cuda_trellis &trellis, uint32_t first, int token, int kv_head, int warp,
-                               int lane)
+/* By a warp, at once. */
+template <int D>
+KVANT_INLINE void put_token(const AppendRole &role, const BlockTokens &tokens, int token,
+                            const uint32_t (&codes)[Row<D>::PER_LANE], float scale, int kv_head, int lane)
 {
-    bool finite;
-    const size_t row_at = row_place(args, role, first, token, kv_head);
-    const Row<D> y = transformed_row<D>(args, role, row_at, kv_head, lane, finite);
-    const Quantized q = quantize_row(rows, role, trellis, y, token, warp, lane);
-    if (lane != 0)
+    const int at = (int)(tokens.slot[token] % PAGE_TOKENS);
+    uint8_t *page = page_of(role, tokens, token, kv_head);
+    if (lane == 0)
+        reinterpret_cast<uint16_t *>(page + role.codec.metadata_offset)[at] = __half_as_ushort(__float2half_rn(scale));
+    uint32_t *words = reinterpret_cast<uint32_t *>(page);
+    if (role.codec.role == KVANT_ROLE_K)
+        TokenWords<D, true>(at, lane).put(words, codes, role.codec.bits);
+    else
+        TokenWords<D, false>(at, lane).put(words, codes, role.codec.bits);
+}
+
+/* Of a token's row, before the transform. */
+template <int D>
+KVANT_INLINE Row<D> centered_row(const AppendArgs &args, const AppendRole &role, size_t row_at, int kv_head, int lane,
+                                 bool &finite)
+{
+    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
+    finite = true;
+    row.each(lane, [&](float &x, int channel) {
+        x = centered(x, role, kv_head * D + channel);
+        finite &= is_finite(x);
+    });
+    finite = __all_sync(FULL, finite);
+    return row;
+}
+
+/* The rows of a block's tokens from t on, one for each warp that searches. */
+template <int D, int M>
+KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args, const AppendRole &role,
+                                const kvant_cuda_trellis &trellis, uint32_t first, int t, int kv_head, int warp, int lane)
+{
+    const int token = t + warp;
+    const bool there = warp < TrellisRows<D, M>::SEARCHERS && token < (int)args.chunk && rows.tokens.slot[token] >= 0;
+    const float *weights = weights_of(role.codec, role.weights, kv_head);
+    bool finite = true;
+    Row<D> y{};
+    if (there)
+        y = centered_row<D>(args, role, row_place(args, role, first, token, kv_head), kv_head, lane, finite);
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
+        multiply_rows(rows, y, weights, warp, lane);
+    else if (there)
+        transform(y, role.codec, weights, lane);
+    if (!there)
         return;
-    rows.tokens.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
-    if (q.in_range)
-        return;
-    rows.tokens.slot[token] = -1;
-    if (args.refused)
-        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    uint32_t codes[Row<D>::PER_LANE];
+    const Quantized q = quantize_row(rows, role, trellis, y, codes, warp, lane);
+    if (!q.in_range) {
+        if (lane == 0)
+            rows.tokens.slot[token] = -1;
+        if (lane == 0 && args.refused)
+            atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    } else if (args.chunk <= WARPS) {
+        put_token<D>(role, rows.tokens, token, codes, q.scale, kv_head, lane);
+    } else {
+        store_row_nibbles<D>(rows.nibbles.words[0] + Nibbles<D>::at(token), codes, lane);
+        if (lane == 0)
+            rows.tokens.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
+    }
 }
 
 template <int D, int M>
-__global__ void __launch_bounds__(WARPS * 32, M == 8 ? 3 : 1)
+__global__ void __launch_bounds__(WARPS * 32, M == 8 ? 2 : 1)
     append_trellis_kernel(const __grid_constant__ TrellisAppendArgs args)
 {
-    extern __shared__ uint8_t raw[];
+    extern __shared__ __align__(16) uint8_t raw[];
     TrellisRows<D, M> &rows = *reinterpret_cast<TrellisRows<D, M> *>(raw);
     const AppendRole &role = args.roles[blockIdx.z];
     const kvant_cuda_trellis &trellis = args.books[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
-    if (threadIdx.x < PAGE_TOKENS) {
+    rows.levels.load(trellis);
+    wait_for_former();
+    if (threadIdx.x < PAGE_TOKENS)
         rows.tokens.slot[threadIdx.x] = slot_of(args, first);
-        rows.levels.levels[threadIdx.x] = trellis.levels[threadIdx.x];
-        rows.levels.values[threadIdx.x] = trellis.values[threadIdx.x];
-    }
-    fill_costs(rows.costs, trellis);
     __syncthreads();
-    if (warp < TrellisRows<D, M>::SEARCHERS)
+    TrellisRows<D, M>::Space::prepare(rows.shared, rows.levels, trellis);
 #pragma unroll 1
-        for (int t = warp; t < (int)args.chunk; t += TrellisRows<D, M>::SEARCHERS)
-            if (rows.tokens.slot[t] >= 0)
-                encode_token(rows, args, role, trellis, first, t, kv_head, warp, lane);
+    for (int t = 0; t < (int)args.chunk; t += TrellisRows<D, M>::SEARCHERS)
+        encode_tokens(rows, args, role, trellis, first, t, kv_head, warp, lane);
+    if (args.chunk <= WARPS)
+        return;
     __syncthreads();
     write_block(
         rows.tokens, role, (int)args.chunk, kv_head,
@@ -128,29 +275,36 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 3 : 1)
         [&](int t, int at, uint32_t *page) { write_token<D>(role.codec, rows.nibbles, t, at, page, lane); });
 }
 
+/* Tokens a thread block: few rows are spread over a GPU's multiprocessors, about 132, and none waits for another. */
+template <int D, int M> static uint32_t chunk_of(const TrellisAppendArgs &args, uint32_t n_rows)
+{
+    constexpr uint32_t MULTIPROCESSORS = 132, SEARCHERS = TrellisRows<D, M>::SEARCHERS;
+    return args.chunk > WARPS ? args.chunk : std::min(SEARCHERS, (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS);
+}
+
 template <int D, int M>
-static cudaError_t launch_with_memory(const TrellisAppendArgs &args, dim3 grid, cudaStream_t stream)
+static cudaError_t launch_with_memory(const TrellisAppendArgs &args, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
     constexpr int bytes = (int)sizeof(TrellisRows<D, M>);
     const void *kernel = (const void *)append_trellis_kernel<D, M>;
     const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return error;
-    append_trellis_kernel<D, M><<<grid, WARPS * 32, bytes, stream>>>(args);
-    return cudaGetLastError();
+    TrellisAppendArgs p = args;
+    p.chunk = chunk_of<D, M>(args, args.n_tokens * n_roles * n_kv_heads);
+    void *parameters[] = { &p };
+    return launch_early(kernel, grid_of(p, n_roles, n_kv_heads), WARPS * 32, parameters, bytes, stream);
 }
 
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                   cudaStream_t stream)
 {
-    const auto p =
-        booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
-    const dim3 grid = grid_of(p, n_roles, n_kv_heads);
+    const auto p = booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
     cudaError_t error = with_head_dim(head_dim, [&](auto d) {
         switch (p.books[0].memory) {
-        case 8: return launch_with_memory<decltype(d)::value, 8>(p, grid, stream);
-        case 10: return launch_with_memory<decltype(d)::value, 10>(p, grid, stream);
-        default: return launch_with_memory<decltype(d)::value, 12>(p, grid, stream);
+        case 8: return launch_with_memory<decltype(d)::value, 8>(p, n_roles, n_kv_heads, stream);
+        case 10: return launch_with_memory<decltype(d)::value, 10>(p, n_roles, n_kv_heads, stream);
+        default: return launch_with_memory<decltype(d)::value, 12>(p, n_roles, n_kv_heads, stream);
         }
     });
     for (int i = 0; error == cudaErrorNotSupported && i < n_roles; i++) { /* too little shared memory */

@@ -14,38 +14,90 @@
 namespace kvant
 {
 
-constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64, MAX_COST = 8191;
+constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64;
+constexpr uint32_t MAX_COST = 8191;
 constexpr int WARM_UP = 32, LOWER_STEPS = 16, PATH_TRIES = 4;
 
-/* For each cell and subset z its cost, and that of z ^ 4 in the upper half. */
-struct CellCosts {
-    uint32_t at[CELLS][8];
+/* Levels as cells are, 64 per deviation and level; and as numbers. */
+struct TrellisLevels {
+    alignas(16) float scaled[KVANT_CUDA_TRELLIS_LEVELS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS];
+
+    /* By the first threads of a block. */
+    KVANT_INLINE void load(const kvant_cuda_trellis &trellis)
+    {
+        if (threadIdx.x < KVANT_CUDA_TRELLIS_LEVELS) {
+            scaled[threadIdx.x] = (float)(CELLS_PER_DEVIATION * trellis.levels[threadIdx.x]);
+            values[threadIdx.x] = trellis.values[threadIdx.x];
+        }
+    }
 };
 
-KVANT_INLINE void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis)
+/* Word z: the cost of subset z, and that of z ^ 4 in the upper half. */
+struct CostWords {
+    uint4 at[2];
+};
+
+struct CellCosts {
+    CostWords at[CELLS];
+};
+
+/* Of the distances from the nearest levels, whole numbers; most: the largest cost. */
+KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t &most)
 {
-    for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
-        const int x = (cell - CELLS / 2) * trellis.per_deviation;
-        int error[8], least = INT32_MAX;
-        unrolled_for (int z = 0; z < 8; z++) {
-            error[z] = INT32_MAX;
-            for (uint32_t level = z; level < trellis.n_levels; level += 8) {
-                const int away = x - CELLS_PER_DEVIATION * trellis.levels[level];
-                error[z] = min(error[z], away * away);
-            }
-            least = min(least, error[z]);
-        }
+    uint32_t error[8], least = 0xffffffffu, word[4];
+    most = 0;
+    unrolled_for (int z = 0; z < 8; z++) {
+        error[z] = __float_as_uint(__fadd_rn(away[z], 8388608.0f)) & 0x7fffff; /* 2^23: the mantissa's low bits */
+        error[z] *= error[z];
+        least = min(least, error[z]);
+    }
+    unrolled_for (int z = 0; z < 8; z++) {
+        error[z] = min((error[z] - least) >> (18 - 2 * bits), MAX_COST);
+        most = max(most, error[z]);
+    }
+    unrolled_for (int z = 0; z < 4; z++)
+        word[z] = prmt(error[z], error[z + 4], 0x5410);
+    return CostWords{ make_uint4(word[0], word[1], word[2], word[3]),
+                      make_uint4(prmt(word[0], 0, 0x1032), prmt(word[1], 0, 0x1032), prmt(word[2], 0, 0x1032),
+                                 prmt(word[3], 0, 0x1032)) };
+}
+
+/* Costs of N cells; use(i, words, most). */
+template <int N, class F>
+KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_trellis &trellis, const int (&cells)[N],
+                                 F &&use)
+{
+    float x[N], away[N][8];
+    unrolled_for (int j = 0; j < N; j++) {
+        x[j] = (float)((cells[j] - CELLS / 2) * trellis.per_deviation);
         unrolled_for (int z = 0; z < 8; z++)
-            error[z] = min((error[z] - least) >> (18 - 2 * trellis.bits), MAX_COST);
-        unrolled_for (int z = 0; z < 8; z++)
-            costs.at[cell][z] = (uint32_t)error[z] | (uint32_t)error[z ^ 4] << 16;
+            away[j][z] = 1e9f;
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < trellis.n_levels; i += 8) {
+        const float4 low = *reinterpret_cast<const float4 *>(levels.scaled + i),
+                     high = *reinterpret_cast<const float4 *>(levels.scaled + i + 4);
+        const float level[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+        unrolled_for (int j = 0; j < N; j++)
+            unrolled_for (int z = 0; z < 8; z++)
+                away[j][z] = fminf(away[j][z], fabsf(__fsub_rn(x[j], level[z])));
+    }
+    unrolled_for (int j = 0; j < N; j++) {
+        uint32_t most;
+        const CostWords words = costs_of(away[j], trellis.bits, most);
+        use(j, words, most);
     }
 }
 
-struct TrellisLevels {
-    int levels[KVANT_CUDA_TRELLIS_LEVELS];
-    float values[KVANT_CUDA_TRELLIS_LEVELS];
-};
+/* By all threads of a block. */
+KVANT_INLINE void fill_costs(CellCosts &costs, const TrellisLevels &levels, const kvant_cuda_trellis &trellis)
+{
+    for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
+        const int cells[1] = { cell };
+        costs_of_cells(levels, trellis, cells, [&](int, const CostWords &words, uint32_t) { costs.at[cell] = words; });
+    }
+}
 
 KVANT_INLINE int cell_of(float u)
 {
@@ -57,25 +109,22 @@ KVANT_INLINE int cell_of(float u)
 KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
                                  uint32_t subset)
 {
-    const int x = (cell - CELLS / 2) * trellis.per_deviation;
-    int least = INT32_MAX;
+    const float x = (float)((cell - CELLS / 2) * trellis.per_deviation);
+    float least = 1e9f;
     uint32_t nearest = 0;
+#pragma unroll 2
     for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
-        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
-        if (away * away < least) {
-            least = away * away;
-            nearest = i;
-        }
+        const float away = fabsf(__fsub_rn(x, levels.scaled[8 * i + subset]));
+        nearest = away < least ? i : nearest;
+        least = fminf(least, away);
     }
     return nearest;
 }
 
 __host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
 {
-    uint32_t odd = 0;
-    for (; x; x &= x - 1)
-        odd ^= 1;
-    return odd;
+    x ^= x >> 16, x ^= x >> 8, x ^= x >> 4;
+    return 0x6996u >> (x & 15) & 1;
 }
 
 /* Of a window of memory + 1 bits. */
@@ -100,12 +149,12 @@ template <int D, int M> struct Search {
     using S = SearchSpace<D, M>;
     static constexpr int HALF = S::STATES / 2;
     S &space;
-    const CellCosts &costs;
+    const CostWords *costs; /* of cells */
     int lane, n, room; /* n: steps, D or fewer; room: of how many there is memory for decisions */
     int kept;          /* the first step of the stretch whose decisions are there */
     uint32_t own;      /* subset of the window 4 lane */
 
-    __device__ Search(S &space_, const CellCosts &costs_, int lane_, int n_ = D, int room_ = D)
+    __device__ Search(S &space_, const CostWords *costs_, int lane_, int n_ = D, int room_ = D)
         : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0), own(subset_of_window<M>(4 * lane_))
     {
     }
@@ -149,7 +198,7 @@ template <int D, int M> struct Search {
     /* Of subsets 0 to 3 beside the lane's. */
     KVANT_INLINE void load_costs(int at, uint32_t (&cost)[4])
     {
-        const uint32_t *row = costs.at[space.cells[at]];
+        const uint32_t *row = reinterpret_cast<const uint32_t *>(costs + space.cells[at]);
         unrolled_for (int z = 0; z < 4; z++)
             cost[z] = row[z ^ own];
     }

@@ -351,6 +351,36 @@ template <class T> T __reduce_max_sync(unsigned, T x)
     });
 }
 
+template <class T> T __reduce_min_sync(unsigned, T x)
+{
+    return exchanged(x, [](auto lane) {
+        T least = lane(0);
+        for (int i = 1; i < LANES; i++)
+            least = min(least, lane(i));
+        return least;
+    });
+}
+
+inline uint32_t __brev(uint32_t x)
+{
+    uint32_t y = 0;
+    for (int i = 0; i < 32; i++)
+        y |= (x >> i & 1) << (31 - i);
+    return y;
+}
+
+inline uint32_t __viaddmin_u32(uint32_t a, uint32_t b, uint32_t c)
+{
+    return min(a + b, c);
+}
+
+inline uint32_t __vibmin_u16x2(uint32_t a, uint32_t b, bool *high, bool *low)
+{
+    *high = a >> 16 <= b >> 16;
+    *low = (a & 0xffff) <= (b & 0xffff);
+    return (*high ? a : b) & 0xffff0000u | (*low ? a : b) & 0xffffu;
+}
+
 template <class T> T __shfl_up_sync(unsigned mask, T x, int by)
 {
     return __shfl_sync(mask, x, max(warp.lane - by, 0));

@@ -384,7 +384,7 @@ class KvantCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Memory of the stored tokens: codes, metadata, fp16 pages; of all copies of this cache."""
+        """Memory of the stored tokens: codes, metadata, fp16 pages, learnt matrices; of all copies of this cache."""
         self._settle()
         return sum(store.cache.bytes for store in self._stores.values() if store.cache is not None)
 

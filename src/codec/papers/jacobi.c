@@ -1,15 +1,12 @@
-/* eigen.c - cyclic Jacobi rotations in binary64.
- *
- * Jacobi is slower than tridiagonal.c. But every step is a rotation, so the result is orthonormal
- * to the last bits for any eigenvalues. Only + - * / and square root are used. */
-#include "eigen.h"
+/* jacobi.c - see jacobi.h. Only + - * / and square root are used. */
+#include "jacobi.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "../base/alloc.h"
-#include "../base/attributes.h"
+#include "../../base/alloc.h"
+#include "../../base/attributes.h"
 
 /* Jacobi converges quadratically: 6 to 10 sweeps in practice. */
 #define MAX_SWEEPS 40

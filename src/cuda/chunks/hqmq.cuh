@@ -1,0 +1,183 @@
+/* hqmq.cuh - operands from codes of four channels. chunk_places.cuh has the places and the names. */
+#pragma once
+
+#include "chunk_places.cuh"
+
+namespace kvant
+{
+
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. A direction's bytes are 128
+ * + 128 times its channels. Radii are small whole numbers, so as fp16 they are subnormal, and their
+ * products with bytes are exact if they have 4 bits. */
+template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
+    static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
+    static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
+    static constexpr int ENTRIES = 24 * SECONDARIES + 1, ENTRY_BYTES = 4; /* the last one is zero, for every index beyond */
+    static constexpr int RADIUS_LOG = 7 - RADIUS_BITS + 4; /* of a radius' lowest bit: 11 bits of a half are linear */
+    static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
+    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
+    static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
+
+    template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
+    {
+        return (SECONDARIES <= 96 ? 2 : 1) * (!LARGE ? 1 : SECONDARIES <= 96 && TILES == 1 ? 4 : 2);
+    }
+
+    /* The directions of the codes at bits 0 and 16 of a word. */
+    struct Directions {
+        uint32_t x, y;
+    };
+
+    template <class T> KVANT_INLINE static Directions look_up(const T &table, uint32_t word)
+    {
+        constexpr uint32_t MASK = (1u << INDEX_BITS) - 1, BYTES = ENTRY_BYTES * T::COPIES;
+        const uint32_t index = __vminu2(word & MASK * 0x10001u, (ENTRIES - 1) * 0x10001u);
+        return Directions{ look_up_word(__dp2a_lo(index, BYTES, table.copy)),
+                           look_up_word(__dp2a_lo(index, BYTES << 8, table.copy)) };
+    }
+
+    /* A pair of radii, and -1152 times them: two bytes above 0x64 are 1024 + 128 + numbers as halves. */
+    struct Radii {
+        __half2 r, bias;
+
+        KVANT_INLINE explicit Radii(uint32_t radii)
+        {
+            memcpy(&r, &radii, sizeof r);
+            bias = __hmul2(r, __float2half2_rn(-1152));
+        }
+
+        /* Bytes I and J of x times the radii, or times the lower or the upper one. */
+        template <int I, int J> KVANT_INLINE uint32_t times(uint32_t x) const
+        {
+            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), r, bias);
+        }
+        template <int I, int J, bool UPPER> KVANT_INLINE uint32_t times_one(uint32_t x) const
+        {
+            return product(prmt(x, 0x64646464u, I | J << 8 | 0x4040), UPPER ? __high2half2(r) : __low2half2(r),
+                           UPPER ? __high2half2(bias) : __low2half2(bias));
+        }
+
+        KVANT_INLINE static uint32_t product(uint32_t x, __half2 a, __half2 b)
+        {
+            const __half2 y = __hfma2(*reinterpret_cast<__half2 *>(&x), a, b);
+            return *reinterpret_cast<const uint32_t *>(&y);
+        }
+    };
+
+    /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
+     * and 1 bit. */
+    KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
+    {
+        if constexpr (RADIUS_BITS == 4)
+            return word >> 5 & 0x07800780u;
+        return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
+    }
+
+    /* Registers of column tiles 2 step and 2 step + 1 of a row tile: w, words of rows r and r + 8. */
+    template <class T>
+    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one, const T &table,
+                                       uint32_t (&a)[2][4])
+    {
+        unrolled_for (int h = 0; h < 2; h++) {
+            const Radii r(radii(w[h], two >> 8 * h, one >> 8 * h));
+            const Directions own = look_up(table, w[h]);
+            a[0][h] = r.template times_one<0, 1, false>(own.x);
+            a[0][h + 2] = r.template times_one<2, 3, false>(own.x);
+            a[1][h] = r.template times_one<0, 1, true>(own.y);
+            a[1][h + 2] = r.template times_one<2, 3, true>(own.y);
+        }
+    }
+
+    template <int D, class T, class F>
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int row = lane >> 2, pair = 4 * step + (lane & 3);
+        uint32_t w[2][4], two[4] = {}, one[4] = {};
+        P::template key_words<16>(words, pair, row, 0, w[0]);
+        P::template key_words<16>(words, pair, row, 1, w[1]);
+        if constexpr (RADIUS_BITS == 6) {
+            P::template key_words<2>(words, pair, row, 0, two);
+            P::template key_words<1>(words, pair, row, 0, one);
+        }
+        unrolled_for (int rt = 0; rt < 4; rt++) {
+            uint32_t a[2][4];
+            key_tiles({ w[0][rt], w[1][rt] }, two[rt], one[rt], table, a);
+            use(rt, a);
+        }
+    }
+
+    /* The same of one row tile. */
+    template <int D, class T>
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, int rt,
+                                      uint32_t (&a)[2][4])
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int row = lane >> 2, pair = 4 * step + (lane & 3);
+        const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt),
+                                P::template key_word<16>(words, pair, row, 1, rt) };
+        const uint32_t two = RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
+                       one = RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
+        key_tiles(w, two, one, table, a);
+    }
+
+    /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
+     * r. */
+    template <int D, class T, class F>
+    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int ct, F &&use)
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int chunk = 8 * g + (lane >> 2), column = lane & 3;
+        uint32_t a[2][4];
+        unrolled_for (int h = 0; h < 2; h++) {
+            const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
+            uint32_t two = 0, one = 0;
+            if constexpr (RADIUS_BITS == 6) {
+                two = P::template value_pair<2>(words, chunk, column, h, ct);
+                one = P::template value_pair<1>(words, chunk, column, h, ct);
+            }
+            const Radii r(radii(w, two, one));
+            const Directions own = look_up(table, w);
+            const uint32_t near = prmt(own.x, own.y, 0x5140), far = prmt(own.x, own.y, 0x7362);
+            a[0][2 * h] = r.template times<0, 1>(near);
+            a[0][2 * h + 1] = r.template times<2, 3>(near);
+            a[1][2 * h] = r.template times<0, 1>(far);
+            a[1][2 * h + 1] = r.template times<2, 3>(far);
+        }
+        use(2 * g, ct, a[0]);
+        use(2 * g + 1, ct, a[1]);
+    }
+
+    /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
+     * are rounded. */
+    __device__ static void direction(const kvant_cuda_directions &book, int i, float (&y)[4])
+    {
+        const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
+        const float *s = book.secondaries[secondary];
+        float p[4];
+        for (int k = 0; k < 4; k++)
+            p[k] = i + 1 >= ENTRIES ? 0 : unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+        y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
+        y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
+        y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
+        y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
+    }
+
+    __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
+    {
+        for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
+            float y[4];
+            direction(book, i, y);
+            uint32_t own = 0;
+            unrolled_for (int k = 0; k < 4; k++)
+                own |= (uint32_t)min(128 + __float2int_rn(128 * y[k]), 255) << 8 * k;
+            for (int k = 0; k < n_copies; k++)
+                reinterpret_cast<uint32_t *>(entries)[i * n_copies + (k + i / 4) % n_copies] = own;
+        }
+    }
+};
+
+} // namespace kvant
