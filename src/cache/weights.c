@@ -177,7 +177,9 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
         n++;
     if (!tensor->learning)
         return 0;
-    return (tensor->device ? 1 : n) * version_bytes(tensor) + square_bytes(tensor);
+    if (tensor->device)
+        return version_bytes(tensor) + square_bytes(tensor);
+    return n * version_bytes(tensor) + (n > 1 ? 2 : 1) * square_bytes(tensor); /* between two versions both are written with */
 }
 
 /* A version as a codec */

@@ -212,9 +212,9 @@ static double roundings(const kvant_cuda_codec *codec, const located *at)
 }
 
 /* What bytes of directions are wrong by, in kernels of any/. */
-static double byte_error(const kvant_cuda_codec *codec, const located *at, uint32_t token)
+static double byte_error(const kvant_cuda_codec *codec, double error, const located *at, uint32_t token)
 {
-    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES ? 0 : step_error(codec) * half_at(&codec->params, at->page, token);
+    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES ? 0 : error * half_at(&codec->params, at->page, token);
 }
 
 /* The arithmetic for a codec. */
@@ -362,7 +362,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         if (units == ROW_UNITS) {
             of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
                         (0x1p-23 * largest + rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
-                         byte_error(codec, &page.at, (uint32_t)t % 64)) * q1;
+                         byte_error(codec, k_error, &page.at, (uint32_t)t % 64)) * q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
             continue;
         }
@@ -394,7 +394,8 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
-    double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = units == ROW_UNITS ? 0 : step_error(f->cache.gpu_v);
+    double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY;
+    const double bytes_error = step_error(f->cache.gpu_v), v_error = units == ROW_UNITS ? 0 : bytes_error;
     double delta = score_errors(f, at, wanted, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
@@ -420,7 +421,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w * (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) + byte_error(codec, &page.at, (uint32_t)t % 64)) * root;
+            tile += w * (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) + byte_error(codec, bytes_error, &page.at, (uint32_t)t % 64)) * root;
             summed += w * sqrt(norm);
             small += 8 * root + (page.at.open ? sqrt(norm) : 0);
             small_zero += codec->general.view.kind == KVANT_GENERAL_RAW ? sqrt(norm) : 0;

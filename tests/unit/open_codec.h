@@ -22,7 +22,7 @@ static inline kvant_status open_codec_create(const kvant_codec *codec, kvant_cod
 static inline void open_codec_free(kvant_codec **open)
 {
     if (*open)
-        (*open)->transform.matrix = (*open)->transform.weights = NULL; /* the other codec's */
+        (*open)->transform = (kvant_transform){ 0 }; /* the other codec's */
     kvant_codec_free(open);
 }
 
