@@ -4,8 +4,8 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-/* A first matrix comes from whatever there is; others from four times as many rows, at least SECOND_ROWS. Of ordinary
- * text, twice the rows lower the error by less than 5 %, and a matrix costs a millisecond per kv head. The last matrix
+/* A first matrix comes from whatever there is; others from four times as many rows, at least SECOND_ROWS. On SmolLM2,
+ * twice the rows lower the error by less than 5 %, and a matrix costs a millisecond per kv head. The last matrix
  * comes from MOST_ROWS, leaves one version unused, or was not worth it. */
 #define SECOND_ROWS 512u
 #define MOST_ROWS 1920u /* 2048 tokens have as many, without sinks */

@@ -178,7 +178,7 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
     if (!tensor->learning)
         return 0;
     if (tensor->device)
-        return version_bytes(tensor) + square_bytes(tensor);
+        n = 1;
     return n * version_bytes(tensor) + (n > 1 ? 2 : 1) * square_bytes(tensor); /* between two versions both are written with */
 }
 

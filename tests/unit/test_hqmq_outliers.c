@@ -3,7 +3,7 @@
 
 #include "../../src/base/half.h"
 
-/* One slot is 64 bits a token; the paper counts (1 - p) b + 16 p + 1/4. */
+/* One slot is 64 bits per token; the paper counts (1 - p) b + 16 p + 1/4. */
 static void sizes_with_outliers(void **state)
 {
     static const struct {
