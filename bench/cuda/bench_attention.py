@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times kvant's decode attention, PyTorch's (flash and cuDNN, bf16, enable_gqa) and FlashAttention-3's (bf16 and fp8,
-with --fa3) on the same work in one process.
+with --fa3) and vLLM's Triton kernels (--vllm) on the same work in one process.
 
 Every figure is the median of replays of a CUDA graph that holds the one call, with the second-level cache overwritten
 before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fa3
 import kvant
 import kvant.library
+import vllm_turboquant
 
 # batch, query heads, kv heads, head_dim, tokens
 SHAPES = [
@@ -206,6 +207,7 @@ def main():
     parser.add_argument("--codecs", default=",".join(CODECS), help="K/V for two codecs in one call")
     parser.add_argument("--no-sdpa", action="store_true")
     parser.add_argument("--fa3", help="libfa3_bench.so, which fa3.sh makes: FlashAttention-3 in bf16 and fp8")
+    parser.add_argument("--vllm", help="a folder with vLLM's sources: its kernels of turboquant_4bit_nc, for one query token")
     parser.add_argument(
         "--open", type=int, default=0, help="blocks at the end of every sequence that stay fp16"
     )
@@ -235,7 +237,8 @@ def main():
             results += rivals(shape, flush, args.repeats, n_queries)
         for n in n_queries:
             results += fa3.results(fa3_library, fa3_types, shape, n, lambda call: bench(call, flush, args.repeats))
-        for codec in args.codecs.split(","):
+        results += vllm_turboquant.results(args.vllm, shape, lambda call: bench(call, flush, args.repeats))
+        for codec in filter(None, args.codecs.split(",")):
             try:
                 found = bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged, n_queries)
             except kvant.Error as error:
