@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Times kvant's decode attention, PyTorch's (flash and cuDNN, bf16, enable_gqa) and FlashAttention-3's (bf16 and fp8,
-with --fa3) and vLLM's Triton kernels (--vllm) on the same work in one process.
+"""Times kvant's decode attention, PyTorch's (flash and cuDNN, bf16, enable_gqa), FlashAttention-3's (bf16 and fp8,
+with --fa3) and that of vLLM's Triton kernels (--vllm) on the same work in one process.
 
 Every figure is the median of replays of a CUDA graph that holds the one call, with the second-level cache overwritten
 before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
