@@ -10,15 +10,13 @@ calibration the default preset learns centres and scales from rows, so its answe
 """
 
 import concurrent.futures
-import http.client
-import json
 import os
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
+
+from llama_server import Server
 
 N_SLOTS, N_PREDICT, N_PASSES = 4, 24, 2
 WARM_UP = "It rained for three days, and on the fourth the river stood in the lower streets. People carried chairs upstairs. " * 4
@@ -41,52 +39,18 @@ PROMPTS = [
 ]
 
 
-class Server:
-    def __init__(self, command, log):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))}
-        env["KVANT_PLUGIN"] = PLUGIN
-        self.process = subprocess.Popen([*command, "--port", str(self.port)], stdout=log, stderr=log, env=env)
+def environment():
+    """Without settings of kvant and llama.cpp that the caller happens to have."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))}
+    return env | {"KVANT_PLUGIN": PLUGIN}
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def request(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        try:
-            connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    def wait(self):
-        end = time.monotonic() + 120
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                if self.request("GET", "/health")[0] == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.2)
-        raise RuntimeError("llama-server did not start")
-
-    def answer(self, prompt):
-        status, reply = self.request("POST", "/completion", {
-            "prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "cache_prompt": False, "ignore_eos": True})
-        if status != 200:
-            raise RuntimeError(f"status {status}: {reply}")
-        return reply["content"]
+def answer(server, prompt):
+    status, reply = server.request("POST", "/completion", {
+        "prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "cache_prompt": False, "ignore_eos": True})
+    if status != 200:
+        raise RuntimeError(f"status {status}: {reply}")
+    return reply["content"]
 
 
 def equal(these, those):
@@ -98,7 +62,7 @@ def among_others(server, number):
     order = list(range(len(PROMPTS)))
     random.Random(number).shuffle(order)
     with concurrent.futures.ThreadPoolExecutor(N_SLOTS) as pool:
-        answers = dict(zip(order, pool.map(lambda i: server.answer(PROMPTS[i]), order)))
+        answers = dict(zip(order, pool.map(lambda i: answer(server, PROMPTS[i]), order)))
     return [answers[i] for i in range(len(PROMPTS))]
 
 
@@ -106,10 +70,10 @@ def measure(command):
     """How many answers are equal alone, the second time, and among others."""
     with tempfile.TemporaryFile("w+") as log:
         try:
-            with Server(command, log) as server:
+            with Server(command, log, environment()) as server:
                 server.wait()
-                server.answer(WARM_UP)
-                first, alone = ([server.answer(prompt) for prompt in PROMPTS] for _ in range(2))
+                answer(server, WARM_UP)
+                first, alone = ([answer(server, prompt) for prompt in PROMPTS] for _ in range(2))
                 return equal(first, alone), sum(equal(among_others(server, i), alone) for i in range(N_PASSES))
         except Exception:
             log.seek(0)

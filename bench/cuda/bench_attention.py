@@ -237,8 +237,9 @@ def main():
             results += rivals(shape, flush, args.repeats, n_queries)
         for n in n_queries:
             results += fa3.results(fa3_library, fa3_types, shape, n, lambda call: bench(call, flush, args.repeats))
-        results += vllm_turboquant.results(args.vllm, shape, lambda call: bench(call, flush, args.repeats))
-        for codec in filter(None, args.codecs.split(",")):
+        if args.vllm and 1 in n_queries:
+            results += vllm_turboquant.results(args.vllm, shape, lambda call: bench(call, flush, args.repeats))
+        for codec in args.codecs.split(","):
             try:
                 found = bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged, n_queries)
             except kvant.Error as error:

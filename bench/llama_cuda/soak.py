@@ -6,35 +6,24 @@ seconds, requests answered, errors, MiB of the server's resident memory and of t
 """
 
 import http.client
-import json
+import pathlib
 import random
-import socket
 import subprocess
 import sys
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from llama_server import Server  # noqa: E402
+
 EVERY = 15  # seconds between rows
 WORDS = "river stone seven under the map of light and bread walks slowly to code return north".split()
 
 
-def request(port, path, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST" if body else "GET", path, body and json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read()
-        if response.status != 200:
-            raise OSError(f"status {response.status}: {text[:200]}")
-        return text
-    finally:
-        connection.close()
-
-
 class Clients:
-    def __init__(self, port, n):
-        self.port, self.done, self.errors, self.last, self.stopped = port, 0, 0, "", False
-        self.threads = [threading.Thread(target=self.send, args=(i,)) for i in range(n)]
+    def __init__(self, server, n):
+        self.server, self.done, self.errors, self.last, self.stopped = server, 0, 0, "", False
+        self.threads = [threading.Thread(target=self.send, args=(i,), daemon=True) for i in range(n)]
         for thread in self.threads:
             thread.start()
 
@@ -44,10 +33,13 @@ class Clients:
             words = choose.choices(WORDS, k=choose.choice((10, 60, 300, 900)))
             body = {"prompt": " ".join(words), "n_predict": choose.choice((1, 16, 64)), "cache_prompt": choose.random() < 0.5}
             try:
-                request(self.port, "/completion", body)
+                status, said = self.server.request("POST", "/completion", body)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                status, said = 0, error
+            if status == 200:
                 self.done += 1
-            except OSError as error:
-                self.errors, self.last = self.errors + 1, str(error)
+            else:
+                self.errors, self.last = self.errors + 1, f"status {status}: {said}"
 
     def stop(self):
         self.stopped = True
@@ -57,7 +49,7 @@ class Clients:
 
 def resident(pid):
     with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmRSS"))
+        return next((int(line.split()[1]) // 1024 for line in file if line.startswith("VmRSS")), 0)  # 0: it just ended
 
 
 def gpu():
@@ -65,39 +57,26 @@ def gpu():
     return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
-def wait(server, port):
-    for _ in range(1200):
-        try:
-            return request(port, "/health")
-        except OSError:
-            if server.poll() is not None:
-                sys.exit("soak.py: the server ended")
-            time.sleep(0.1)
-    sys.exit("soak.py: the server did not become ready")
-
-
 def main():
     if len(sys.argv) < 5 or sys.argv[3] != "--":
         sys.exit(__doc__)
     seconds, n_clients, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=sys.stderr)
-    try:
-        wait(server, port)
+    with Server(command, sys.stderr) as server:
+        server.wait()
         print("seconds,requests,errors,resident MiB,GPU MiB", flush=True)
-        begun, clients = time.monotonic(), Clients(port, n_clients)
-        while (now := time.monotonic() - begun) < seconds and server.poll() is None:
-            print(f"{now:.0f},{clients.done},{clients.errors},{resident(server.pid)},{gpu()}", flush=True)
+        begun, clients, process = time.monotonic(), Clients(server, n_clients), server.process
+
+        def row():
+            passed = time.monotonic() - begun
+            print(f"{passed:.0f},{clients.done},{clients.errors},{resident(process.pid)},{gpu()}", flush=True)
+
+        while time.monotonic() - begun < seconds and process.poll() is None:
+            row()
             time.sleep(EVERY)
         clients.stop()
-        if clients.errors or server.poll() is not None:
+        if clients.errors or process.poll() is not None:
             sys.exit(f"soak.py: {clients.errors} errors, the last: {clients.last}")
-        print(f"{time.monotonic() - begun:.0f},{clients.done},{clients.errors},{resident(server.pid)},{gpu()}", flush=True)
-    finally:
-        server.kill()
-        server.wait()
+        row()
 
 
 if __name__ == "__main__":
