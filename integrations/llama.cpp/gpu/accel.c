@@ -80,7 +80,7 @@ int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node)
         return ABI_STATUS_ALLOC_FAILED;
     args.workspace = b->workspace.at;
     args.workspace_bytes = b->workspace.bytes;
-    status = kvant_cuda_block_attention(&args, b->stream);
+    status = kvant_cuda_block_attention(&args, b->gpu->stream);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", node->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;

@@ -30,18 +30,15 @@ static kvp_gpu_backend *state_of(abi_backend *backend)
     return b;
 }
 
-static void finish(kvp_gpu_backend *b)
-{
-    kvp_cu_ok(kvp_cu.stream_finish(b->stream), "waiting");
-    b->inner.synchronize(b->backend);
-}
-
 void kvp_gpu_finish(kvp_gpu *gpu)
 {
+    pthread_mutex_lock(&gpu->lock);
+    kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting");
     pthread_mutex_lock(&gpu->list_lock);
     for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next)
-        finish(b);
+        b->inner.synchronize(b->backend);
     pthread_mutex_unlock(&gpu->list_lock);
+    pthread_mutex_unlock(&gpu->lock);
 }
 
 /* Streams */
@@ -51,7 +48,7 @@ static void to_ours(kvp_gpu_backend *b)
     if (b->on_ours)
         return;
     b->inner.event_record(b->backend, &b->to_us_event);
-    kvp_cu_ok(kvp_cu.stream_wait(b->stream, b->to_us, 0), "ordering");
+    kvp_cu_ok(kvp_cu.stream_wait(b->gpu->stream, b->to_us, 0), "ordering");
     b->on_ours = true;
 }
 
@@ -59,7 +56,7 @@ static void to_cuda(kvp_gpu_backend *b)
 {
     if (!b->on_ours)
         return;
-    kvp_cu_ok(kvp_cu.event_record(b->to_cuda, b->stream), "ordering");
+    kvp_cu_ok(kvp_cu.event_record(b->to_cuda, b->gpu->stream), "ordering");
     b->inner.event_wait(b->backend, &b->to_cuda_event);
     b->on_ours = false;
 }
@@ -227,13 +224,13 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     bool made;
 
     to_cuda(b); /* what was done before the graph is no part of it */
-    if (!kvp_cu_ok(kvp_cu.capture_begin(b->stream, CU_CAPTURE_RELAXED), "capture"))
+    if (!kvp_cu_ok(kvp_cu.capture_begin(b->gpu->stream, CU_CAPTURE_RELAXED), "capture"))
         return false;
     b->on_ours = true; /* CUDA's stream joins with the first hop, and returns with the last */
     status = by_parts(b, graph, true);
     to_ours(b);
     b->on_ours = false; /* nothing was computed */
-    if (!kvp_cu_ok(kvp_cu.capture_end(b->stream, &captured), "capture") || captured == NULL)
+    if (!kvp_cu_ok(kvp_cu.capture_end(b->gpu->stream, &captured), "capture") || captured == NULL)
         return false;
     b->n_captures++;
     made = status == ABI_STATUS_SUCCESS && kvp_gpu_straighten(captured) && make_exec(b, captured);
@@ -246,7 +243,7 @@ static int32_t launch(kvp_gpu_backend *b)
     bool launched;
 
     to_ours(b);
-    launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->stream), "its graph");
+    launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->gpu->stream), "its graph");
     to_cuda(b);
     b->n_launches++;
     return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -298,17 +295,15 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
     to_ours(b);
     if (!kvp_gpu_prepare_attended(b))
         return false;
-    pthread_mutex_lock(&b->gpu->lock);
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
         kvp_gpu_step step;
         ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
         if (!ok)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->gpu->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
-    pthread_mutex_unlock(&b->gpu->lock);
     return ok;
 }
 
@@ -361,11 +356,11 @@ static void forget_refusals(const kvp_gpu_backend *b)
 
     for (size_t i = 0; (device = kvp_gpu_device(i)) != NULL; i++) {
         kvp_gpu *gpu = kvp_gpu_of(device);
+        kvp_gpu_finish(gpu);
         pthread_mutex_lock(&gpu->list_lock);
         for (kvp_gpu_backend *other = gpu->backends; other != NULL; other = other->next) {
             if (other->context != b->context)
                 continue;
-            finish(other);
             kvp_gpu_take_word(other->refused);
             other->failed = false;
         }
@@ -385,6 +380,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
     kvp_gpu_backend *b = state_of(backend);
     bool ours = false;
+    int32_t status;
 
     notice_refusals(b);
     if (b->failed) {
@@ -396,7 +392,10 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     if (!ours)
         return b->inner.graph_compute(backend, graph);
     b->n_graphs++;
-    return kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
+    pthread_mutex_lock(&b->gpu->lock);
+    status = kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
+    pthread_mutex_unlock(&b->gpu->lock);
+    return status;
 }
 
 /* Life */
@@ -417,8 +416,6 @@ static void release(kvp_gpu_backend *b)
 {
     if (b->exec != NULL)
         kvp_cu.exec_free(b->exec);
-    if (b->stream != NULL)
-        kvp_cu.stream_free(b->stream);
     if (b->to_us != NULL)
         kvp_cu.event_free(b->to_us);
     if (b->to_cuda != NULL)
@@ -459,8 +456,7 @@ static bool start(kvp_gpu_backend *b)
     kvp_gpu *gpu = b->gpu;
 
     if (b->inner.event_record == NULL || b->inner.event_wait == NULL || b->inner.synchronize == NULL ||
-        !kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.stream_new(&b->stream, CU_NON_BLOCKING), "a stream") ||
-        !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
+        !kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
         !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") || (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };

@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L /* recursive mutexes */
 /* devices.c - devices and buffer types of gpu.h, derived from CUDA's.
  *
  * A device keeps CUDA's context, so functions that are not replaced do not know the difference. Buffers that hold no
@@ -343,6 +344,7 @@ static void derive_device(kvp_gpu *gpu, abi_reg *reg)
 static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *err, size_t errlen)
 {
     abi_device_props props = { 0 };
+    pthread_mutexattr_t recursive;
     char bus[32] = "";
     int number = 0;
 
@@ -354,8 +356,11 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
     gpu->remote = kvp_gpu_remote;
     gpu->remote.gpu = gpu;
     snprintf(gpu->name, sizeof(gpu->name), "%s", name);
-    pthread_mutex_init(&gpu->lock, NULL);
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&gpu->lock, &recursive);
     pthread_mutex_init(&gpu->list_lock, NULL);
+    pthread_mutexattr_destroy(&recursive);
     if (kvp_cu.device_by_bus_id(&number, bus) != 0 ||
         kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
         kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 || (gpu->refused = kvp_gpu_new_word()) == NULL) {

@@ -25,6 +25,6 @@ bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from
         return false;
     *to = *from;
     to->data = b->fetched[place].at;
-    return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->stream), "copying");
+    return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream), "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");
 }

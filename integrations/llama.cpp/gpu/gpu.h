@@ -51,7 +51,6 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
-#define KVP_SIDE_STREAMS 8
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
@@ -126,11 +125,9 @@ struct kvp_gpu {
     abi_buft *inner_buft;
     char name[16];
     cu_context context;
-    cu_stream stream; /* of what is not a part of a graph */
-    cu_stream side[KVP_SIDE_STREAMS]; /* of pages that are opened and encoded; under the lock, as order */
-    cu_event order;
+    cu_stream stream; /* of all that is ours: with kernels of further streams every launch takes longer (docs/internals/cuda.md) */
     kvp_remote remote;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* recursive; held while work is enqueued on the stream, and while a graph is captured there */
     kvp_gpu_backend *backends; /* alive; under list_lock */
     atomic_uint epoch;         /* another one: captured graphs are of the past */
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
@@ -177,7 +174,6 @@ struct kvp_gpu_backend {
     abi_backend *backend; /* CUDA's, made for us */
     abi_backend_iface inner;
     kvp_gpu_backend *next;
-    cu_stream stream;
     cu_event to_us, to_cuda;
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */

@@ -155,7 +155,7 @@ bool kvp_gpu_prepare_attended(kvp_gpu_backend *b)
         b->masks_changed = b->masks_changed || plain != a->plain;
         a->plain = plain;
         ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, i), lengths,
-                                      a->n_streams * sizeof(*lengths), b->stream),
+                                      a->n_streams * sizeof(*lengths), b->gpu->stream),
                        "copying");
     }
     return ok;

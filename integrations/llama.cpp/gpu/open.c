@@ -142,27 +142,29 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache);
 }
 
-/* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
+/* Work on pages */
 
-static bool spread(kvp_gpu *gpu, cu_stream stream)
+/* Keys and values of a layer, which one launch takes. */
+static bool are_pair(const kvp_kv *a, const kvp_kv *b)
 {
-    bool ok = (gpu->order != NULL || kvp_cu_ok(kvp_cu.event_new(&gpu->order, CU_NO_TIMING), "an event")) &&
-              kvp_cu_ok(kvp_cu.event_record(gpu->order, stream), "ordering");
+    const kvp_gpu_cells *x = a->cells, *y = b->cells;
 
-    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
-        ok = (gpu->side[i] != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->side[i], CU_NON_BLOCKING), "a stream")) &&
-             kvp_cu_ok(kvp_cu.stream_wait(gpu->side[i], gpu->order, 0), "ordering");
-    return ok;
+    return a->shape.layer == b->shape.layer && a->shape.role != b->shape.role && x->n_kv_heads == y->n_kv_heads &&
+           x->head_dim == y->head_dim && y->open_pages.base != NULL;
 }
 
-static bool gather(kvp_gpu *gpu, cu_stream stream)
+static void add_page(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t page)
 {
-    bool ok = true;
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvant_cuda_pages *open = &cells->open_pages;
 
-    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
-        ok = kvp_cu_ok(kvp_cu.event_record(gpu->order, gpu->side[i]), "ordering") &&
-             kvp_cu_ok(kvp_cu.stream_wait(stream, gpu->order, 0), "ordering");
-    return ok;
+    args->n_kv_heads = cells->n_kv_heads;
+    *(kv->shape.role == KVANT_ROLE_K ? &args->k : &args->v) =
+        (kvant_cuda_rows){ .codec = cells->codec,
+                           .pages = cells->pages,
+                           .rows = (const char *)open->base + page * open->block_stride,
+                           .token_stride = cells->head_dim,
+                           .head_stride = open->head_stride / sizeof(uint16_t) };
 }
 
 /* Encodes the rows of a page that were not encoded yet. */
@@ -177,26 +179,20 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
         slots[i] = fresh >> i & 1 ? (int64_t)cache->pages[page].block * KVANT_PAGE_TOKENS + i : -1;
     ok = kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(1), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying") &&
-         spread(cache->gpu, stream);
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying");
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const kvant_cuda_pages *open = &cells->open_pages;
+        const kvp_kv *kv = cache->tensors[i];
+        const kvp_gpu_cells *cells = kv->cells;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
                                         .n_tokens = KVANT_PAGE_TOKENS,
-                                        .n_kv_heads = cells->n_kv_heads,
                                         .slots = cache->slots.at,
                                         .transformed = 1 };
-        *(cache->tensors[i]->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
-            (kvant_cuda_rows){ .codec = cells->codec,
-                               .pages = cells->pages,
-                               .rows = (const char *)open->base + page * open->block_stride,
-                               .token_stride = cells->head_dim,
-                               .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
+        add_page(&args, kv, page);
+        if (i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
+            add_page(&args, cache->tensors[++i], page);
+        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, stream) == KVANT_OK;
     }
-    ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
     return ok;
 }
@@ -204,7 +200,7 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
 /* Decodes a block's sealed rows into a page. */
 static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_stream stream)
 {
-    bool ok = spread(cache->gpu, stream);
+    bool ok = true;
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
@@ -221,9 +217,9 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
                                               .token_stride = cells->head_dim,
                                               .head_stride = open->head_stride / sizeof(uint16_t),
                                               .transformed = 1 };
-        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
+        ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
     }
-    return ok && gather(cache->gpu, stream);
+    return ok;
 }
 
 static bool give_up(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)

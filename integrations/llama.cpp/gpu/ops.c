@@ -131,7 +131,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
     if (kvp_gpu_weigh_wants(b, node, values, decodes))
         return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
-           kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream);
+           kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
 }
 
 /* open: to open pages. queries: NULL, or those of the same tokens. */
@@ -157,7 +157,7 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     }
     if (queries != NULL)
         args.queries = *queries;
-    return kvant_cuda_append(&args, b->stream);
+    return kvant_cuda_append(&args, b->gpu->stream);
 }
 
 static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries);
@@ -311,7 +311,7 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
-    return transformed ? KVANT_OK : kvant_cuda_transform_queries(&queries, b->stream);
+    return transformed ? KVANT_OK : kvant_cuda_transform_queries(&queries, b->gpu->stream);
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -343,8 +343,8 @@ static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k,
         args.sinks = NULL;
         args.lse = b->lse.at;
     }
-    status = kvant_cuda_attention(&args, b->stream);
-    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
+    status = kvant_cuda_attention(&args, b->gpu->stream);
+    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->gpu->stream) : status;
 }
 
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
@@ -398,7 +398,7 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
 
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
         b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
-        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->stream), "memory");
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
         return false;
