@@ -92,10 +92,8 @@ typedef struct kvp_gpu_cache {
         int32_t *positions; /* -1: not known */
         size_t n, most, last; /* last: of the last batch */
     } plain;
-    kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
+    kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
-
-#define KVP_SLOT_BYTES(n) ((KVANT_PAGE_TOKENS + (n)) * sizeof(int64_t))
 
 /* What llama.cpp wrote to an input: cell numbers, by where they lie on the GPU. */
 typedef struct kvp_gpu_seen {

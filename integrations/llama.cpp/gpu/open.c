@@ -133,6 +133,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
         *at = cache->next;
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
+    kvp_gpu_release(&cache->moved);
     free(cache->table);
     free(cache->first);
     free(cache->written);
@@ -153,12 +154,29 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
            x->head_dim == y->head_dim && y->open_pages.base != NULL;
 }
 
-static void add_page(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t page)
+/* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which each page has 64 rows per kv
+ * head; the first 64 of these are those of head 0, where slots are looked up. */
+static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n, uint32_t n_kv_heads, cu_stream stream)
+{
+    const size_t rows = (size_t)n * n_kv_heads * KVANT_PAGE_TOKENS;
+    int64_t *slots = malloc(rows * sizeof(*slots));
+    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, rows * sizeof(*slots), false);
+
+    for (size_t i = 0; i < rows && ok; i++) {
+        const kvp_open_page *page = &pages[i / (n_kv_heads * KVANT_PAGE_TOKENS)];
+        const size_t row = i % (n_kv_heads * KVANT_PAGE_TOKENS);
+        slots[i] = row < KVANT_PAGE_TOKENS && (page->fresh >> row & 1) ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row : -1;
+    }
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots, rows * sizeof(*slots), stream), "copying");
+    free(slots);
+    return ok;
+}
+
+static void add_rows(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t page)
 {
     const kvp_gpu_cells *cells = kv->cells;
     const kvant_cuda_pages *open = &cells->open_pages;
 
-    args->n_kv_heads = cells->n_kv_heads;
     *(kv->shape.role == KVANT_ROLE_K ? &args->k : &args->v) =
         (kvant_cuda_rows){ .codec = cells->codec,
                            .pages = cells->pages,
@@ -167,71 +185,90 @@ static void add_page(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t pa
                            .head_stride = open->head_stride / sizeof(uint16_t) };
 }
 
-/* Encodes the rows of a page that were not encoded yet. */
-static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
+/* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. */
+static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n, cu_stream stream)
 {
-    const uint64_t fresh = cache->pages[page].fresh;
-    int64_t slots[KVANT_PAGE_TOKENS];
+    uint32_t heads = 0; /* that the slots are for */
     bool ok = true;
 
-    if (fresh == 0)
-        return true;
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
-        slots[i] = fresh >> i & 1 ? (int64_t)cache->pages[page].block * KVANT_PAGE_TOKENS + i : -1;
-    ok = kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(1), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying");
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
-                                        .n_tokens = KVANT_PAGE_TOKENS,
-                                        .slots = cache->slots.at,
+                                        .n_tokens = ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
+                                        .n_kv_heads = cells->n_kv_heads,
                                         .transformed = 1 };
-        add_page(&args, kv, page);
+        ok = cells->open_pages.base != NULL &&
+             (heads == cells->n_kv_heads || bring_slots(cache, pages, n, cells->n_kv_heads, stream));
+        heads = cells->n_kv_heads;
+        args.slots = cache->moved.at;
+        add_rows(&args, kv, first);
         if (i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
-            add_page(&args, cache->tensors[++i], page);
-        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, stream) == KVANT_OK;
+            add_rows(&args, cache->tensors[++i], first);
+        ok = ok && kvant_cuda_append(&args, stream) == KVANT_OK;
     }
-    cache->pages[page].fresh = ok ? 0 : fresh;
     return ok;
 }
 
-/* Decodes a block's sealed rows into a page. */
-static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_stream stream)
+/* pages: all of the cache, as they were. */
+static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream stream)
 {
+    bool ok = true;
+
+    for (uint32_t i = 0, n = 1; i < cache->n_pages && ok; i += n) {
+        for (n = 0; i + n < cache->n_pages && pages[i + n].fresh != 0; n++)
+            ;
+        ok = n == 0 || encode_run(cache, pages + i, i, n, stream);
+        n += n == 0;
+    }
+    return ok;
+}
+
+/* Blocks that are opened for a step, and their pages. */
+typedef struct opening {
+    uint32_t n, blocks[KVP_MOST_OPEN], pages[KVP_MOST_OPEN];
+} opening;
+
+/* Where decoded rows go, in 64 rows (bring_slots), behind the blocks' numbers. */
+static bool bring_blocks(kvp_gpu_cache *cache, const opening *opened, uint32_t n_kv_heads, cu_stream stream)
+{
+    int32_t numbers[2 * KVP_MOST_OPEN];
+
+    for (uint32_t i = 0; i < opened->n; i++) {
+        numbers[i] = (int32_t)opened->blocks[i];
+        numbers[opened->n + i] = (int32_t)(opened->pages[i] * n_kv_heads);
+    }
+    return kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(numbers), false) &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers, 2 * opened->n * sizeof(*numbers), stream), "copying");
+}
+
+/* Decodes sealed rows into pages. */
+static bool decode(kvp_gpu_cache *cache, const opening *opened, cu_stream stream)
+{
+    uint32_t heads = 0;
     bool ok = true;
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = have_pages(cache->tensors[i], cache->n_pages);
-        const kvant_cuda_pages *open = &cells->open_pages;
+        ok = have_pages(cache->tensors[i], cache->n_pages) &&
+             (heads == cells->n_kv_heads || bring_blocks(cache, opened, cells->n_kv_heads, stream));
+        heads = cells->n_kv_heads;
         const kvant_cuda_decode_args args = { .size = sizeof(args),
                                               .codec = cells->codec,
                                               .pages = cells->pages,
-                                              .blocks = kvp_gpu_numbers(cache->gpu) + block,
-                                              .n_blocks = 1,
+                                              .blocks = cache->moved.at,
+                                              .n_blocks = opened->n,
                                               .n_kv_heads = cells->n_kv_heads,
                                               .type = KVANT_CUDA_F16,
-                                              .out = (char *)open->base + page * open->block_stride,
+                                              .out = cells->open_pages.base,
                                               .token_stride = cells->head_dim,
-                                              .head_stride = open->head_stride / sizeof(uint16_t),
+                                              .head_stride = cells->open_pages.head_stride / sizeof(uint16_t),
+                                              .to = (const int32_t *)cache->moved.at + opened->n,
                                               .transformed = 1 };
         ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
     }
     return ok;
-}
-
-static bool give_up(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
-{
-    if (cache->pages[page].block == NO_PAGE)
-        return true;
-    if (!encode(cache, page, stream))
-        return false;
-    cache->table[cache->pages[page].block] = cache->pages[page].block;
-    cache->table_changed = true;
-    cache->pages[page] = (kvp_open_page){ .block = NO_PAGE };
-    return true;
 }
 
 /* The page to give to another block: a free one, the one that was used longest ago, a sink last. NO_PAGE: all are used in this
@@ -250,23 +287,51 @@ static int32_t choose_page(const kvp_gpu_cache *cache)
     return best;
 }
 
-/* Opens a block, or finds it open; NO_PAGE when no page can be had, -2 after an error. */
-static int32_t open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, cu_stream stream)
+static void assign(kvp_gpu_cache *cache, uint32_t page, int32_t block)
+{
+    if (cache->pages[page].block != NO_PAGE)
+        cache->table[cache->pages[page].block] = cache->pages[page].block;
+    cache->pages[page] = (kvp_open_page){ .block = block };
+    if (block != NO_PAGE)
+        cache->table[block] = -1 - (int32_t)page;
+    cache->table_changed = true;
+}
+
+/* Chooses a page for a block that is not open, if one can be had. */
+static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening *opened)
 {
     int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
 
     if (page == NO_PAGE)
-        return NO_PAGE;
+        return;
     if (cache->table[block] >= 0) {
-        if (!give_up(cache, (uint32_t)page, stream) || !decode(cache, (uint32_t)page, block, stream))
-            return -2;
-        cache->pages[page] = (kvp_open_page){ .block = (int32_t)block };
-        cache->table[block] = -1 - page;
-        cache->table_changed = true;
+        assign(cache, (uint32_t)page, (int32_t)block);
+        opened->blocks[opened->n] = block;
+        opened->pages[opened->n++] = (uint32_t)page;
     }
     cache->pages[page].used = cache->now;
     cache->pages[page].sink = cache->pages[page].sink || sink;
-    return page;
+}
+
+/* Pages change hands: what was in them is encoded first, of all before any is decoded. They stay as they were on an error. */
+static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const opening *opened, cu_stream stream)
+{
+    kvp_open_page leaving[KVP_MOST_OPEN];
+    bool ok;
+
+    if (opened->n == 0)
+        return true;
+    memcpy(leaving, former, sizeof(leaving));
+    for (uint32_t i = 0; i < cache->n_pages; i++)
+        if (former[i].block == cache->pages[i].block)
+            leaving[i].fresh = 0;
+    ok = encode(cache, leaving, stream) && decode(cache, opened, stream);
+    for (uint32_t i = 0; i < opened->n && !ok; i++)
+        assign(cache, opened->pages[i], NO_PAGE);
+    for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
+        if (former[i].block != cache->pages[i].block)
+            assign(cache, i, former[i].block), cache->pages[i] = former[i];
+    return ok;
 }
 
 /* Before a graph */
@@ -286,15 +351,19 @@ static bool is_recent(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
 {
     const bool few = step->n <= KVP_FEW_TOKENS || (cache->learning && step->n < KVP_LEARN_ROWS);
+    kvp_open_page former[KVP_MOST_OPEN];
+    opening opened = { 0 };
     bool all = true;
 
+    memcpy(former, cache->pages, sizeof(former));
     cache->now++;
     for (size_t i = 0; i < step->n; i++) {
         const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
-        if ((few || sink || (step->positions != NULL && is_recent(cache, step, i))) &&
-            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, stream) < NO_PAGE)
-            return false;
+        if (few || sink || (step->positions != NULL && is_recent(cache, step, i)))
+            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, &opened);
     }
+    if (!exchange(cache, former, &opened, stream))
+        return false;
     for (size_t i = 0; i < step->n; i++) {
         const int32_t at = cache->table[step->cells[i] / KVANT_PAGE_TOKENS], page = at < 0 ? -1 - at : NO_PAGE;
         slots[i] = page == NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
@@ -326,7 +395,7 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
     const size_t bytes = step->n * sizeof(int64_t);
     const void *former = cache->slots.at;
     int64_t *slots = malloc(bytes);
-    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(step->n), false) &&
+    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->slots, bytes, false) &&
               find_slots(cache, step, slots, stream);
 
     if (cache->slots.at != former)
@@ -350,17 +419,20 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
 {
-    return (const int64_t *)cache->slots.at + KVANT_PAGE_TOKENS;
+    return cache->slots.at;
 }
 
 /* Outside of graphs */
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 {
-    bool ok = true;
+    const bool ok = cache->table == NULL || encode(cache, cache->pages, stream);
 
-    for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++)
-        ok = close ? give_up(cache, i, stream) : cache->pages[i].block == NO_PAGE || encode(cache, i, stream);
+    for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
+        cache->pages[i].fresh = 0;
+        if (close && cache->pages[i].block != NO_PAGE)
+            assign(cache, i, NO_PAGE);
+    }
     return ok;
 }
 
