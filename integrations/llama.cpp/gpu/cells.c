@@ -353,6 +353,8 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
         status = kvp_gpu_take_word(gpu->refused);
+    for (size_t i = 0; i < n; i++)
+        kvp_gpu_cache_holds(cells->cache, (uint32_t)(cell_numbers[i] / KVANT_PAGE_TOKENS), 1);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }
@@ -395,6 +397,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
     kvp_gpu_finish(source->gpu);
     pthread_mutex_lock(&source->gpu->lock);
     ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);
+    kvp_gpu_cache_holds(source->cache, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
                                       (cu_address)(uintptr_t)source->pages.base + first * block, n * block,

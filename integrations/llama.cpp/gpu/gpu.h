@@ -78,6 +78,7 @@ typedef struct kvp_gpu_cache {
     uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
+    uint8_t *held;  /* by block: rows were written since the cache was cleared */
     kvp_open_page pages[KVP_MOST_OPEN];
     uint64_t now;
     bool table_changed;
@@ -287,6 +288,9 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells)
 
 /* cells.c: what codecs say, one per kv head: weights, centres and scales become the cells'. */
 bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+
+/* open.c: blocks that have rows from now on. The lock is held. */
+void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n);
 
 /* open.c: the open page with a cell, or -1. */
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);

@@ -31,9 +31,14 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache = calloc(1, sizeof(*cache));
     if (cache == NULL)
         return NULL;
+    cache->n_blocks = kvp_kv_blocks(&kv->shape);
+    cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
+    if (cache->held == NULL) {
+        free(cache);
+        return NULL;
+    }
     cache->id = kv->cache;
     cache->gpu = gpu;
-    cache->n_blocks = kvp_kv_blocks(&kv->shape);
     cache->n_pages = kvp_kv_open_pages(&kv->shape);
     cache->next = gpu->caches;
     gpu->caches = cache;
@@ -135,6 +140,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
     free(cache->table);
+    free(cache->held);
     free(cache->first);
     free(cache->written);
     free(cache->plain.cells);
@@ -225,7 +231,7 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
     return ok;
 }
 
-/* Blocks that are opened for a step, and their pages. */
+/* Blocks with rows that are opened for a step, and their pages. */
 typedef struct opening {
     uint32_t n, blocks[KVP_MOST_OPEN], pages[KVP_MOST_OPEN];
 } opening;
@@ -251,8 +257,7 @@ static bool decode(kvp_gpu_cache *cache, const opening *opened, cu_stream stream
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = have_pages(cache->tensors[i], cache->n_pages) &&
-             (heads == cells->n_kv_heads || bring_blocks(cache, opened, cells->n_kv_heads, stream));
+        ok = heads == cells->n_kv_heads || bring_blocks(cache, opened, cells->n_kv_heads, stream);
         heads = cells->n_kv_heads;
         const kvant_cuda_decode_args args = { .size = sizeof(args),
                                               .codec = cells->codec,
@@ -307,7 +312,8 @@ static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening 
     if (cache->table[block] >= 0) {
         assign(cache, (uint32_t)page, (int32_t)block);
         opened->blocks[opened->n] = block;
-        opened->pages[opened->n++] = (uint32_t)page;
+        opened->pages[opened->n] = (uint32_t)page;
+        opened->n += cache->held[block];
     }
     cache->pages[page].used = cache->now;
     cache->pages[page].sink = cache->pages[page].sink || sink;
@@ -317,20 +323,28 @@ static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening 
 static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const opening *opened, cu_stream stream)
 {
     kvp_open_page leaving[KVP_MOST_OPEN];
-    bool ok;
+    bool changed = false, ok;
 
-    if (opened->n == 0)
-        return true;
     memcpy(leaving, former, sizeof(leaving));
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (former[i].block == cache->pages[i].block)
             leaving[i].fresh = 0;
-    ok = encode(cache, leaving, stream) && decode(cache, opened, stream);
-    for (uint32_t i = 0; i < opened->n && !ok; i++)
-        assign(cache, opened->pages[i], NO_PAGE);
+        else
+            changed = true;
+    if (!changed)
+        return true;
+    ok = encode(cache, leaving, stream);
+    for (size_t i = 0; i < cache->n_tensors && ok; i++)
+        ok = have_pages(cache->tensors[i], cache->n_pages);
+    ok = ok && (opened->n == 0 || decode(cache, opened, stream));
     for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
         if (former[i].block != cache->pages[i].block)
-            assign(cache, i, former[i].block), cache->pages[i] = former[i];
+            assign(cache, i, NO_PAGE);
+    for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
+        if (former[i].block != cache->pages[i].block) {
+            assign(cache, i, former[i].block);
+            cache->pages[i] = former[i];
+        }
     return ok;
 }
 
@@ -413,8 +427,17 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    return in_range(cache, step) && (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-           kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (!cache->keeps || place(cache, step, stream));
+    const bool ok = in_range(cache, step) && (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+                    kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (!cache->keeps || place(cache, step, stream));
+
+    for (size_t i = 0; i < step->n && ok; i++)
+        kvp_gpu_cache_holds(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), 1);
+    return ok;
+}
+
+void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
+{
+    memset(cache->held + first, 1, n);
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
@@ -440,6 +463,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
     if (cache->table != NULL)
         close_all(cache);
+    memset(cache->held, 0, cache->n_blocks);
     cache->learning = cache->learns;
     cache->n_first = 0;
     kvp_gpu_weigh_forget(cache);
