@@ -302,7 +302,8 @@ static void assign(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->table_changed = true;
 }
 
-/* Chooses a page for a block that is not open, if one can be had. */
+/* Chooses a page for a block that is not open, if one can be had. What a page still holds of another block is hidden, as rows that were
+ * never written are: a block without rows needs no decoding. */
 static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening *opened)
 {
     int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
