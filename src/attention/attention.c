@@ -43,12 +43,9 @@ static float *offsets_of(const job *j, uint32_t version, size_t row)
 static void prepare_rows(const job *j, uint32_t kv_head, uint32_t first, uint32_t n)
 {
     const kvant_attention_plan *plan = j->plan;
-    for (uint32_t query = first; query < first + n; query++) {
-        const uint32_t head = kv_head * plan->group_heads;
-        const size_t row = row_index(plan, query, head);
-        for (uint32_t v = 0; v < plan->k_versions.n; v++)
-            plan->reader->query(plan, j->kernels, v, query, head, plan->group_heads, queries_of(j, v, row), offsets_of(j, v, row));
-    }
+    const size_t row = row_index(plan, first, kv_head * plan->group_heads);
+    for (uint32_t v = 0; v < plan->k_versions.n; v++)
+        plan->reader->queries(plan, j->kernels, v, first, n, kv_head, queries_of(j, v, row), offsets_of(j, v, row));
 }
 
 /* The sink's logit joins the denominator only. Returns the factor on what was summed against

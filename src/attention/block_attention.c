@@ -45,13 +45,14 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
 }
 
 static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                          uint32_t query, uint32_t head, uint32_t n, float *out, float *offsets)
+                          uint32_t query, uint32_t n, uint32_t kv_head, float *out, float *offsets)
 {
     const kvant_attention_problem *p = &plan->problem;
+    const uint32_t group = plan->group_heads;
     (void)kernels;
     (void)version;
-    for (uint32_t end = head + n; head < end; head++, out += plan->k_dim) {
-        const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+    for (uint32_t row = 0; row < n * group; row++, out += plan->k_dim) {
+        const float *q = p->q + (query + row / group) * p->q_token_stride + (kv_head * group + row % group) * p->q_head_stride;
         for (uint32_t i = 0; i < plan->k_dim; i++)
             out[i] = q[i] * plan->score_scale;
         *offsets++ = 0;
@@ -99,7 +100,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 
 static const kvant_attention_reader reader = {
     .in_order = true,
-    .query = scale_queries,
+    .queries = scale_queries,
     .output = write_output,
     .score = score,
     .add = add,

@@ -10,34 +10,36 @@
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-#define HEADS_AT_ONCE 4u
+#define NUMBERS_AT_ONCE (4u * KVANT_MAX_HEAD_DIM) /* of query rows: 16 of 128 */
 
-static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                         uint32_t query, uint32_t head, uint32_t n, float *out, float *offsets)
+/* Query rows of a kv head (plan.h) from the given one on. */
+static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
+                      uint32_t row, uint32_t n, float *out, float *offsets)
 {
     const kvant_attention_problem *p = &plan->problem;
-    const uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim, number = plan->k_versions.versions[version];
-    const uint32_t some = n < HEADS_AT_ONCE ? n : HEADS_AT_ONCE;
+    const uint32_t d = plan->k->head_dim, number = plan->k_versions.versions[version], group = plan->group_heads;
     const kvant_affine affine = kvant_version_affine(plan->k, number, kv_head);
-    float x[HEADS_AT_ONCE * KVANT_MAX_HEAD_DIM], y[HEADS_AT_ONCE * KVANT_MAX_HEAD_DIM];
-    for (uint32_t h = 0; h < some; h++) {
-        const float *q = p->q + query * p->q_token_stride + (head + h) * p->q_head_stride;
+    float x[NUMBERS_AT_ONCE], y[NUMBERS_AT_ONCE];
+    for (uint32_t r = 0; r < n; r++) {
+        const float *q = p->q + (row + r) / group * p->q_token_stride + (kv_head * group + (row + r) % group) * p->q_head_stride;
         for (uint32_t i = 0; i < d; i++)
-            x[h * d + i] = affine.scale ? q[i] * affine.scale[i] : q[i];
-        offsets[h] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
+            x[r * d + i] = affine.scale ? q[i] * affine.scale[i] : q[i];
+        offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
     }
-    kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, some, x, y);
-    for (uint32_t h = 0; h < some; h++, out += plan->k_dim)
+    kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
+    for (uint32_t r = 0; r < n; r++, out += plan->k_dim)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            out[i] = i < d ? y[h * d + i] * plan->score_scale : 0;
+            out[i] = i < d ? y[r * d + i] * plan->score_scale : 0;
 }
 
-/* The heads of a group share a version's numbers. */
-static void read_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
-                       uint32_t head, uint32_t n, float *out, float *offsets)
+/* The rows of a kv head share a version's numbers. */
+static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
+                         uint32_t n, uint32_t kv_head, float *out, float *offsets)
 {
-    for (uint32_t h = 0; h < n; h += HEADS_AT_ONCE)
-        read_queries(plan, kernels, version, query, head + h, n - h, out + (size_t)h * plan->k_dim, offsets + h);
+    const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = NUMBERS_AT_ONCE / plan->k->head_dim;
+    for (uint32_t r = 0; r < rows; r += most)
+        read_rows(plan, kernels, version, kv_head, first + r, rows - r < most ? rows - r : most, out + (size_t)r * plan->k_dim,
+                  offsets + r);
 }
 
 /* Restores the order of channels and transforms back. */
@@ -177,7 +179,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 }
 
 static const kvant_attention_reader reader = {
-    .query = read_query,
+    .queries = read_queries,
     .output = write_output,
     .open = open_page,
     .begin = begin,

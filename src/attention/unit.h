@@ -23,11 +23,11 @@ typedef struct kvant_attention_unit {
  * may be called from several threads at once. */
 typedef struct kvant_attention_reader {
     bool in_order; /* tokens of scores are in order, not at kvant_token_position */
-    /* out = the queries of (query token, n heads of a kv head from the given one on), k_dim numbers each, as score
+    /* out = the query rows of a kv head (plan.h) of n query tokens from the given one on, k_dim numbers each, as score
      * takes them for the version, times plan->score_scale. offsets: what scores of the version's pages lack, a
      * term that is equal for all of its keys. */
-    void (*query)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
-                  uint32_t head, uint32_t n, float *out, float *offsets);
+    void (*queries)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
+                    uint32_t n, uint32_t kv_head, float *out, float *offsets);
     /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of
      * the weights that is on values of the version. */
     void (*output)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t head,

@@ -239,12 +239,12 @@ float kvant_transform_gain(const kvant_transform *transform)
 
 typedef KVANT_TRIANGLE_FN((*triangle_kernel));
 
-#define STRETCHED 4u /* vectors at once */
+#define STRETCHED (4u * KVANT_MAX_HEAD_DIM) /* numbers at once */
 
 static void by_triangles(const kvant_transform *t, triangle_kernel kernel, uint32_t n, const float *x, float *y)
 {
     const uint32_t d = t->head_dim, part = t->part;
-    float of_part[STRETCHED * KVANT_MAX_HEAD_DIM];
+    float of_part[STRETCHED];
     for (uint32_t p = 0; p < d / part; p++) {
         for (uint32_t i = 0; i < n; i++)
             kvant_part_gather(d, part, p, x + (size_t)i * d, of_part + (size_t)i * part);
@@ -258,9 +258,10 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
                              const float *x, float *y)
 {
     const size_t d = transform->head_dim;
-    for (uint32_t i = 0; i < n; i += STRETCHED)
-        by_triangles(transform, dual ? kernels->solve_lower : kernels->multiply_upper, n - i < STRETCHED ? n - i : STRETCHED,
-                     x + i * d, y + i * d);
+    const uint32_t most = STRETCHED / transform->part;
+    for (uint32_t i = 0; i < n; i += most)
+        by_triangles(transform, dual ? kernels->solve_lower : kernels->multiply_upper, n - i < most ? n - i : most, x + i * d,
+                     y + i * d);
 }
 
 /* y = R W x when weights are W; y = R W^-T x when weights are W^-T. */

@@ -123,7 +123,7 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     }
 }
 
-/* sums[r] = the sum of row[j] z[4 j + r] for j < n, a multiple of 16, in 8 sums that are added last. sums: 32. */
+/* sums[r] = the sum of row[j] z[4 j + r] for j < n, a multiple of 16, in 8 sums that are added last. sums: 4. */
 #define QUAD_VECTORS (32 / LANES)
 KVANT_INLINE void NAME(sum_quads)(const float *row, const float *z, uint32_t n, float *sums)
 {
@@ -135,9 +135,29 @@ KVANT_INLINE void NAME(sum_quads)(const float *row, const float *z, uint32_t n, 
             const vf factors = vf_spread_quads(vf_load_unaligned(row + j + v / 4 * LANES), v % 4);
             sum[v % QUAD_VECTORS] = vf_add(sum[v % QUAD_VECTORS], vf_mul(factors, vf_load_unaligned(z + 4 * j + v * LANES)));
         }
-    unrolled_for (uint32_t v = 0; v < QUAD_VECTORS; v++)
-        vf_store_unaligned(sums + v * LANES, sum[v]);
-    kvant_fold_quads(sums);
+    unrolled_for (uint32_t width = QUAD_VECTORS / 2; width; width /= 2)
+        unrolled_for (uint32_t v = 0; v < width; v++)
+            sum[v] = vf_add(sum[v], sum[v + width]);
+    float quads[LANES];
+    vf_store_unaligned(quads, sum[0]);
+    kvant_fold_quads(quads, LANES, sums);
+}
+
+/* The same of 16 z that lie number by number, the same sums in the same order. sums: 16. */
+KVANT_INLINE void NAME(sum_wide)(const float *row, const float *z, uint32_t n, float *sums)
+{
+    unrolled_for (uint32_t v = 0; v < 16; v += LANES) {
+        vf sum[8];
+        unrolled_for (uint32_t p = 0; p < 8; p++)
+            sum[p] = vf_zero();
+        for (uint32_t j = 0; j < n; j += 8)
+            unrolled_for (uint32_t p = 0; p < 8; p++)
+                sum[p] = vf_add(sum[p], vf_mul(vf_set(row[j + p]), vf_load_unaligned(z + 16 * (j + p) + v)));
+        unrolled_for (uint32_t width = 4; width; width /= 2)
+            unrolled_for (uint32_t p = 0; p < width; p++)
+                sum[p] = vf_add(sum[p], sum[p + width]);
+        vf_store_unaligned(sums + v, sum[0]);
+    }
 }
 
 /* Sums of row i of a triangle, of some vectors: a constant at every call. x: the rows from their column on. */

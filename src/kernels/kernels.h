@@ -231,13 +231,34 @@ typedef struct kvant_block_page {
  * KVANT_TRIANGLE_PADDING numbers are readable. A solution is that of a matrix whose numbers differ from L's by at
  * most (n + 3) 2^-23 of themselves; a product's numbers by at most n 2^-23 of the sum of magnitudes. */
 #define KVANT_TRIANGLE_PADDING 16u
+#define KVANT_TRIANGLE_WIDE 16u /* vectors at once are solve_lower's fastest, up to n = 128 */
 #define KVANT_TRIANGLE_FN(name) void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
 
-static inline void kvant_fold_quads(float sums[32])
+/* Four floats: compilers leave loops over so few in memory. */
+typedef float kvant_quad __attribute__((vector_size(16)));
+
+static inline kvant_quad kvant_quad_load(const float *x)
 {
-    for (uint32_t width = 16; width >= 4; width /= 2)
+    kvant_quad quad;
+    memcpy(&quad, x, sizeof quad);
+    return quad;
+}
+
+static inline void kvant_quad_store(float *x, kvant_quad quad)
+{
+    memcpy(x, &quad, sizeof quad);
+}
+
+/* sums[0 .. 3] = the sum of n / 4 quads, which are added half by half. n: a power of two, at least 4 and at most 32. */
+static inline void kvant_fold_quads(const float *x, uint32_t n, float *sums)
+{
+    kvant_quad quads[8];
+    for (uint32_t i = 0; i < n / 4; i++)
+        quads[i] = kvant_quad_load(x + 4 * i);
+    for (uint32_t width = n / 8; width; width /= 2)
         for (uint32_t i = 0; i < width; i++)
-            sums[i] += sums[i + width];
+            quads[i] += quads[i + width];
+    kvant_quad_store(sums, quads[0]);
 }
 
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */

@@ -264,11 +264,13 @@ BENCH(lower_inverse)
     CHECK_BENCH(check, (memcpy(l, kept, sizeof kept), kernels->lower_inverse(128, l, column)), "128 x 128");
 }
 
+enum { MOST_VECTORS = 23 };
+
 /* A triangle of n x n halves and n_x vectors. */
 typedef struct triangular {
     uint32_t n, n_x;
     uint16_t *triangle;
-    float *x, before[5 * 512];
+    float *x, before[MOST_VECTORS * 512];
 } triangular;
 
 /* Below a diagonal of 1 ... 2 numbers are random and at most 1 / sqrt(n): the inverse is bounded. */
@@ -334,25 +336,26 @@ static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c,
 {
     static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 80, 96, 127, 128, 129, 511 };
     static triangular t;
-    static float want[5 * 512];
-    for (size_t s = 0; s < COUNT(dims); s++)
-        for (uint32_t n_x = 1; n_x <= 5; n_x += 2) {
-            make_triangular(check, dims[s], n_x, &t);
-            CHECK_CALL(check, kernel(t.triangle, t.n, t.n_x, t.x));
-            memcpy(want, t.before, sizeof want);
-            c(t.triangle, t.n, t.n_x, want);
-            check_same(check, "x", t.x, want, (size_t)t.n * n_x, sizeof *want);
-            if (kind == 2)
-                check_product(check, &t);
-            else
-                check_solution(check, &t, kind == 1);
-        }
+    static const uint32_t counts[] = { 1, 3, 5, 16, MOST_VECTORS };
+    static float want[MOST_VECTORS * 512];
+    for (size_t s = 0; s < COUNT(dims) * COUNT(counts); s++) {
+        const uint32_t n_x = counts[s % COUNT(counts)];
+        make_triangular(check, dims[s / COUNT(counts)], n_x, &t);
+        CHECK_CALL(check, kernel(t.triangle, t.n, t.n_x, t.x));
+        memcpy(want, t.before, sizeof want);
+        c(t.triangle, t.n, t.n_x, want);
+        check_same(check, "x", t.x, want, (size_t)t.n * n_x, sizeof *want);
+        if (kind == 2)
+            check_product(check, &t);
+        else
+            check_solution(check, &t, kind == 1);
+    }
 }
 
 static void bench_triangles(checker *check, triangle_fn *kernel)
 {
     static triangular t;
-    for (uint32_t n_x = 1; n_x <= 4; n_x += 3) {
+    for (uint32_t n_x = 1; n_x <= 16; n_x *= 4) {
         make_triangular(check, 128, n_x, &t);
         CHECK_BENCH(check, (memcpy(t.x, t.before, n_x * 512), kernel(t.triangle, 128, n_x, t.x)), "128 x 128, %u vectors", n_x);
     }
