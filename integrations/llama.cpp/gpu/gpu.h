@@ -87,7 +87,6 @@ typedef struct kvp_gpu_cache {
     int64_t *first;       /* their cells */
     size_t n_first;
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
-    uint8_t *written;      /* by block: since the cache was cleared, while this is so */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
         int32_t *positions; /* -1: not known */

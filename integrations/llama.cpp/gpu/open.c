@@ -108,8 +108,6 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         cache->recent_tokens = info->recent_tokens;
     cache->learns = cache->learning = cache->learns || cells->learns;
     cache->weighs = cache->weighing = cache->weighs || cells->weighs;
-    if (cache->weighs && cache->written == NULL && (cache->written = calloc(cache->n_blocks, 1)) == NULL)
-        return false;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
     if (cache->keeps && !make_room(cache))
@@ -142,7 +140,6 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->table);
     free(cache->held);
     free(cache->first);
-    free(cache->written);
     free(cache->plain.cells);
     free(cache->plain.positions);
     free(cache->tensors);

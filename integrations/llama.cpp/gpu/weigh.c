@@ -153,8 +153,6 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
     plain->last = step != NULL && is_last(plain, step) ? n : 0;
     if (plain->last > 0)
         return true;
-    for (size_t i = 0; i < n; i++)
-        cache->written[cells[i] / KVANT_PAGE_TOKENS] = 1;
     for (size_t i = 0; i < plain->n; i++)
         for (size_t j = 0; j < n && plain->cells[i] >= 0; j++)
             if (plain->cells[i] == cells[j])
@@ -166,8 +164,6 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 {
     cache->weighing = cache->weighs;
     cache->plain.n = cache->plain.last = 0;
-    if (cache->written != NULL)
-        memset(cache->written, 0, cache->n_blocks);
 }
 
 /* Rows */
@@ -316,7 +312,7 @@ static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list
     *list = (struct list){ .open = open };
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
         const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
-        if (!cache->written[block] || (open && page < 0))
+        if (!cache->held[block] || (open && page < 0))
             continue;
         if (list->n == MOST_BLOCKS)
             return false;
