@@ -77,15 +77,16 @@ static void no_first_request_spoils_later_ones(void **state)
     llama_token request[MOST_REQUEST];
     float *stock;
     double none, kld;
-    /* Times the divergence without a first request. Quantised weights make activations 8 bits: as large a difference by chance. */
+    /* Times the divergence after a token. Quantised weights make activations 8 bits: as large a difference by chance. */
     const double most = harness_has_floats() ? 1.2 : 1.5;
 
     (void)state;
     harness_tokens(text, N_TEXT);
     stock = answers(NULL, NULL, 0);
-    none = divergence(stock, NULL, 0);
+    none = divergence(stock, text, 1); /* too short to be learnt from; a GPU sees all keys of a first prompt as fp16 */
+    print_message("mean KLD of a first request %.4f, after a token %.4f", divergence(stock, NULL, 0), none);
     kld = divergence(stock, text + 100, N_REQUEST);
-    print_message("mean KLD of a first request %.4f, after ordinary text %.4f\n", none, kld);
+    print_message(", after ordinary text %.4f\n", kld);
     assert_true(none > 1e-4 && none < 0.1);
     for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
         fill(request, requests[i].word);

@@ -430,9 +430,7 @@ static void release(kvp_gpu_backend *b)
         kvp_api.backend_free(b->compute.cpu);
     free(b->nodes);
     free(b->part_uids);
-    for (int place = 0; place < KVP_FETCHED_PLACES; place++)
-        if (b->fetched[place].at != NULL)
-            kvp_cu.host_memory_free(b->fetched[place].at);
+    kvp_gpu_fetch_release(b);
     kvp_kv_context_release(b->layers);
     free(b);
 }

@@ -50,6 +50,7 @@ typedef struct cu_update_info {
     X(event_new, cuEventCreate, (cu_event * event, unsigned flags))                                                    \
     X(event_free, cuEventDestroy_v2, (cu_event event))                                                                 \
     X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                                                 \
+    X(event_finish, cuEventSynchronize, (cu_event event))                                                              \
     X(graph_make, cuGraphInstantiateWithFlags, (cu_graph_exec * exec, cu_graph graph, unsigned long long flags))       \
     X(graph_update, cuGraphExecUpdate_v2, (cu_graph_exec exec, cu_graph graph, cu_update_info * info))                 \
     X(graph_launch, cuGraphLaunch, (cu_graph_exec exec, cu_stream stream))                                             \

@@ -17,14 +17,56 @@ static bool have_memory(struct kvp_gpu_fetched *fetched, size_t bytes)
     return true;
 }
 
-bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to)
+bool kvp_gpu_copy(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, abi_tensor *to)
 {
     const size_t bytes = kvp_api.nbytes(from);
 
-    if (!have_memory(&b->fetched[place], bytes))
+    if (!have_memory(memory, bytes))
         return false;
     *to = *from;
-    to->data = b->fetched[place].at;
-    return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");
+    to->data = memory->at;
+    return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream), "copying");
+}
+
+bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to)
+{
+    return kvp_gpu_copy(b, &b->fetched[place], from, to) && kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");
+}
+
+struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu_backend *b)
+{
+    struct kvp_gpu_copies *copies;
+
+    if (!b->copies_taken)
+        b->n_copies = (b->n_copies + 1) % KVP_COPIES;
+    copies = &b->copies[b->n_copies];
+    if (copies->copied == NULL) {
+        if (!kvp_cu_ok(kvp_cu.event_new(&copies->copied, CU_NO_TIMING), "an event"))
+            return NULL;
+        sem_init(&copies->free, 0, 1);
+    }
+    while (!b->copies_taken && sem_wait(&copies->free) != 0)
+        ;
+    b->copies_taken = true;
+    return copies;
+}
+
+void kvp_gpu_fetch_release(kvp_gpu_backend *b)
+{
+    for (int i = 0; i < KVP_COPIES; i++) {
+        struct kvp_gpu_copies *copies = &b->copies[i];
+        if (copies->copied == NULL)
+            continue;
+        while ((i != b->n_copies || !b->copies_taken) && sem_wait(&copies->free) != 0)
+            ;
+        kvp_cu.event_free(copies->copied);
+        sem_destroy(&copies->free);
+        if (copies->keys.at != NULL)
+            kvp_cu.host_memory_free(copies->keys.at);
+        if (copies->queries.at != NULL)
+            kvp_cu.host_memory_free(copies->queries.at);
+    }
+    for (int place = 0; place < KVP_FETCHED_PLACES; place++)
+        if (b->fetched[place].at != NULL)
+            kvp_cu.host_memory_free(b->fetched[place].at);
 }

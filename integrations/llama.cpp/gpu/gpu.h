@@ -12,7 +12,8 @@
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
- *   weigh.c     matrices of their first rows and queries (transform=first)
+ *   weigh.c     matrices of their first rows and queries (transform=first), in threads
+ *   anew.c      rows that take another matrix
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
@@ -29,6 +30,7 @@
 #define KVP_CUDA_GPU_H
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 #include <kvant/cuda.h>
@@ -51,6 +53,7 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
+#define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
@@ -63,6 +66,7 @@ typedef struct kvp_gpu_step {
 typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
     bool sink;      /* first tokens of a sequence */
+    bool stays;     /* open when its rows need no longer wait: a sink, or recent */
     uint64_t fresh; /* rows that are not encoded yet */
     uint64_t used;
 } kvp_open_page;
@@ -79,13 +83,15 @@ typedef struct kvp_gpu_cache {
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
     uint8_t *held;  /* by block: rows were written since the cache was cleared */
-    kvp_open_page pages[KVP_MOST_OPEN];
+    kvp_open_page pages[KVP_MOST_PAGES];
     uint64_t now;
     bool table_changed;
     bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
+    bool waiting;         /* keys of the batch at hand do, for the matrix that a thread makes of them */
+    kvp_gpu_memory wait;  /* pages in which attention sees the batch meanwhile, and these keys */
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
@@ -160,12 +166,20 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
     bool weighs, weighed;            /* the last matrix is in force */
+    float *waiting;                  /* keys of a batch, as they came */
     kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
     kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
 
 /* Where copies of tensors are in the computer's memory. */
-typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_QUERIES, KVP_FETCHED_PLACES } kvp_fetched;
+typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
+#define KVP_COPIES 4 /* of layers, whose threads did not read them yet */
+
+/* Memory that copies are fast to. */
+struct kvp_gpu_fetched {
+    void *at;
+    size_t bytes;
+};
 
 struct kvp_gpu_backend {
     kvp_gpu *gpu;
@@ -206,10 +220,14 @@ struct kvp_gpu_backend {
     bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
     const void *context;  /* the same for all of these; not read */
     struct kvp_layers *layers; /* of the llama context that made it */
-    struct kvp_gpu_fetched { /* of memory that copies are fast to */
-        void *at;
-        size_t bytes;
-    } fetched[KVP_FETCHED_PLACES];
+    struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
+    struct kvp_gpu_copies { /* of a layer's keys and queries */
+        struct kvp_gpu_fetched keys, queries;
+        cu_event copied;
+        sem_t free;
+    } copies[KVP_COPIES];
+    int n_copies;      /* number of those used last */
+    bool copies_taken; /* by keys, whose queries did not come yet */
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
@@ -267,12 +285,21 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then stored rows may get another
- * matrix. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
+/* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then a thread learns from both.
+ * settle waits for these threads and lets stored rows take their matrices. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
  * sequence, whose queries may be on their way already. */
 bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_weigh_waits(const kvp_gpu_cells *cells); /* keys of the batch at hand are in no sealed page yet */
+
+/* anew.c. Codecs of a version, one per kv head, come in force; all rows take it. made: what is kept becomes NULL. rows: copies of those of
+ * cache->plain, as far as there are n. *done false: too many rows were stored already. The lock is held. */
+bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done);
+
+/* The same of rows that wait. made: NULL if there is no version. */
+bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 
 /* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
@@ -294,6 +321,11 @@ void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n);
 /* open.c: the open page with a cell, or -1. */
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 
+
+/* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. */
+struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu_backend *b);
+bool kvp_gpu_copy(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, abi_tensor *to);
+void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);

@@ -7,7 +7,10 @@
  * from GPU memory, so it can be replayed.
  *
  * Rows of many tokens (a prompt) are encoded at once, and also go to open pages where their block is open. A page is
- * given up when another block needs it: rows that were not encoded yet are encoded then. */
+ * given up when another block needs it: rows that were not encoded yet are encoded then.
+ *
+ * Keys of an empty cache's first batch wait for their matrix until the next graph, or whoever else needs them. Meanwhile
+ * attention sees the batch in open pages that are had for it alone. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -65,11 +68,16 @@ static bool make_room(kvp_gpu_cache *cache)
            kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
 }
 
+static size_t page_bytes(const kvp_gpu_cells *cells)
+{
+    return (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
+}
+
 /* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
 static bool have_pages(kvp_kv *kv, uint32_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
+    const size_t page = page_bytes(cells), bytes = n * cells->n_kv_heads * page;
     const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
 
     if (cells->open_pages.base != NULL)
@@ -77,7 +85,8 @@ static bool have_pages(kvp_kv *kv, uint32_t n)
     if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
         return false;
     for (int matrix = 0; matrix < 2; matrix++)
-        if (cells->codecs[matrix] != NULL && kvant_cuda_codec_create_open(cells->codecs[matrix], &cells->open_codecs[matrix]) != KVANT_OK)
+        if (cells->codecs[matrix] != NULL && cells->open_codecs[matrix] == NULL &&
+            kvant_cuda_codec_create_open(cells->codecs[matrix], &cells->open_codecs[matrix]) != KVANT_OK)
             return false;
     cells->open_codec = cells->open_codecs[cells->codec == cells->codecs[1]];
     cells->open_pages =
@@ -137,6 +146,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
+    kvp_gpu_release(&cache->wait);
     free(cache->table);
     free(cache->held);
     free(cache->first);
@@ -230,13 +240,13 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
 
 /* Blocks with rows that are opened for a step, and their pages. */
 typedef struct opening {
-    uint32_t n, blocks[KVP_MOST_OPEN], pages[KVP_MOST_OPEN];
+    uint32_t n, blocks[KVP_MOST_PAGES], pages[KVP_MOST_PAGES];
 } opening;
 
 /* Where decoded rows go, in 64 rows (bring_slots), behind the blocks' numbers. */
 static bool bring_blocks(kvp_gpu_cache *cache, const opening *opened, uint32_t n_kv_heads, cu_stream stream)
 {
-    int32_t numbers[2 * KVP_MOST_OPEN];
+    int32_t numbers[2 * KVP_MOST_PAGES];
 
     for (uint32_t i = 0; i < opened->n; i++) {
         numbers[i] = (int32_t)opened->blocks[i];
@@ -301,7 +311,7 @@ static void assign(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 
 /* Chooses a page for a block that is not open, if one can be had. What a page still holds of another block is hidden, as rows that were
  * never written are: a block without rows needs no decoding. */
-static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening *opened)
+static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, bool recent, opening *opened)
 {
     int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
 
@@ -315,12 +325,13 @@ static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, opening 
     }
     cache->pages[page].used = cache->now;
     cache->pages[page].sink = cache->pages[page].sink || sink;
+    cache->pages[page].stays = cache->pages[page].stays || sink || recent;
 }
 
 /* Pages change hands: what was in them is encoded first, of all before any is decoded. They stay as they were on an error. */
 static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const opening *opened, cu_stream stream)
 {
-    kvp_open_page leaving[KVP_MOST_OPEN];
+    kvp_open_page leaving[KVP_MOST_PAGES];
     bool changed = false, ok;
 
     memcpy(leaving, former, sizeof(leaving));
@@ -346,6 +357,121 @@ static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const op
     return ok;
 }
 
+/* A first batch that waits */
+
+/* Each tensor's pages behind those of the one before, then keys; false without memory. */
+static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
+{
+    size_t bytes = 0;
+    char *at;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        bytes += n * cells->n_kv_heads * page_bytes(cells) + (cells->weighs ? n_rows * kvp_gpu_width(cells) * sizeof(float) : 0);
+        if (!have_pages(cache->tensors[i], cache->n_pages))
+            return false;
+    }
+    if (!kvp_gpu_grow(cache->gpu, &cache->wait, bytes, true))
+        return false;
+    at = cache->wait.at;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->open_pages.base = at;
+        at += n * cells->n_kv_heads * page_bytes(cells);
+    }
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->waiting = (float *)(void *)at;
+        at += cells->weighs ? n_rows * kvp_gpu_width(cells) * sizeof(float) : 0;
+    }
+    return true;
+}
+
+static uint32_t count_blocks(const kvp_gpu_step *step)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < step->n; i++) {
+        size_t j = 0;
+        while (j < i && step->cells[j] / KVANT_PAGE_TOKENS != step->cells[i] / KVANT_PAGE_TOKENS)
+            j++;
+        n += j == i;
+    }
+    return n;
+}
+
+/* Without, each layer waits for its matrix (weigh.c). */
+static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
+    const uint32_t n = may ? count_blocks(step) : 0;
+
+    if (n == 0 || n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, step->n))
+        return;
+    close_all(cache);
+    cache->n_pages = n;
+    close_all(cache);
+    cache->waiting = true;
+    atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
+}
+
+/* The pages that a cache has for good. */
+static bool take_pages_back(kvp_gpu_cache *cache)
+{
+    bool ok = true;
+
+    cache->waiting = false;
+    close_all(cache);
+    cache->n_pages = kvp_kv_open_pages(&cache->tensors[0]->shape);
+    close_all(cache);
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->open_pages.base = NULL;
+        ok = have_pages(cache->tensors[i], cache->n_pages) && ok;
+    }
+    atomic_fetch_add(&cache->gpu->epoch, 1);
+    return ok;
+}
+
+/* All rows are sealed. Pages that stay open are copied, as many as there is room for. */
+static bool end_waiting(kvp_gpu_cache *cache, cu_stream stream)
+{
+    kvp_open_page former[KVP_MOST_PAGES];
+    const uint32_t n = cache->n_pages;
+    const char *const waited = cache->wait.at;
+    size_t at = 0;
+    bool ok;
+
+    memcpy(former, cache->pages, sizeof(former));
+    ok = take_pages_back(cache);
+    for (uint32_t i = 0, to = 0; i < n && to < cache->n_pages; i++)
+        if (former[i].stays && former[i].block != NO_PAGE) {
+            assign(cache, to, former[i].block);
+            cache->pages[to++] = former[i];
+        }
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        const size_t page = cells->n_kv_heads * page_bytes(cells);
+        for (uint32_t from = 0, to = 0; from < n && to < cache->n_pages && ok; from++)
+            if (former[from].stays && former[from].block != NO_PAGE)
+                ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base + to++ * page,
+                                                  (cu_address)(uintptr_t)(waited + at + from * page), page, stream),
+                               "copying");
+        at += n * page;
+    }
+    ok = kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows") && ok;
+    kvp_gpu_release(&cache->wait);
+    return ok;
+}
+
+/* What threads learnt, and what waited for it. */
+static bool end_learning(kvp_gpu_cache *cache, cu_stream stream)
+{
+    const bool ok = kvp_gpu_weigh_settle(cache);
+
+    return (!cache->waiting || end_waiting(cache, stream)) && ok;
+}
+
 /* Before a graph */
 
 /* Whether a row of a step is one of the last of its sequence there: positions that count up are one sequence's. */
@@ -362,8 +488,8 @@ static bool is_recent(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size
 /* Where the rows of a step go: slots of open pages, and whether all have one. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
 {
-    const bool few = step->n <= KVP_FEW_TOKENS || (cache->learning && step->n < KVP_LEARN_ROWS);
-    kvp_open_page former[KVP_MOST_OPEN];
+    const bool few = cache->waiting || step->n <= KVP_FEW_TOKENS || (cache->learning && step->n < KVP_LEARN_ROWS);
+    kvp_open_page former[KVP_MOST_PAGES];
     opening opened = { 0 };
     bool all = true;
 
@@ -371,8 +497,9 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
     cache->now++;
     for (size_t i = 0; i < step->n; i++) {
         const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
-        if (few || sink || (step->positions != NULL && is_recent(cache, step, i)))
-            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, &opened);
+        const bool recent = step->positions != NULL && is_recent(cache, step, i);
+        if (few || sink || recent)
+            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, recent, &opened);
     }
     if (!exchange(cache, former, &opened, stream))
         return false;
@@ -386,7 +513,7 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
         if (slots[i] >= 0) {
             const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
             kvp_open_page *page = &cache->pages[slots[i] / KVANT_PAGE_TOKENS];
-            page->fresh = cache->waits ? page->fresh | bit : page->fresh & ~bit;
+            page->fresh = cache->waits && !cache->waiting ? page->fresh | bit : page->fresh & ~bit;
         }
     cache->any_open = all;
     for (size_t i = 0; i < step->n; i++)
@@ -425,8 +552,10 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    const bool ok = in_range(cache, step) && (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-                    kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (!cache->keeps || place(cache, step, stream));
+    const bool ok = end_learning(cache, stream) && in_range(cache, step) &&
+                    (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+                    kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (begin_waiting(cache, step), true) &&
+                    (!cache->keeps || place(cache, step, stream));
 
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), 1);
@@ -447,7 +576,7 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 {
-    const bool ok = cache->table == NULL || encode(cache, cache->pages, stream);
+    const bool ok = end_learning(cache, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
         cache->pages[i].fresh = 0;
@@ -459,7 +588,10 @@ bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
-    if (cache->table != NULL)
+    if (cache->waiting) {
+        take_pages_back(cache);
+        kvp_gpu_release(&cache->wait);
+    } else if (cache->table != NULL)
         close_all(cache);
     memset(cache->held, 0, cache->n_blocks);
     cache->learning = cache->learns;

@@ -173,6 +173,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     kvant_cuda_query_args queries = { 0 };
     kvant_status status = KVANT_OK;
     bool open;
+    int sealed; /* the first of them that is sealed now */
 
     for (int i = 0; i < n; i++)
         if (!learn_first(b, nodes[i], values, attending != NULL))
@@ -181,8 +182,9 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
-    if (!cache->keeps || !cache->waits)
-        status = append(b, nodes, n, false, open ? NULL : &queries);
+    sealed = cache->keeps && cache->waits && !cache->waiting ? n : kvp_gpu_weigh_waits(kvp_gpu_cells_of(node)) ? 1 : 0;
+    if (sealed < n)
+        status = append(b, nodes + sealed, n - sealed, false, open ? NULL : &queries);
     if (open && status == KVANT_OK)
         status = append(b, nodes, n, true, &queries);
     if (status != KVANT_OK)

@@ -1,27 +1,30 @@
 /* weigh.c - matrices of keys from the first rows and queries (transform=first).
  *
  * A tensor in the computer's memory learns, as it does there, from prompts: its matrices are those of a CPU's cache.
- * It keeps several versions. Here there is one: when the tensor makes a better one, the rows that were stored meanwhile take it. Rows of
- * long batches are stored anew from copies, others are decoded first. What comes after 16384 tokens finds the cache as it is. As other
- * rows have to live with a matrix, tokens that are too much alike make none. */
+ * It keeps several versions. Here there is one: when the tensor makes a better one, the rows that were stored meanwhile take it
+ * (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a matrix, tokens that are too much
+ * alike make none.
+ *
+ * A thread per layer learns while the GPU goes on. Its matrix is in force from the next graph on, so results depend on no clock. The
+ * rows of the very first batch wait as fp16 till then (open.c). */
 #include "gpu.h"
 
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../buffer.h"
 #include "../ggml_api.h"
 #include "../log.h"
 #include "../rope.h"
 
-#define WEIGH_THREADS 16u
+#define MOST_AT_ONCE 16 /* layers */
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
 #define ENOUGH_ROWS 1024u /* a batch of 512 costs 16 ms of one CPU per layer of 8 kv heads */
-#define MOST_BLOCKS 256u /* that are stored anew */
 #define MOST_PLAIN 2048u /* rows in the computer's memory */
-#define ROWS_AT_ONCE 2048u
 
 typedef struct kvp_gpu_learner {
     kvant_codec *codec; /* encodes quickly, learns the same */
@@ -32,7 +35,33 @@ typedef struct kvp_gpu_learner {
     size_t n_waiting; /* the last ones, whose queries are to come */
     uint32_t version; /* of the tensor, that was asked for last, and its centre */
     float *center;
+    struct batch { /* of these rows */
+        struct kvp_gpu_copies *copies;
+        abi_tensor keys, queries; /* there */
+        int32_t *positions;       /* NULL: not known */
+        kvant_codec **made;       /* of the new version, per kv head; NULL: there is none */
+        pthread_t thread;
+        bool begun, alone, ok; /* alone: in a thread of its own */
+    } batch;
 } kvp_gpu_learner;
+
+static void free_made(const kvp_gpu_cells *cells, struct batch *batch)
+{
+    for (uint32_t head = 0; batch->made != NULL && head < cells->n_kv_heads; head++)
+        kvant_codec_free(&batch->made[head]);
+    free(batch->made);
+    batch->made = NULL;
+}
+
+/* Waits for the layer's thread. */
+static void finish(kvp_gpu_learner *l)
+{
+    if (l->batch.begun && l->batch.alone)
+        pthread_join(l->batch.thread, NULL);
+    l->batch.begun = false;
+    free(l->batch.positions);
+    l->batch.positions = NULL;
+}
 
 /* The tensor */
 
@@ -43,6 +72,8 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
     cells->learner = NULL;
     if (l == NULL)
         return;
+    finish(l);
+    free_made(cells, &l->batch);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
     free(l->memory);
@@ -224,6 +255,19 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     return false;
 }
 
+/* Keys that wait. */
+static bool keep(kvp_gpu_cells *cells, const abi_tensor *from)
+{
+    const size_t n = (size_t)from->ne[1], row = kvp_gpu_width(cells) * sizeof(float), piece = from->nb[1] == row ? n : 1;
+    bool ok = true;
+
+    for (size_t i = 0; i < n && ok; i += piece)
+        ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->waiting + i * row,
+                                          (cu_address)(uintptr_t)from->data + i * from->nb[1], piece * row, cells->gpu->stream),
+                       "copying");
+    return ok;
+}
+
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_kv *kv = kvp_kv_of(node);
@@ -231,19 +275,17 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
     kvp_gpu_learner *l = learner_of(cells);
     const abi_tensor *from = node->src[0];
     const size_t n = (size_t)from->ne[1], width = kvp_gpu_width(cells), first = cells->cache->plain.n - n;
-    abi_tensor copy = { 0 };
-    bool ok = l != NULL && cells->cache->plain.n >= n && kvp_gpu_fetch(b, KVP_FETCHED_KEYS, from, &copy);
+    bool ok = l != NULL && cells->cache->plain.n >= n && (l->batch.copies = kvp_gpu_copies_of(b)) != NULL &&
+              kvp_gpu_copy(b, &l->batch.copies->keys, from, &l->batch.keys) && (!cells->cache->waiting || keep(cells, from));
 
     if (ok && first + n > l->most) {
         float *rows = realloc(l->rows, (first + n) * width * sizeof(*rows));
         ok = rows != NULL;
-        if (ok)
-            memset(rows + l->most * width, 0, (first + n - l->most) * width * sizeof(*rows));
+        if (ok && first > l->most)
+            memset(rows + l->most * width, 0, (first - l->most) * width * sizeof(*rows));
         l->rows = ok ? rows : l->rows;
         l->most = ok ? first + n : l->most;
     }
-    for (size_t i = 0; i < n && ok; i++)
-        memcpy(l->rows + (first + i) * width, (const char *)copy.data + i * from->nb[1], width * sizeof(float));
     if (!ok) {
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
@@ -255,170 +297,46 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
     return true;
 }
 
-/* Of cells from the first-th on; NULL: not known. */
-static const int32_t *positions_from(const kvp_gpu_cells *cells, size_t first)
+/* A layer's thread */
+
+static void note_queries(const kvp_gpu_learner *l)
 {
-    const int32_t *positions = cells->cache->plain.positions + first;
+    const abi_tensor *q = &l->batch.queries;
 
-    return positions[0] >= 0 ? positions : NULL;
-}
-
-static bool note_queries(kvp_gpu_backend *b, const abi_tensor *q, const kvp_gpu_cells *cells)
-{
-    const kvp_gpu_learner *l = cells->learner;
-    const int32_t *positions = positions_from(cells, l->n - l->n_waiting);
-    abi_tensor copy = { 0 };
-    bool ok = kvp_gpu_fetch(b, KVP_FETCHED_QUERIES, q, &copy);
-
-    for (size_t s = 0; s < (size_t)q->ne[3] && ok; s++) {
+    for (size_t s = 0; s < (size_t)q->ne[3]; s++) {
         const kvant_queries queries = { .size = sizeof(queries),
-                                        .q = (const float *)(const void *)((const char *)copy.data + s * q->nb[3]),
+                                        .q = (const float *)(const void *)((const char *)q->data + s * q->nb[3]),
                                         .token_stride = q->nb[1] / sizeof(float),
                                         .head_stride = q->nb[2] / sizeof(float),
                                         .n_tokens = (uint32_t)q->ne[1],
                                         .n_heads = (uint32_t)q->ne[2],
-                                        .positions = positions != NULL ? positions + s * (size_t)q->ne[1] : NULL };
-        ok = kvant_tensor_note_queries(l->tensor, &queries, WEIGH_THREADS) == KVANT_OK;
+                                        .positions = l->batch.positions != NULL ? l->batch.positions + s * (size_t)q->ne[1] : NULL };
+        kvant_tensor_note_queries(l->tensor, &queries, 1);
     }
-    return ok;
 }
 
-/* Rows that are refused are no reason to learn nothing: kernels say so where they matter. */
+static void copy_keys(const kvp_gpu_learner *l, size_t width)
+{
+    const abi_tensor *keys = &l->batch.keys;
+    const size_t first = l->n - l->n_waiting;
+
+    for (size_t i = 0; i < l->n_waiting; i++)
+        memcpy(l->rows + (first + i) * width, (const char *)keys->data + i * keys->nb[1], width * sizeof(float));
+}
+
+/* n of the batch's rows from the first-th on. Rows that are refused are no reason to learn nothing: kernels say so where they matter. */
 static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
     const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
-    const int32_t *positions = positions_from(cells, first);
+    const int32_t *positions = l->batch.positions != NULL ? l->batch.positions + first : NULL;
     int64_t slots[WEIGH_BATCH], at = KVANT_PAGE_TOKENS;
 
     for (size_t i = 0; i < n; i++)
         slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
     if (positions != NULL)
         kvant_tensor_next_positions(l->tensor, positions, n);
-    kvant_tensor_write(l->tensor, slots, n, l->rows + first * width, width, WEIGH_THREADS);
-}
-
-/* Another matrix */
-
-/* Where blocks that are stored anew lie: sealed ones, and open ones by their pages. */
-struct list {
-    bool open;
-    uint32_t n, blocks[MOST_BLOCKS];
-};
-
-/* False: too many. */
-static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list)
-{
-    *list = (struct list){ .open = open };
-    for (uint32_t block = 0; block < cache->n_blocks; block++) {
-        const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
-        if (!cache->held[block] || (open && page < 0))
-            continue;
-        if (list->n == MOST_BLOCKS)
-            return false;
-        list->blocks[list->n++] = open ? (uint32_t)page : block;
-    }
-    return true;
-}
-
-static bool decode(const kvp_gpu_cells *cells, const struct list *list, float *room)
-{
-    const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
-    bool ok = true;
-
-    for (uint32_t i = 0, n; i < list->n && ok; i += n) {
-        for (n = 1; i + n < list->n && list->blocks[i + n] == list->blocks[i] + n; n++)
-            ;
-        ok = kvp_gpu_decode_blocks(cells, list->open, list->blocks[i], n, room + i * rows) == KVANT_OK;
-    }
-    return ok;
-}
-
-/* slots: on the GPU, of so many rows there. */
-static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *host_slots, size_t n, int64_t *slots)
-{
-    bool ok = kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots));
-
-    for (size_t i = 0; i < n && ok; i += ROWS_AT_ONCE)
-        ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows + i * kvp_gpu_width(cells), n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE,
-                            slots + i) == KVANT_OK;
-    return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
-}
-
-static bool append_blocks(const kvp_gpu_cells *cells, const struct list *list, const float *rows, int64_t *slots)
-{
-    int64_t *host = malloc((list->n + 1) * KVANT_PAGE_TOKENS * sizeof(*host));
-    bool ok = host != NULL;
-
-    for (uint32_t i = 0; i < list->n * KVANT_PAGE_TOKENS && ok; i++)
-        host[i] = (int64_t)list->blocks[i / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + i % KVANT_PAGE_TOKENS;
-    ok = ok && append(cells, list->open, rows, host, list->n * KVANT_PAGE_TOKENS, slots);
-    free(host);
-    return ok;
-}
-
-/* The kernels' side of a codec with a matrix; it may read the codec as long as it lives. */
-static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
-{
-    char err[512];
-
-    if (cells->codecs[1] != NULL)
-        return true;
-    cells->made = *made;
-    *made = NULL;
-    return kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK &&
-           (cells->open_pages.base == NULL || kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
-}
-
-/* Codecs and numbers of a version. */
-static bool take(kvp_gpu_cells *cells, kvant_codec **made)
-{
-    const bool matrix = kvp_gpu_tables(made[0]).n_weights > 0;
-
-    if (!kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made) || (matrix && !have_codecs(cells, &made[0])))
-        return false;
-    cells->codec = cells->codecs[matrix];
-    cells->open_codec = cells->open_codecs[matrix];
-    cells->learnt = true;
-    atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
-    return true;
-}
-
-/* Copies of rows, where they were stored. */
-static bool append_plain(const kvp_gpu_cells *cells)
-{
-    const kvp_gpu_cache *cache = cells->cache;
-    const kvp_gpu_learner *l = cells->learner;
-    const size_t width = kvp_gpu_width(cells);
-    const size_t n = l->n < cache->plain.n ? l->n : cache->plain.n;
-    int64_t *slots, *host = malloc((n + 1) * sizeof(*host));
-    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
-    bool ok = host != NULL && room != NULL && kvp_gpu_upload(cells->gpu, room, l->rows, n * width * sizeof(*room)) &&
-              append(cells, false, room, cache->plain.cells, n, slots);
-
-    for (size_t i = 0; i < n && ok; i++) {
-        const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
-        host[i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
-    }
-    ok = ok && (cells->open_pages.base == NULL || append(cells, true, room, host, n, slots));
-    free(host);
-    return ok;
-}
-
-/* All rows from the version in force to this one. The lock is held. */
-static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list lists[2])
-{
-    const size_t width = kvp_gpu_width(cells), sealed = lists[0].n * KVANT_PAGE_TOKENS, n = sealed + lists[1].n * KVANT_PAGE_TOKENS;
-    int64_t *slots;
-    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
-    const bool open = cells->open_pages.base != NULL;
-    bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
-              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") && take(cells, made);
-
-    ok = ok && append_blocks(cells, &lists[0], room, slots) &&
-         (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) && append_plain(cells);
-    kvp_gpu_take_word(cells->gpu->refused); /* of cells that hold nothing, or as when they were stored first */
-    return ok;
+    kvant_tensor_write(l->tensor, slots, n, l->rows + (l->n - l->n_waiting + first) * width, width, 1);
 }
 
 /* Whether the version of the newest rows differs from the one that was asked for last. Its centre is never quite that of another. */
@@ -440,61 +358,120 @@ static bool is_new(const kvp_gpu_cells *cells)
     return differs;
 }
 
-static bool make_codecs(const kvp_gpu_cells *cells, kvant_codec **made)
-{
-    for (uint32_t head = 0; head < cells->n_kv_heads; head++)
-        if (kvant_tensor_make_codec(cells->learner->tensor, 1, head, cells->sources[head], &made[head]) != KVANT_OK)
-            return false;
-    return true;
-}
-
-/* Where too many rows were stored already, what is in force stays. */
-static bool follow(kvp_gpu_cells *cells)
-{
-    struct list *lists = malloc(2 * sizeof(*lists));
-    kvant_codec **made = calloc(cells->n_kv_heads, sizeof(*made));
-    bool ok = lists != NULL && made != NULL;
-
-    if (ok && find_blocks(cells->cache, false, &lists[0]) && find_blocks(cells->cache, true, &lists[1]))
-        ok = make_codecs(cells, made) && change(cells, made, lists);
-    else if (ok)
-        end(cells);
-    for (uint32_t head = 0; made != NULL && head < cells->n_kv_heads; head++)
-        kvant_codec_free(&made[head]);
-    free(made);
-    free(lists);
-    return ok;
-}
-
-/* Rows of a batch, whose queries are noted. */
-static bool learn(kvp_gpu_cells *cells)
+static bool make_codecs(const kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
-    const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH, first = l->n - n;
-    bool ok = true;
+    bool ok = (l->batch.made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
 
+    for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
+        ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->batch.made[head]) == KVANT_OK;
+    return ok;
+}
+
+static pthread_once_t counted = PTHREAD_ONCE_INIT;
+static sem_t at_once; /* layers that learn; a CPU is left to the GPU's caller */
+
+static void count_cpus(void)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+
+    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
+}
+
+static void *learn(void *context)
+{
+    const kvp_gpu_cells *cells = context;
+    kvp_gpu_learner *l = cells->learner;
+    const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
+
+    sem_wait(&at_once);
+    l->batch.ok = kvp_gpu_enter(cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(l->batch.copies->copied), "copying");
+    if (l->batch.ok) {
+        copy_keys(l, kvp_gpu_width(cells));
+        note_queries(l);
+    }
+    sem_post(&l->batch.copies->free);
+    for (size_t i = 0; i < parts && l->batch.ok; i++)
+        write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
+    if (l->batch.ok && is_new(cells))
+        l->batch.ok = make_codecs(cells);
+    sem_post(&at_once);
+    return NULL;
+}
+
+/* What a layer's thread learnt */
+
+static bool take_learnt(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+    const bool begun = l->batch.begun; /* attention has seen the keys */
+    bool ok, taken = true;
+
+    finish(l);
     l->n_waiting = 0;
-    for (size_t i = 0; i < parts; i++)
-        write_tensor(cells, first + i * n / parts, (i + 1) * n / parts - i * n / parts);
-    if (is_new(cells))
-        ok = follow(cells);
-    if (ok && cells->learner != NULL && (l->n >= ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1)))
+    if (cells->cache->waiting)
+        ok = kvp_gpu_store_waiting(cells, begun && l->batch.ok ? l->batch.made : NULL);
+    else
+        ok = l->batch.made == NULL || !l->batch.ok || kvp_gpu_store_anew(cells, l->batch.made, l->rows, l->n, &taken);
+    ok = ok && (!begun || l->batch.ok);
+    free_made(cells, &l->batch);
+    if (!ok || !taken || l->n >= ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1))
         end(cells);
     return ok;
+}
+
+bool kvp_gpu_weigh_waits(const kvp_gpu_cells *cells)
+{
+    return cells->cache->waiting && cells->learner != NULL && cells->learner->n_waiting > 0;
+}
+
+bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache)
+{
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->learner == NULL || !(cells->learner->batch.begun || kvp_gpu_weigh_waits(cells)) || take_learnt(cells))
+            continue;
+        kvp_error("%s: no matrix could be learnt from the first rows", cache->tensors[i]->name);
+        ok = false;
+    }
+    return ok;
+}
+
+/* The rows that a thread looks at, with their queries. */
+static bool have_batch(kvp_gpu_backend *b, const abi_tensor *q, kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+    struct batch *batch = &l->batch;
+    const int32_t *positions = cells->cache->plain.positions + (l->n - l->n_waiting);
+
+    if (positions[0] >= 0 && (batch->positions = malloc(l->n_waiting * sizeof(*positions))) == NULL)
+        return false;
+    if (positions[0] >= 0)
+        memcpy(batch->positions, positions, l->n_waiting * sizeof(*positions));
+    return kvp_gpu_copy(b, &batch->copies->queries, q, &batch->queries) &&
+           kvp_cu_ok(kvp_cu.event_record(batch->copies->copied, b->gpu->stream), "copying");
 }
 
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
 {
     kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
+    kvp_gpu_learner *l = cells->learner;
     const abi_tensor *q = node->src[0];
-    bool ok;
 
-    if (cells->learner == NULL || cells->learner->n_waiting == 0 || cells->learner->n_waiting != (size_t)(q->ne[1] * q->ne[3]))
+    if (l == NULL || l->batch.begun || l->n_waiting == 0 || l->n_waiting != (size_t)(q->ne[1] * q->ne[3]))
         return true;
-    pthread_mutex_lock(&cells->gpu->lock);
-    ok = note_queries(b, q, cells) && learn(cells);
-    pthread_mutex_unlock(&cells->gpu->lock);
-    if (!ok)
+    if (!have_batch(b, q, cells)) {
         kvp_error("%s: no matrix could be learnt from the first rows", kvp_root(node->src[1])->name);
-    return ok;
+        return false;
+    }
+    pthread_once(&counted, count_cpus);
+    b->copies_taken = false;
+    l->batch.begun = true;
+    l->batch.alone = pthread_create(&l->batch.thread, NULL, learn, cells) == 0;
+    if (!l->batch.alone)
+        learn(cells);
+    /* A centre of other rows, or none, is no measure of these. */
+    return cells->weights != NULL || cells->cache->waiting || kvp_gpu_weigh_settle(cells->cache);
 }

@@ -1,0 +1,159 @@
+/* anew.c - another matrix for keys that are stored already (transform=first): rows are decoded and stored again, those of long batches
+ * from copies. Where too many blocks hold rows, what is in force stays. Rows of a first batch are stored now. */
+#include "gpu.h"
+
+#include <stdlib.h>
+
+#define MOST_BLOCKS 256u /* that are stored anew */
+#define ROWS_AT_ONCE 2048u
+
+/* Where blocks that are stored anew lie: sealed ones, and open ones by their pages. */
+struct list {
+    bool open;
+    uint32_t n, blocks[MOST_BLOCKS];
+};
+
+/* False: too many. */
+static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list)
+{
+    *list = (struct list){ .open = open };
+    for (uint32_t block = 0; block < cache->n_blocks; block++) {
+        const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
+        if (!cache->held[block] || (open && page < 0))
+            continue;
+        if (list->n == MOST_BLOCKS)
+            return false;
+        list->blocks[list->n++] = open ? (uint32_t)page : block;
+    }
+    return true;
+}
+
+static bool decode(const kvp_gpu_cells *cells, const struct list *list, float *room)
+{
+    const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
+    bool ok = true;
+
+    for (uint32_t i = 0, n; i < list->n && ok; i += n) {
+        for (n = 1; i + n < list->n && list->blocks[i + n] == list->blocks[i] + n; n++)
+            ;
+        ok = kvp_gpu_decode_blocks(cells, list->open, list->blocks[i], n, room + i * rows) == KVANT_OK;
+    }
+    return ok;
+}
+
+/* slots: on the GPU, of so many rows there. */
+static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *host_slots, size_t n, int64_t *slots)
+{
+    bool ok = kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots));
+
+    for (size_t i = 0; i < n && ok; i += ROWS_AT_ONCE)
+        ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows + i * kvp_gpu_width(cells), n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE,
+                            slots + i) == KVANT_OK;
+    return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+}
+
+static bool append_blocks(const kvp_gpu_cells *cells, const struct list *list, const float *rows, int64_t *slots)
+{
+    int64_t *host = malloc((list->n + 1) * KVANT_PAGE_TOKENS * sizeof(*host));
+    bool ok = host != NULL;
+
+    for (uint32_t i = 0; i < list->n * KVANT_PAGE_TOKENS && ok; i++)
+        host[i] = (int64_t)list->blocks[i / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + i % KVANT_PAGE_TOKENS;
+    ok = ok && append(cells, list->open, rows, host, list->n * KVANT_PAGE_TOKENS, slots);
+    free(host);
+    return ok;
+}
+
+/* The kernels' side of a codec with a matrix; it may read the codec as long as it lives. */
+static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
+{
+    char err[512];
+
+    if (cells->codecs[1] != NULL)
+        return true;
+    cells->made = *made;
+    *made = NULL;
+    return kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK &&
+           (cells->open_pages.base == NULL || kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
+}
+
+/* Codecs and numbers of a version. */
+static bool take(kvp_gpu_cells *cells, kvant_codec **made)
+{
+    const bool matrix = kvp_gpu_tables(made[0]).n_weights > 0;
+
+    if (!kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made) || (matrix && !have_codecs(cells, &made[0])))
+        return false;
+    cells->codec = cells->codecs[matrix];
+    cells->open_codec = cells->open_codecs[matrix];
+    cells->learnt = true;
+    atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+    return true;
+}
+
+/* Rows on the GPU of the first n cells of cache->plain, where these lie. slots: room there. */
+static bool append_plain(const kvp_gpu_cells *cells, const float *rows, size_t n, int64_t *slots)
+{
+    const kvp_gpu_cache *cache = cells->cache;
+    int64_t *host = malloc((n + 1) * sizeof(*host));
+    bool ok = host != NULL && append(cells, false, rows, cache->plain.cells, n, slots);
+
+    for (size_t i = 0; i < n && ok; i++) {
+        const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
+        host[i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
+    }
+    ok = ok && (cells->open_pages.base == NULL || append(cells, true, rows, host, n, slots));
+    free(host);
+    return ok;
+}
+
+/* The same of rows in the computer's memory. */
+static bool append_copies(const kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    int64_t *slots;
+    float *room = kvp_gpu_batch_room(cells->gpu, n, kvp_gpu_width(cells), &slots);
+
+    return room != NULL && kvp_gpu_upload(cells->gpu, room, rows, n * kvp_gpu_width(cells) * sizeof(*room)) &&
+           append_plain(cells, room, n, slots);
+}
+
+/* All rows from the version in force to this one. */
+static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list lists[2], const float *rows, size_t n_rows)
+{
+    const size_t width = kvp_gpu_width(cells), sealed = lists[0].n * KVANT_PAGE_TOKENS, n = sealed + lists[1].n * KVANT_PAGE_TOKENS;
+    int64_t *slots;
+    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
+    const bool open = cells->open_pages.base != NULL;
+    bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
+              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") && take(cells, made);
+
+    ok = ok && append_blocks(cells, &lists[0], room, slots) &&
+         (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
+         append_copies(cells, rows, n_rows);
+    kvp_gpu_take_word(cells->gpu->refused); /* of cells that hold nothing, or as when they were stored first */
+    return ok;
+}
+
+bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done)
+{
+    struct list *lists = malloc(2 * sizeof(*lists));
+    const kvp_gpu_cache *cache = cells->cache;
+    const bool few = lists != NULL && find_blocks(cache, false, &lists[0]) && find_blocks(cache, true, &lists[1]);
+    const bool ok = few ? change(cells, made, lists, rows, n < cache->plain.n ? n : cache->plain.n) : lists != NULL;
+
+    *done = few && ok;
+    free(lists);
+    return ok;
+}
+
+bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
+{
+    const size_t n = cells->cache->plain.n;
+    const float *rows = cells->waiting;
+    int64_t *slots;
+    const bool ok = (made == NULL || take(cells, made)) && kvp_gpu_batch_room(cells->gpu, n, 0, &slots) != NULL &&
+                    append_plain(cells, rows, n, slots);
+
+    kvp_gpu_take_word(cells->gpu->refused); /* as when attention saw them */
+    return ok;
+}
