@@ -48,7 +48,7 @@ static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, con
 
     for (size_t i = 0; i < n && ok; i += ROWS_AT_ONCE)
         ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows + i * kvp_gpu_width(cells), n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE,
-                            slots + i) == KVANT_OK;
+                            slots + i, NULL) == KVANT_OK;
     return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
@@ -77,12 +77,13 @@ static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
            (cells->open_pages.base == NULL || kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
-/* Codecs and numbers of a version. */
+/* Codecs of a version, and its numbers, which were brought. */
 static bool take(kvp_gpu_cells *cells, kvant_codec **made)
 {
     const bool matrix = kvp_gpu_tables(made[0]).n_weights > 0;
 
-    if (!kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made) || (matrix && !have_codecs(cells, &made[0])))
+    kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made);
+    if (matrix && !have_codecs(cells, &made[0]))
         return false;
     cells->codec = cells->codecs[matrix];
     cells->open_codec = cells->open_codecs[matrix];
@@ -125,12 +126,12 @@ static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list l
     float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
     const bool open = cells->open_pages.base != NULL;
     bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
-              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") && take(cells, made);
+              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") &&
+              kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
 
     ok = ok && append_blocks(cells, &lists[0], room, slots) &&
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
          append_copies(cells, rows, n_rows);
-    kvp_gpu_take_word(cells->gpu->refused); /* of cells that hold nothing, or as when they were stored first */
     return ok;
 }
 
@@ -148,12 +149,15 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *r
 
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
 {
-    const size_t n = cells->cache->plain.n;
-    const float *rows = cells->waiting;
-    int64_t *slots;
-    const bool ok = (made == NULL || take(cells, made)) && kvp_gpu_batch_room(cells->gpu, n, 0, &slots) != NULL &&
-                    append_plain(cells, rows, n, slots);
+    const kvp_gpu_cache *cache = cells->cache;
+    const int open = cells->open_pages.base != NULL;
+    bool ok = made == NULL || take(cells, made);
 
-    kvp_gpu_take_word(cells->gpu->refused); /* as when attention saw them */
+    for (size_t i = 0; i < cache->n_wait && ok; i += ROWS_AT_ONCE)
+        for (int to = 0; to <= open && ok; to++)
+            ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting + i * kvp_gpu_width(cells),
+                                cache->n_wait - i < ROWS_AT_ONCE ? cache->n_wait - i : ROWS_AT_ONCE,
+                                cache->wait_slots + (size_t)to * cache->n_wait + i, NULL) == KVANT_OK;
+    cells->waits = false;
     return ok;
 }

@@ -92,8 +92,8 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* Each array kv head after kv head. *has: which of weights, centre and scale there are. */
-static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host, bool has[3])
+/* Each array kv head after kv head. */
+static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
     const size_t width = kvp_gpu_width(cells), d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
 
@@ -103,9 +103,6 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
             memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
             memcpy(host + room + head * tables.n_weights, tables.inverse_weights, tables.n_weights * sizeof(*host));
         }
-        has[0] = has[0] || tables.n_weights > 0;
-        has[1] = has[1] || tables.center != NULL;
-        has[2] = has[2] || tables.scale != NULL;
         for (size_t j = 0; j < d; j++) {
             float *numbers = host + 2 * room + head * d + j;
             const float s = tables.scale != NULL ? tables.scale[j] : 1;
@@ -116,26 +113,40 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
     }
 }
 
-bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights, total = 2 * room + 3 * width;
-    float *host = calloc(total, sizeof(*host)), *at;
-    bool has[3] = { false, false, false }, ok;
+    const size_t total = 2 * cells->n_kv_heads * cells->most_weights + 3 * kvp_gpu_width(cells);
+    float *host = calloc(total, sizeof(*host));
+    bool ok;
 
     if (host == NULL)
         return false;
-    read_numbers(cells, codecs, host, has);
+    read_numbers(cells, codecs, host);
     ok = kvp_gpu_grow(cells->gpu, &cells->numbers, total * sizeof(*host), false) &&
-         kvp_gpu_upload(cells->gpu, cells->numbers.at, host, total * sizeof(*host));
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->numbers.at, host, total * sizeof(*host), stream), "copying") &&
+         kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
     free(host);
-    at = kvp_gpu_affine(cells);
-    cells->n_weights = has[0] ? kvp_gpu_tables(codecs[0]).n_weights : 0;
-    cells->weights = has[0] ? cells->numbers.at : NULL;
-    cells->inverse_weights = has[0] ? (float *)cells->numbers.at + room : NULL;
-    cells->center = has[1] && !cells->uncentred ? at : NULL;
-    cells->scale = has[2] ? at + width : NULL;
-    cells->query_scale = has[2] || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
     return ok;
+}
+
+void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
+{
+    const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights;
+    float *at = kvp_gpu_affine(cells);
+    bool weights = false, center = false, scale = false;
+
+    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
+        weights = weights || tables.n_weights > 0;
+        center = center || tables.center != NULL;
+        scale = scale || tables.scale != NULL;
+    }
+    cells->n_weights = weights ? kvp_gpu_tables(codecs[0]).n_weights : 0;
+    cells->weights = weights ? cells->numbers.at : NULL;
+    cells->inverse_weights = weights ? (float *)cells->numbers.at + room : NULL;
+    cells->center = center && !cells->uncentred ? at : NULL;
+    cells->scale = scale ? at + width : NULL;
+    cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
 }
 
 static void free_own(kvp_gpu_cells *cells)
@@ -213,9 +224,11 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_take_numbers(cells, cells->sources) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
+    if (ok)
+        kvp_gpu_take_numbers(cells, cells->sources);
     pthread_mutex_unlock(&cells->gpu->lock);
     return ok;
 }
@@ -313,14 +326,14 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
 }
 
 kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
-                           const int64_t *slots)
+                            const int64_t *slots, atomic_uint *refused)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)n,
                                     .n_kv_heads = cells->n_kv_heads,
                                     .slots = slots,
-                                    .refused = (uint32_t *)cells->gpu->refused };
+                                    .refused = (uint32_t *)refused };
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
@@ -348,7 +361,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
         kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) && (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
-        status = kvp_gpu_append(cells, kv->shape.role, false, room, n, slots);
+        status = kvp_gpu_append(cells, kv->shape.role, false, room, n, slots, gpu->refused);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)

@@ -91,7 +91,9 @@ typedef struct kvp_gpu_cache {
     int64_t *first;       /* their cells */
     size_t n_first;
     bool waiting;         /* keys of the batch at hand do, for the matrix that a thread makes of them */
-    kvp_gpu_memory wait;  /* pages in which attention sees the batch meanwhile, and these keys */
+    kvp_gpu_memory wait;  /* pages in which attention sees the batch meanwhile, these keys, their cells and slots in open pages */
+    int64_t *wait_slots;
+    size_t n_wait;
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
@@ -166,7 +168,8 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
     bool weighs, weighed;            /* the last matrix is in force */
-    float *waiting;                  /* keys of a batch, as they came */
+    bool waits;                      /* keys of a first batch, for their matrix: in no sealed page yet */
+    float *waiting;                  /* these, as they came */
     kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
     kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
@@ -266,7 +269,7 @@ bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
 kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
-                            const int64_t *slots);
+                            const int64_t *slots, atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
 
 /* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
@@ -292,13 +295,14 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
 bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
-bool kvp_gpu_weigh_waits(const kvp_gpu_cells *cells); /* keys of the batch at hand are in no sealed page yet */
+bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
+bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
 
 /* anew.c. Codecs of a version, one per kv head, come in force; all rows take it. made: what is kept becomes NULL. rows: copies of those of
  * cache->plain, as far as there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done);
 
-/* The same of rows that wait. made: NULL if there is no version. */
+/* The same of rows that wait; numbers were brought. made: NULL if there is no version. */
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 
 /* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
@@ -312,8 +316,10 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells)
     return (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c: what codecs say, one per kv head: weights, centres and scales become the cells'. */
-bool kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+/* cells.c: what codecs say, one per kv head: weights, centres and scales are brought to the GPU (which waits for the stream; NULL: one
+ * that orders nothing), and become the cells'. */
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream);
+void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n);

@@ -371,7 +371,7 @@ static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
         if (!have_pages(cache->tensors[i], cache->n_pages))
             return false;
     }
-    if (!kvp_gpu_grow(cache->gpu, &cache->wait, bytes, true))
+    if (!kvp_gpu_grow(cache->gpu, &cache->wait, bytes + 2 * n_rows * sizeof(*cache->wait_slots), true))
         return false;
     at = cache->wait.at;
     for (size_t i = 0; i < cache->n_tensors; i++) {
@@ -384,6 +384,8 @@ static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
         cells->waiting = (float *)(void *)at;
         at += cells->weighs ? n_rows * kvp_gpu_width(cells) * sizeof(float) : 0;
     }
+    cache->wait_slots = (int64_t *)(void *)at;
+    cache->n_wait = n_rows;
     return true;
 }
 
@@ -433,8 +435,8 @@ static bool take_pages_back(kvp_gpu_cache *cache)
     return ok;
 }
 
-/* All rows are sealed. Pages that stay open are copied, as many as there is room for. */
-static bool end_waiting(kvp_gpu_cache *cache, cu_stream stream)
+/* Pages that stay open are copied, as many as there is room for. */
+static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_open_page former[KVP_MOST_PAGES];
     const uint32_t n = cache->n_pages;
@@ -459,17 +461,48 @@ static bool end_waiting(kvp_gpu_cache *cache, cu_stream stream)
                                "copying");
         at += n * page;
     }
-    ok = kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows") && ok;
-    kvp_gpu_release(&cache->wait);
     return ok;
 }
 
-/* What threads learnt, and what waited for it. */
-static bool end_learning(kvp_gpu_cache *cache, cu_stream stream)
+/* Where keys that wait go: the first cells of plain, which nothing else was written to. */
+static bool bring_wait_slots(kvp_gpu_cache *cache)
 {
-    const bool ok = kvp_gpu_weigh_settle(cache);
+    const size_t n = cache->n_wait;
+    int64_t *slots = malloc(2 * n * sizeof(*slots));
+    bool ok = slots != NULL;
 
-    return (!cache->waiting || end_waiting(cache, stream)) && ok;
+    for (size_t i = 0; i < n && ok; i++) {
+        const int64_t cell = i < cache->plain.n ? cache->plain.cells[i] : -1, page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
+        slots[i] = cell;
+        slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
+    }
+    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, 2 * n * sizeof(*slots));
+    free(slots);
+    return ok;
+}
+
+static bool some_wait(const kvp_gpu_cache *cache)
+{
+    bool waits = cache->waiting;
+
+    for (size_t i = 0; i < cache->n_tensors && !waits; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        waits = cells->waits;
+    }
+    return waits;
+}
+
+/* What threads learnt, and what waited for it. later: each tensor's when its next rows come. */
+static bool end_learning(kvp_gpu_cache *cache, bool later, cu_stream stream)
+{
+    bool ok = true;
+
+    if (cache->waiting)
+        ok = move_pages(cache, stream) && bring_wait_slots(cache);
+    ok = (later || kvp_gpu_weigh_settle(cache)) && ok;
+    if (cache->wait.at != NULL && !some_wait(cache))
+        kvp_gpu_release(&cache->wait); /* waits for the GPU */
+    return ok;
 }
 
 /* Before a graph */
@@ -552,7 +585,7 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    const bool ok = end_learning(cache, stream) && in_range(cache, step) &&
+    const bool ok = in_range(cache, step) && end_learning(cache, kvp_gpu_weigh_later(cache, step), stream) &&
                     (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
                     kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (begin_waiting(cache, step), true) &&
                     (!cache->keeps || place(cache, step, stream));
@@ -576,7 +609,7 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 {
-    const bool ok = end_learning(cache, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
+    const bool ok = end_learning(cache, false, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
         cache->pages[i].fresh = 0;
@@ -588,11 +621,15 @@ bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
-    if (cache->waiting) {
+    if (cache->waiting)
         take_pages_back(cache);
-        kvp_gpu_release(&cache->wait);
-    } else if (cache->table != NULL)
+    else if (cache->table != NULL)
         close_all(cache);
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->waits = false;
+    }
+    kvp_gpu_release(&cache->wait);
     memset(cache->held, 0, cache->n_blocks);
     cache->learning = cache->learns;
     cache->n_first = 0;

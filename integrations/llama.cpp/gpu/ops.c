@@ -123,11 +123,9 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
 /* Centre and scale, or a matrix, from a batch of many tokens. */
 static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes)
 {
-    kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
+    kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const abi_tensor *rows = node->src[0];
 
-    if (cells == NULL)
-        return false;
     if (kvp_gpu_weigh_wants(b, node, values, decodes))
         return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
@@ -176,13 +174,13 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     int sealed; /* the first of them that is sealed now */
 
     for (int i = 0; i < n; i++)
-        if (!learn_first(b, nodes[i], values, attending != NULL))
+        if (!takes_cells(nodes[i]) || !kvp_gpu_weigh_join(kvp_kv_of(nodes[i])) || !learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
     if (attending != NULL && !queries_of_pair(b, attending, &queries))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
-    sealed = cache->keeps && cache->waits && !cache->waiting ? n : kvp_gpu_weigh_waits(kvp_gpu_cells_of(node)) ? 1 : 0;
+    sealed = cache->keeps && cache->waits && !cache->waiting ? n : kvp_gpu_cells_of(node)->waits ? 1 : 0;
     if (sealed < n)
         status = append(b, nodes + sealed, n - sealed, false, open ? NULL : &queries);
     if (open && status == KVANT_OK)

@@ -265,6 +265,7 @@ static bool keep(kvp_gpu_cells *cells, const abi_tensor *from)
         ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->waiting + i * row,
                                           (cu_address)(uintptr_t)from->data + i * from->nb[1], piece * row, cells->gpu->stream),
                        "copying");
+    cells->waits = ok;
     return ok;
 }
 
@@ -380,7 +381,7 @@ static void count_cpus(void)
 
 static void *learn(void *context)
 {
-    const kvp_gpu_cells *cells = context;
+    kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
     const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
 
@@ -394,7 +395,8 @@ static void *learn(void *context)
     for (size_t i = 0; i < parts && l->batch.ok; i++)
         write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
     if (l->batch.ok && is_new(cells))
-        l->batch.ok = make_codecs(cells);
+        l->batch.ok = make_codecs(cells) &&
+                      (!cells->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->batch.made, NULL));
     sem_post(&at_once);
     return NULL;
 }
@@ -409,7 +411,7 @@ static bool take_learnt(kvp_gpu_cells *cells)
 
     finish(l);
     l->n_waiting = 0;
-    if (cells->cache->waiting)
+    if (cells->waits)
         ok = kvp_gpu_store_waiting(cells, begun && l->batch.ok ? l->batch.made : NULL);
     else
         ok = l->batch.made == NULL || !l->batch.ok || kvp_gpu_store_anew(cells, l->batch.made, l->rows, l->n, &taken);
@@ -420,23 +422,34 @@ static bool take_learnt(kvp_gpu_cells *cells)
     return ok;
 }
 
-bool kvp_gpu_weigh_waits(const kvp_gpu_cells *cells)
+bool kvp_gpu_weigh_join(kvp_kv *kv)
 {
-    return cells->cache->waiting && cells->learner != NULL && cells->learner->n_waiting > 0;
+    kvp_gpu_cells *cells = kv->cells;
+
+    if (cells->learner == NULL || !(cells->learner->batch.begun || cells->waits) || take_learnt(cells))
+        return true;
+    kvp_error("%s: no matrix could be learnt from the first rows", kv->name);
+    return false;
 }
 
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache)
 {
     bool ok = true;
 
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->learner == NULL || !(cells->learner->batch.begun || kvp_gpu_weigh_waits(cells)) || take_learnt(cells))
-            continue;
-        kvp_error("%s: no matrix could be learnt from the first rows", cache->tensors[i]->name);
-        ok = false;
-    }
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        ok = kvp_gpu_weigh_join(cache->tensors[i]) && ok;
     return ok;
+}
+
+/* Blocks of few tokens, of first and of recent ones are opened, which may decode them. */
+bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    bool later = step->n >= KVP_LEARN_ROWS && cache->recent_tokens == 0 && cache->plain.n <= MOST_PLAIN &&
+                 (cache->sink_tokens == 0 || step->positions != NULL);
+
+    for (size_t i = 0; i < step->n && later && cache->sink_tokens > 0; i++)
+        later = step->positions[i] >= (int32_t)cache->sink_tokens;
+    return later;
 }
 
 /* The rows that a thread looks at, with their queries. */
