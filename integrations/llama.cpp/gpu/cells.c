@@ -187,6 +187,7 @@ static void destroy(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
+    kvp_gpu_weigh_free(cells); /* its thread reads what follows */
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu);
         kvp_gpu_release(&cells->numbers);
@@ -199,7 +200,6 @@ static void destroy(kvp_kv *kv)
         kvant_cuda_codec_free(&cells->open_codecs[matrix]);
         kvant_cuda_codec_free(&cells->codecs[matrix]);
     }
-    kvp_gpu_weigh_free(cells);
     kvant_codec_free(&cells->made);
     free_own(cells);
     free(cells);
