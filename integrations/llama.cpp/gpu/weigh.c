@@ -69,10 +69,10 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    cells->learner = NULL;
     if (l == NULL)
         return;
-    finish(l);
+    finish(l); /* the thread finds it in cells */
+    cells->learner = NULL;
     free_made(cells, &l->batch);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
