@@ -229,6 +229,8 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
          kvp_gpu_cache_join(kv, &info);
     if (ok)
         kvp_gpu_take_numbers(cells, cells->sources);
+    if (ok && cells->weighs)
+        kvp_gpu_weigh_begin(cells);
     pthread_mutex_unlock(&cells->gpu->lock);
     return ok;
 }
@@ -383,6 +385,8 @@ static void clear(kvp_kv *kv)
     pthread_mutex_unlock(&cells->gpu->lock);
     cells->learnt = cells->weighed = false;
     kvp_gpu_weigh_free(cells);
+    if (cells->weighs)
+        kvp_gpu_weigh_begin(cells);
     if (cells->learns) {
         cells->center = cells->scale = NULL;
         if (cells->weighs) {

@@ -27,6 +27,22 @@ typedef struct cu_update_info {
     void *error_node, *error_from;
 } cu_update_info;
 
+enum { CU_MEMORY_HOST = 1, CU_MEMORY_DEVICE = 2 };
+
+typedef struct cu_copy_2d {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    cu_address from_device;
+    void *from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    void *to_host;
+    cu_address to_device;
+    void *to_array;
+    size_t to_pitch, width, height; /* of rows in bytes, and how many */
+} cu_copy_2d;
+
 /* X(member, exported name, parameters); all return 0 for success. The last two may be NULL: drivers have them from 12.3 on. */
 #define KVP_CUDA_FUNCTIONS(X)                                                                                          \
     X(init, cuInit, (unsigned flags))                                                                                  \
@@ -39,6 +55,7 @@ typedef struct cu_update_info {
     X(host_memory_free, cuMemFreeHost, (void *memory))                                                                 \
     X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \
     X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream))                     \
+    X(copy_2d, cuMemcpy2DAsync_v2, (const cu_copy_2d *copy, cu_stream stream))                                         \
     X(copy_within, cuMemcpyDtoDAsync_v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))             \
     X(fill, cuMemsetD8Async, (cu_address at, unsigned char value, size_t bytes, cu_stream stream))                     \
     X(stream_new, cuStreamCreate, (cu_stream * stream, unsigned flags))                                                \

@@ -28,6 +28,23 @@ bool kvp_gpu_copy(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_
     return kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream), "copying");
 }
 
+bool kvp_gpu_copy_rows(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, size_t step, abi_tensor *to)
+{
+    cu_copy_2d copy = { .from_type = CU_MEMORY_DEVICE,
+                        .from_device = (cu_address)(uintptr_t)from->data,
+                        .from_pitch = step * from->nb[1],
+                        .to_type = CU_MEMORY_HOST,
+                        .to_pitch = from->nb[1],
+                        .width = from->nb[1],
+                        .height = (size_t)from->ne[1] };
+
+    if (!have_memory(memory, copy.width * copy.height))
+        return false;
+    *to = *from;
+    to->data = copy.to_host = memory->at;
+    return kvp_cu_ok(kvp_cu.copy_2d(&copy, b->gpu->stream), "copying");
+}
+
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to)
 {
     return kvp_gpu_copy(b, &b->fetched[place], from, to) && kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");

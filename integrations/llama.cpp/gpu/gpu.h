@@ -308,6 +308,7 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 /* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* makes what a tensor needs to learn, in a thread */
 void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
 
 /* The centre in numbers; scale and query scale are behind it. */
@@ -331,6 +332,7 @@ int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 /* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. */
 struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu_backend *b);
 bool kvp_gpu_copy(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, abi_tensor *to);
+bool kvp_gpu_copy_rows(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, size_t step, abi_tensor *to); /* every step-th; to: ne[1] of them */
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */

@@ -21,6 +21,7 @@
 #include "../rope.h"
 
 #define MOST_AT_ONCE 16 /* layers */
+#define ASKED_TOKENS 128u /* of a batch, whose queries kvant_tensor_note_queries looks at */
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
 #define ENOUGH_ROWS 1024u /* a batch of 512 costs 16 ms of one CPU per layer of 8 kv heads */
@@ -38,12 +39,24 @@ typedef struct kvp_gpu_learner {
     struct batch { /* of these rows */
         struct kvp_gpu_copies *copies;
         abi_tensor keys, queries; /* there */
-        int32_t *positions;       /* NULL: not known */
+        int32_t *positions, *asked; /* of keys, of queries; NULL: not known */
         kvant_codec **made;       /* of the new version, per kv head; NULL: there is none */
         pthread_t thread;
         bool begun, alone, ok; /* alone: in a thread of its own */
     } batch;
+    pthread_t maker; /* of codec, tensor and memory, if made is set */
+    bool made;
 } kvp_gpu_learner;
+
+static pthread_once_t counted = PTHREAD_ONCE_INIT;
+static sem_t at_once; /* layers that learn; a CPU is left to the GPU's caller */
+
+static void count_cpus(void)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+
+    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
+}
 
 static void free_made(const kvp_gpu_cells *cells, struct batch *batch)
 {
@@ -60,7 +73,7 @@ static void finish(kvp_gpu_learner *l)
         pthread_join(l->batch.thread, NULL);
     l->batch.begun = false;
     free(l->batch.positions);
-    l->batch.positions = NULL;
+    l->batch.positions = l->batch.asked = NULL;
 }
 
 /* The tensor */
@@ -71,6 +84,8 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 
     if (l == NULL)
         return;
+    if (l->made)
+        pthread_join(l->maker, NULL);
     finish(l); /* the thread finds it in cells */
     cells->learner = NULL;
     free_made(cells, &l->batch);
@@ -83,7 +98,7 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 }
 
 /* Block 0 is for first tokens of sequences, which are fp16 and not learnt from. */
-static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
 {
     kvant_codec_info info = { .size = sizeof(info) };
     const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
@@ -106,19 +121,42 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     if (l->memory != NULL)
         memset(l->memory, 0, bytes);
     l->center = calloc(kvp_gpu_width(cells), sizeof(*l->center));
-    ok = l->memory != NULL && l->center != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
+    if (l->memory != NULL && l->center != NULL)
+        kvant_tensor_create(&params, l->memory, &l->tensor);
     free(codecs);
-    return ok;
 }
 
+static void *make(void *context)
+{
+    const kvp_gpu_cells *cells = context;
+
+    sem_wait(&at_once);
+    create_tensor(cells->learner, cells);
+    sem_post(&at_once);
+    return NULL;
+}
+
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
+{
+    pthread_once(&counted, count_cpus);
+    cells->learner = calloc(1, sizeof(*cells->learner));
+    if (cells->learner == NULL)
+        return;
+    cells->learner->made = pthread_create(&cells->learner->maker, NULL, make, cells) == 0;
+    if (!cells->learner->made)
+        make(cells);
+}
+
+/* NULL without memory. */
 static kvp_gpu_learner *learner_of(kvp_gpu_cells *cells)
 {
-    if (cells->learner != NULL)
-        return cells->learner;
-    cells->learner = calloc(1, sizeof(*cells->learner));
-    if (cells->learner != NULL && !create_tensor(cells->learner, cells))
-        kvp_gpu_weigh_free(cells);
-    return cells->learner;
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l != NULL && l->made)
+        pthread_join(l->maker, NULL);
+    if (l != NULL)
+        l->made = false;
+    return l != NULL && l->tensor != NULL ? l : NULL;
 }
 
 /* What is in force stays. */
@@ -300,18 +338,18 @@ bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
 
 /* A layer's thread */
 
-static void note_queries(const kvp_gpu_learner *l)
+static void note_queries(const kvp_gpu_learner *l, const char *rows)
 {
     const abi_tensor *q = &l->batch.queries;
 
     for (size_t s = 0; s < (size_t)q->ne[3]; s++) {
         const kvant_queries queries = { .size = sizeof(queries),
-                                        .q = (const float *)(const void *)((const char *)q->data + s * q->nb[3]),
+                                        .q = (const float *)(const void *)(rows + s * q->nb[3]),
                                         .token_stride = q->nb[1] / sizeof(float),
                                         .head_stride = q->nb[2] / sizeof(float),
                                         .n_tokens = (uint32_t)q->ne[1],
                                         .n_heads = (uint32_t)q->ne[2],
-                                        .positions = l->batch.positions != NULL ? l->batch.positions + s * (size_t)q->ne[1] : NULL };
+                                        .positions = l->batch.asked != NULL ? l->batch.asked + s * (size_t)q->ne[1] : NULL };
         kvant_tensor_note_queries(l->tensor, &queries, 1);
     }
 }
@@ -369,29 +407,25 @@ static bool make_codecs(const kvp_gpu_cells *cells)
     return ok;
 }
 
-static pthread_once_t counted = PTHREAD_ONCE_INIT;
-static sem_t at_once; /* layers that learn; a CPU is left to the GPU's caller */
-
-static void count_cpus(void)
-{
-    const long n = sysconf(_SC_NPROCESSORS_ONLN) - 1;
-
-    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
-}
-
 static void *learn(void *context)
 {
     kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
     const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
+    char *queries;
 
     sem_wait(&at_once);
     l->batch.ok = kvp_gpu_enter(cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(l->batch.copies->copied), "copying");
+    queries = l->batch.ok ? malloc(kvp_api.nbytes(&l->batch.queries)) : NULL;
+    l->batch.ok = queries != NULL;
     if (l->batch.ok) {
         copy_keys(l, kvp_gpu_width(cells));
-        note_queries(l);
+        memcpy(queries, l->batch.queries.data, kvp_api.nbytes(&l->batch.queries));
     }
     sem_post(&l->batch.copies->free);
+    if (l->batch.ok)
+        note_queries(l, queries);
+    free(queries);
     for (size_t i = 0; i < parts && l->batch.ok; i++)
         write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
     if (l->batch.ok && is_new(cells))
@@ -452,19 +486,37 @@ bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return later;
 }
 
+/* Of so many tokens of one sequence those that kvant_tensor_note_queries would look at, every step-th. */
+static bool copy_asked(kvp_gpu_backend *b, const abi_tensor *q, kvp_gpu_learner *l)
+{
+    struct batch *batch = &l->batch;
+    const size_t n = (size_t)q->ne[1], step = n / ASKED_TOKENS;
+    abi_tensor some = *q;
+
+    if (q->ne[3] > 1 || step < 2 || n % ASKED_TOKENS != 0 || batch->positions == NULL || (size_t)q->ne[2] * q->nb[2] != q->nb[1])
+        return kvp_gpu_copy(b, &batch->copies->queries, q, &batch->queries);
+    for (size_t i = 0; i < ASKED_TOKENS; i++)
+        batch->asked[i] = batch->asked[i * step];
+    some.ne[1] = ASKED_TOKENS;
+    return kvp_gpu_copy_rows(b, &batch->copies->queries, &some, step, &batch->queries);
+}
+
 /* The rows that a thread looks at, with their queries. */
 static bool have_batch(kvp_gpu_backend *b, const abi_tensor *q, kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
     struct batch *batch = &l->batch;
     const int32_t *positions = cells->cache->plain.positions + (l->n - l->n_waiting);
+    const size_t bytes = l->n_waiting * sizeof(*positions);
 
-    if (positions[0] >= 0 && (batch->positions = malloc(l->n_waiting * sizeof(*positions))) == NULL)
+    if (positions[0] >= 0 && (batch->positions = malloc(2 * bytes)) == NULL)
         return false;
-    if (positions[0] >= 0)
-        memcpy(batch->positions, positions, l->n_waiting * sizeof(*positions));
-    return kvp_gpu_copy(b, &batch->copies->queries, q, &batch->queries) &&
-           kvp_cu_ok(kvp_cu.event_record(batch->copies->copied, b->gpu->stream), "copying");
+    if (positions[0] >= 0) {
+        batch->asked = batch->positions + l->n_waiting;
+        memcpy(batch->positions, positions, bytes);
+        memcpy(batch->asked, positions, bytes);
+    }
+    return copy_asked(b, q, l) && kvp_cu_ok(kvp_cu.event_record(batch->copies->copied, b->gpu->stream), "copying");
 }
 
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
@@ -479,7 +531,6 @@ bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
         kvp_error("%s: no matrix could be learnt from the first rows", kvp_root(node->src[1])->name);
         return false;
     }
-    pthread_once(&counted, count_cpus);
     b->copies_taken = false;
     l->batch.begun = true;
     l->batch.alone = pthread_create(&l->batch.thread, NULL, learn, cells) == 0;
