@@ -16,7 +16,7 @@ typedef struct CUgraph_st *cu_graph;
 typedef struct CUgraphExec_st *cu_graph_exec;
 typedef struct CUgraphNode_st *cu_node;
 
-enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
+enum { CU_NON_BLOCKING = 1, CU_EVENT_SLEEPS = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
 
 typedef struct cu_edge_data {
     unsigned char from_port, to_port, type, reserved[5];

@@ -58,7 +58,7 @@ struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu_backend *b)
         b->n_copies = (b->n_copies + 1) % KVP_COPIES;
     copies = &b->copies[b->n_copies];
     if (copies->copied == NULL) {
-        if (!kvp_cu_ok(kvp_cu.event_new(&copies->copied, CU_NO_TIMING), "an event"))
+        if (!kvp_cu_ok(kvp_cu.event_new(&copies->copied, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event"))
             return NULL;
         sem_init(&copies->free, 0, 1);
     }

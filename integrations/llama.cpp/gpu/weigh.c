@@ -414,7 +414,6 @@ static void *learn(void *context)
     const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
     char *queries;
 
-    sem_wait(&at_once);
     l->batch.ok = kvp_gpu_enter(cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(l->batch.copies->copied), "copying");
     queries = l->batch.ok ? malloc(kvp_api.nbytes(&l->batch.queries)) : NULL;
     l->batch.ok = queries != NULL;
@@ -423,6 +422,7 @@ static void *learn(void *context)
         memcpy(queries, l->batch.queries.data, kvp_api.nbytes(&l->batch.queries));
     }
     sem_post(&l->batch.copies->free);
+    sem_wait(&at_once);
     if (l->batch.ok)
         note_queries(l, queries);
     free(queries);

@@ -286,7 +286,7 @@ EXPORT int cuGraphDestroy(graph *g)
 EXPORT int cuEventCreate(event **e, unsigned flags)
 {
     *e = calloc(1, sizeof **e);
-    return flags & ~2u;
+    return flags & ~3u;
 }
 
 EXPORT int cuEventDestroy_v2(event *e)
