@@ -384,7 +384,6 @@ static void clear(kvp_kv *kv)
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
     cells->learnt = cells->weighed = false;
-    kvp_gpu_weigh_free(cells);
     if (cells->weighs)
         kvp_gpu_weigh_begin(cells);
     if (cells->learns) {

@@ -308,7 +308,7 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 /* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
-void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* makes what a tensor needs to learn, in a thread */
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew; what a tensor needs for it is made in a thread */
 void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
 
 /* The centre in numbers; scale and query scale are behind it. */

@@ -138,6 +138,9 @@ static void *make(void *context)
 
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
 {
+    if (cells->learner != NULL && cells->learner->n == 0)
+        return; /* as good as new */
+    kvp_gpu_weigh_free(cells);
     pthread_once(&counted, count_cpus);
     cells->learner = calloc(1, sizeof(*cells->learner));
     if (cells->learner == NULL)
