@@ -40,12 +40,13 @@ typedef struct kvp_gpu_learner {
         struct kvp_gpu_copies *copies;
         abi_tensor keys, queries; /* there */
         int32_t *positions, *asked; /* of keys, of queries; NULL: not known */
-        kvant_codec **made;       /* of the new version, per kv head; NULL: there is none */
+        kvant_codec **made;         /* of the new version, per kv head; NULL: there is none */
         pthread_t thread;
         bool begun, alone, ok; /* alone: in a thread of its own */
+        bool waits;            /* nothing else reads the cells' numbers */
     } batch;
-    pthread_t maker; /* of codec, tensor and memory, if made is set */
-    bool made;
+    pthread_t maker; /* of codec, tensor, memory and centre */
+    bool making;
 } kvp_gpu_learner;
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
@@ -84,7 +85,7 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 
     if (l == NULL)
         return;
-    if (l->made)
+    if (l->making)
         pthread_join(l->maker, NULL);
     finish(l); /* the thread finds it in cells */
     cells->learner = NULL;
@@ -145,8 +146,8 @@ void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
     cells->learner = calloc(1, sizeof(*cells->learner));
     if (cells->learner == NULL)
         return;
-    cells->learner->made = pthread_create(&cells->learner->maker, NULL, make, cells) == 0;
-    if (!cells->learner->made)
+    cells->learner->making = pthread_create(&cells->learner->maker, NULL, make, cells) == 0;
+    if (!cells->learner->making)
         make(cells);
 }
 
@@ -155,10 +156,10 @@ static kvp_gpu_learner *learner_of(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    if (l != NULL && l->made)
+    if (l != NULL && l->making)
         pthread_join(l->maker, NULL);
     if (l != NULL)
-        l->made = false;
+        l->making = false;
     return l != NULL && l->tensor != NULL ? l : NULL;
 }
 
@@ -433,7 +434,7 @@ static void *learn(void *context)
         write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
     if (l->batch.ok && is_new(cells))
         l->batch.ok = make_codecs(cells) &&
-                      (!cells->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->batch.made, NULL));
+                      (!l->batch.waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->batch.made, NULL));
     sem_post(&at_once);
     return NULL;
 }
@@ -535,6 +536,7 @@ bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
         return false;
     }
     b->copies_taken = false;
+    l->batch.waits = cells->waits;
     l->batch.begun = true;
     l->batch.alone = pthread_create(&l->batch.thread, NULL, learn, cells) == 0;
     if (!l->batch.alone)
