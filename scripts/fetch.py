@@ -51,11 +51,11 @@ VLLM = "0.32.0"
 BESIDE_VLLM = """
     aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 apache-tvm-ffi==0.1.15.post2 attrs==26.1.0
     cachetools==8.0.1 cbor2==6.3.0 cloudpickle==3.1.2 compressed-tensors==0.20.0 einops==0.8.2 fastapi==0.165.0
-    frozenlist==1.8.0 httpx2==2.16.2 llguidance==1.9.1 loguru==0.7.3 msgspec==0.22.0 multidict==7.2.1
-    openai==3.54.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2 partial-json-parser==0.2.1.1.post7
-    pillow==13.0.0 prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0 pybase64==1.5.1
-    pyzmq==27.3.0 requests==2.34.2 sniffio==1.3.1 starlette==1.10.0 urllib3==2.8.0 uvloop==0.23.0 xgrammar==0.2.8
-    yarl==1.25.1
+    frozenlist==1.8.0 httpx2==2.16.2 llguidance==1.9.1 llvmlite==0.50.0 loguru==0.7.3 msgspec==0.22.0
+    multidict==7.2.1 numba==0.68.1 openai==3.54.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2
+    partial-json-parser==0.2.1.1.post7 pillow==13.0.0 prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2
+    py-cpuinfo==9.0.0 pybase64==1.5.1 pyzmq==27.3.0 requests==2.34.2 sniffio==1.3.1 starlette==1.10.0
+    urllib3==2.8.0 uvloop==0.23.0 xgrammar==0.2.8 yarl==1.25.1
 """
 
 # What tests/python/lmcache runs beside PyTorch's environment: LMCache by Python's version, and what its server imports on a CPU.
