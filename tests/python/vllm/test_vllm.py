@@ -145,8 +145,11 @@ class Engine(TestCase):
 
     @unittest.skipIf(GPU and torch.cuda.device_count() < 2, "needs two GPUs")
     def test_tensor_parallelism(self):
-        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of the two kv heads."""
+        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of the two kv heads. In float32,
+        where sums in another order hardly change a code."""
         rounds, path = ROUNDS[:2], pathlib.Path(self.folder.name, "model.kvcal")
+        options = dict(max_num_seqs=4, dtype="float32")
+        stock = self.run_stock(rounds, **options, **({"attention_backend": "TRITON_ATTN"} if GPU else {}))
         kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
         calibrated = "int-4:transform=file,sink=0/int-4:center=file,sink=0"
         with tempfile.TemporaryDirectory() as folder:
@@ -156,11 +159,11 @@ class Engine(TestCase):
             (entry / "entry_points.txt").write_text("[vllm.general_plugins]\nkvant = kvant.vllm:register\n")
             found = (folder, str(HERE.parents[2] / "integrations" / "python"), os.environ.get("PYTHONPATH", ""))
             with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path), PYTHONPATH=os.pathsep.join(found)):
-                two = [self.run_engine(stored, rounds, max_num_seqs=4, tensor_parallel_size=2) for stored in ("f32/f32", calibrated)]
-                one = self.run_engine(calibrated, rounds, max_num_seqs=4)
-        self.same(two[0], self.run_stock(rounds, max_num_seqs=4))
+                two = [self.run_engine(stored, rounds, tensor_parallel_size=2, **options) for stored in ("f32/f32", calibrated)]
+                one = self.run_engine(calibrated, rounds, **options)
+        self.same(two[0], stock)
         pairs = [(x["ids"], y["ids"]) for mine, its in zip(two[1]["rounds"], one["rounds"]) for x, y in zip(mine, its)]
-        self.assertGreaterEqual(sum(x == y for x, y in pairs), 6)  # of 8; a sum in another order may change a code
+        self.assertGreaterEqual(sum(x == y for x, y in pairs), 6)  # of 8
         self.assertEqual(two[1]["blocks"], 2 * one["blocks"])
 
     def test_codes(self):
