@@ -13,6 +13,7 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_NO_USAGE_STATS="1",
+    VLLM_WORKER_MULTIPROC_METHOD="spawn",  # ranks: a process that asked for GPUs must not fork
 )
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "integrations" / "python"))
 import kvant.vllm  # noqa: E402
