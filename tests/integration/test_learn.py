@@ -67,10 +67,10 @@ class Learning(unittest.TestCase):
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)
             self.assertIn(LEARNS, said)
 
-    def first_keys(self, tokens, context, on_gpu):
+    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"]):
         """Rows that a cache has of the first layer's keys after a prompt."""
         path, variables = self.home / "state", GPU if on_gpu else {}
-        self.run_probe(SMALL, tokens, os.environ["KVANT_TEXT"], LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, KVANT_V="trellis-4",
+        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, KVANT_V="trellis-4",
                        KVANT_K="trellis-4:transform=first,sink=0", **variables)
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
@@ -80,13 +80,21 @@ class Learning(unittest.TestCase):
 
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
         """The first layer's keys and queries are the same on both devices, so are centre, matrix and codes: decoding rounds in another
-        order. A GPU has one version, for all positions; beyond 512 the CPU has several."""
-        for tokens, context, since in ((400, 512, 0), (1000, 8192, 1000)):
+        order. ggml may round keys otherwise (with AVX-512): a search then ends elsewhere for one row in fifty, with another matrix
+        for all. A GPU has one version, for all positions; beyond 512 the CPU has several."""
+        for tokens, context in ((400, 512), (1000, 8192)):
             cpu, gpu = (self.first_keys(tokens, context, on_gpu) for on_gpu in (False, True))
-            for token in range(since, tokens):
-                self.assertLess(difference(gpu[token], cpu[token]), 1e-3, (tokens, token))
-            for token in range(since):
-                self.assertLess(difference(gpu[token], cpu[token]), 0.3, (tokens, token))
+            differences = [difference(*rows) for rows in zip(gpu, cpu)]
+            self.assertLess(max(differences), 0.3)
+            if tokens == 400:
+                self.assertLess(sum(x > 1e-3 for x in differences), tokens / 20)
+
+    def test_keys_that_nothing_is_learnt_from_wait_with_the_others(self):
+        """Of three batches the second one is monotonous, and the third one is short."""
+        text = self.home / "text"
+        text.write_bytes(pathlib.Path(os.environ["KVANT_TEXT"]).read_bytes()[:2000] + 700 * b" the" + 400 * b" and so on")
+        cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
+        self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 
 
 if __name__ == "__main__":

@@ -445,6 +445,8 @@ static void backend_free(abi_backend *backend)
     if (kvp_gpu_enter(b->gpu))
         kvp_gpu_finish(b->gpu);
     take_from_list(b);
+    if (b->gpu->backends == NULL && kvp_gpu_enter(b->gpu))
+        kvp_gpu_copies_release(b->gpu);
     release(b);
     inner_free(backend);
 }

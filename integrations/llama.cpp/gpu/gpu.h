@@ -14,6 +14,7 @@
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first), in threads
  *   anew.c      rows that take another matrix
+ *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
@@ -55,6 +56,7 @@ typedef struct kvp_gpu kvp_gpu;
 
 #define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
+#define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {
@@ -90,10 +92,13 @@ typedef struct kvp_gpu_cache {
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
-    bool waiting;         /* keys of the batch at hand do, for the matrix that a thread makes of them */
-    kvp_gpu_memory wait;  /* pages in which attention sees the batch meanwhile, these keys, their cells and slots in open pages */
+    bool waiting;         /* keys of the batch at hand do, for the matrix that threads make of them and of later ones */
+    kvp_gpu_memory wait;  /* pages in which attention sees the rows meanwhile, these keys, their cells and slots in open pages */
     int64_t *wait_slots;
-    size_t n_wait;
+    int64_t *wait_cells;  /* in the computer's memory; -1: another row is there now */
+    size_t n_wait, most_wait, last_wait; /* last: of the last batch */
+    size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
+    int n_batches;        /* that wait */
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
@@ -113,6 +118,27 @@ typedef struct kvp_gpu_seen {
 
 #define KVP_MOST_STREAMS 256
 #define KVP_MOST_MASKS 8
+
+/* Where copies of tensors are in the computer's memory. */
+typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
+#define KVP_COPIES 8 /* of layers, whose threads did not read them yet */
+
+/* Memory that copies are fast to. */
+struct kvp_gpu_fetched {
+    void *at;
+    size_t bytes;
+};
+
+/* Copies of a layer's keys and queries: on the GPU, and from there in the computer's memory. */
+struct kvp_gpu_copies {
+    struct kvp_gpu_copy {
+        kvp_gpu_memory staged;
+        struct kvp_gpu_fetched fetched;
+        size_t bytes;
+    } keys, queries;
+    cu_event staged, copied;
+    sem_t free;
+};
 
 /* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
  * other. */
@@ -142,6 +168,10 @@ struct kvp_gpu {
     kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
+    cu_stream copying;             /* of copies to the computer's memory, while kernels go on */
+    struct kvp_gpu_copies copies[KVP_COPIES]; /* under the lock, as are these two */
+    int n_copies;                  /* number of those used last */
+    bool copies_taken;             /* by keys, whose queries did not come yet */
     atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
@@ -174,15 +204,6 @@ typedef struct kvp_gpu_cells {
     kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
 
-/* Where copies of tensors are in the computer's memory. */
-typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
-#define KVP_COPIES 4 /* of layers, whose threads did not read them yet */
-
-/* Memory that copies are fast to. */
-struct kvp_gpu_fetched {
-    void *at;
-    size_t bytes;
-};
 
 struct kvp_gpu_backend {
     kvp_gpu *gpu;
@@ -224,13 +245,6 @@ struct kvp_gpu_backend {
     const void *context;  /* the same for all of these; not read */
     struct kvp_layers *layers; /* of the llama context that made it */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
-    struct kvp_gpu_copies { /* of a layer's keys and queries */
-        struct kvp_gpu_fetched keys, queries;
-        cu_event copied;
-        sem_t free;
-    } copies[KVP_COPIES];
-    int n_copies;      /* number of those used last */
-    bool copies_taken; /* by keys, whose queries did not come yet */
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
@@ -292,7 +306,8 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
  * settle waits for these threads and lets stored rows take their matrices. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
  * sequence, whose queries may be on their way already. */
 bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
-bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_weigh_keys(const abi_tensor *node);
+void kvp_gpu_weigh_plan(const abi_tensor *node); /* attention that will come: makes room for its copies */
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
 bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
@@ -305,7 +320,14 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *r
 /* The same of rows that wait; numbers were brought. made: NULL if there is no version. */
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 
-/* Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
+/* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:
+ * nothing waits any more, but for its layer's next rows if later is set. The lock is held. */
+bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
+bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
+void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
+
+/* weigh.c. Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew; what a tensor needs for it is made in a thread */
@@ -325,14 +347,23 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
 /* open.c: blocks that have rows from now on. The lock is held. */
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n);
 
-/* open.c: the open page with a cell, or -1. */
+/* open.c: the open page with a cell, or -1. have_pages: n of a tensor, in the memory reserved for them. assign: a page to another block, or
+ * to none. */
+#define KVP_NO_PAGE (-1)
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
+size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* of a kv head */
+bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n);
+void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
+void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
-
-/* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. */
-struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu_backend *b);
-bool kvp_gpu_copy(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, abi_tensor *to);
-bool kvp_gpu_copy_rows(kvp_gpu_backend *b, struct kvp_gpu_fetched *memory, const abi_tensor *from, size_t step, abi_tensor *to); /* every step-th; to: ne[1] of them */
+/* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. stage
+ * copies every step-th row within the GPU; to: where it comes to be, ne[1] of them. send brings both, and then records copied. reserve: for
+ * so many bytes, before there are any, where nobody uses it. The lock is held. */
+struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu *gpu);
+void kvp_gpu_copies_reserve(kvp_gpu *gpu, size_t keys, size_t queries);
+bool kvp_gpu_copies_stage(kvp_gpu *gpu, struct kvp_gpu_copy *copy, const abi_tensor *from, size_t step, abi_tensor *to);
+bool kvp_gpu_copies_send(kvp_gpu *gpu, struct kvp_gpu_copies *copies);
+void kvp_gpu_copies_release(kvp_gpu *gpu); /* the last back end goes */
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */

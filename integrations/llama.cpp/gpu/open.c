@@ -8,9 +8,7 @@
  *
  * Rows of many tokens (a prompt) are encoded at once, and also go to open pages where their block is open. A page is
  * given up when another block needs it: rows that were not encoded yet are encoded then.
- *
- * Keys of an empty cache's first batch wait for their matrix until the next graph, or whoever else needs them. Meanwhile
- * attention sees the batch in open pages that are had for it alone. */
+ */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -18,8 +16,6 @@
 
 #include "../ggml_api.h"
 #include "../log.h"
-
-#define NO_PAGE (-1)
 
 /* The cache's tensors */
 
@@ -48,12 +44,12 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     return cache;
 }
 
-static void close_all(kvp_gpu_cache *cache)
+void kvp_gpu_close_all(kvp_gpu_cache *cache)
 {
     for (uint32_t i = 0; i < cache->n_blocks && cache->table != NULL; i++)
         cache->table[i] = (int32_t)i;
     for (uint32_t i = 0; i < cache->n_pages; i++)
-        cache->pages[i] = (kvp_open_page){ .block = NO_PAGE };
+        cache->pages[i] = (kvp_open_page){ .block = KVP_NO_PAGE };
     cache->table_changed = true;
 }
 
@@ -63,21 +59,21 @@ static bool make_room(kvp_gpu_cache *cache)
     if (cache->table != NULL)
         return true;
     cache->table = malloc(cache->n_blocks * sizeof(*cache->table));
-    close_all(cache);
+    kvp_gpu_close_all(cache);
     return cache->table != NULL &&
            kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
 }
 
-static size_t page_bytes(const kvp_gpu_cells *cells)
+size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells)
 {
     return (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
 }
 
 /* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
-static bool have_pages(kvp_kv *kv, uint32_t n)
+bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const size_t page = page_bytes(cells), bytes = n * cells->n_kv_heads * page;
+    const size_t page = kvp_gpu_open_page_bytes(cells), bytes = n * cells->n_kv_heads * page;
     const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
 
     if (cells->open_pages.base != NULL)
@@ -122,8 +118,8 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     if (cache->keeps && !make_room(cache))
         return false;
     for (uint32_t i = 0; i < cache->n_pages; i++)
-        if (cache->table != NULL && cache->pages[i].block != NO_PAGE)
-            return have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
+        if (cache->table != NULL && cache->pages[i].block != KVP_NO_PAGE)
+            return kvp_gpu_have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
     return true;
 }
 
@@ -149,6 +145,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->wait);
     free(cache->table);
     free(cache->held);
+    free(cache->wait_cells);
     free(cache->first);
     free(cache->plain.cells);
     free(cache->plain.positions);
@@ -283,15 +280,15 @@ static bool decode(kvp_gpu_cache *cache, const opening *opened, cu_stream stream
     return ok;
 }
 
-/* The page to give to another block: a free one, the one that was used longest ago, a sink last. NO_PAGE: all are used in this
+/* The page to give to another block: a free one, the one that was used longest ago, a sink last. KVP_NO_PAGE: all are used in this
  * step. */
 static int32_t choose_page(const kvp_gpu_cache *cache)
 {
-    int32_t best = NO_PAGE;
+    int32_t best = KVP_NO_PAGE;
 
     for (uint32_t i = 0; i < cache->n_pages; i++) {
         const kvp_open_page *p = &cache->pages[i], *q = best >= 0 ? &cache->pages[best] : NULL;
-        if (p->block == NO_PAGE)
+        if (p->block == KVP_NO_PAGE)
             return (int32_t)i;
         if (p->used < cache->now && (q == NULL || (p->sink != q->sink ? q->sink : p->used < q->used)))
             best = (int32_t)i;
@@ -299,12 +296,12 @@ static int32_t choose_page(const kvp_gpu_cache *cache)
     return best;
 }
 
-static void assign(kvp_gpu_cache *cache, uint32_t page, int32_t block)
+void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 {
-    if (cache->pages[page].block != NO_PAGE)
+    if (cache->pages[page].block != KVP_NO_PAGE)
         cache->table[cache->pages[page].block] = cache->pages[page].block;
     cache->pages[page] = (kvp_open_page){ .block = block };
-    if (block != NO_PAGE)
+    if (block != KVP_NO_PAGE)
         cache->table[block] = -1 - (int32_t)page;
     cache->table_changed = true;
 }
@@ -315,10 +312,10 @@ static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, bool rec
 {
     int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
 
-    if (page == NO_PAGE)
+    if (page == KVP_NO_PAGE)
         return;
     if (cache->table[block] >= 0) {
-        assign(cache, (uint32_t)page, (int32_t)block);
+        kvp_gpu_assign_page(cache, (uint32_t)page, (int32_t)block);
         opened->blocks[opened->n] = block;
         opened->pages[opened->n] = (uint32_t)page;
         opened->n += cache->held[block];
@@ -344,164 +341,16 @@ static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const op
         return true;
     ok = encode(cache, leaving, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
-        ok = have_pages(cache->tensors[i], cache->n_pages);
+        ok = kvp_gpu_have_pages(cache->tensors[i], cache->n_pages);
     ok = ok && (opened->n == 0 || decode(cache, opened, stream));
     for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
         if (former[i].block != cache->pages[i].block)
-            assign(cache, i, NO_PAGE);
+            kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
     for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
         if (former[i].block != cache->pages[i].block) {
-            assign(cache, i, former[i].block);
+            kvp_gpu_assign_page(cache, i, former[i].block);
             cache->pages[i] = former[i];
         }
-    return ok;
-}
-
-/* A first batch that waits */
-
-/* Each tensor's pages behind those of the one before, then keys; false without memory. */
-static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
-{
-    size_t bytes = 0;
-    char *at;
-
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        bytes += n * cells->n_kv_heads * page_bytes(cells) + (cells->weighs ? n_rows * kvp_gpu_width(cells) * sizeof(float) : 0);
-        if (!have_pages(cache->tensors[i], cache->n_pages))
-            return false;
-    }
-    if (!kvp_gpu_grow(cache->gpu, &cache->wait, bytes + 2 * n_rows * sizeof(*cache->wait_slots), true))
-        return false;
-    at = cache->wait.at;
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        cells->open_pages.base = at;
-        at += n * cells->n_kv_heads * page_bytes(cells);
-    }
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        cells->waiting = (float *)(void *)at;
-        at += cells->weighs ? n_rows * kvp_gpu_width(cells) * sizeof(float) : 0;
-    }
-    cache->wait_slots = (int64_t *)(void *)at;
-    cache->n_wait = n_rows;
-    return true;
-}
-
-static uint32_t count_blocks(const kvp_gpu_step *step)
-{
-    uint32_t n = 0;
-
-    for (size_t i = 0; i < step->n; i++) {
-        size_t j = 0;
-        while (j < i && step->cells[j] / KVANT_PAGE_TOKENS != step->cells[i] / KVANT_PAGE_TOKENS)
-            j++;
-        n += j == i;
-    }
-    return n;
-}
-
-/* Without, each layer waits for its matrix (weigh.c). */
-static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
-{
-    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
-    const uint32_t n = may ? count_blocks(step) : 0;
-
-    if (n == 0 || n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, step->n))
-        return;
-    close_all(cache);
-    cache->n_pages = n;
-    close_all(cache);
-    cache->waiting = true;
-    atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
-}
-
-/* The pages that a cache has for good. */
-static bool take_pages_back(kvp_gpu_cache *cache)
-{
-    bool ok = true;
-
-    cache->waiting = false;
-    close_all(cache);
-    cache->n_pages = kvp_kv_open_pages(&cache->tensors[0]->shape);
-    close_all(cache);
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        cells->open_pages.base = NULL;
-        ok = have_pages(cache->tensors[i], cache->n_pages) && ok;
-    }
-    atomic_fetch_add(&cache->gpu->epoch, 1);
-    return ok;
-}
-
-/* Pages that stay open are copied, as many as there is room for. */
-static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
-{
-    kvp_open_page former[KVP_MOST_PAGES];
-    const uint32_t n = cache->n_pages;
-    const char *const waited = cache->wait.at;
-    size_t at = 0;
-    bool ok;
-
-    memcpy(former, cache->pages, sizeof(former));
-    ok = take_pages_back(cache);
-    for (uint32_t i = 0, to = 0; i < n && to < cache->n_pages; i++)
-        if (former[i].stays && former[i].block != NO_PAGE) {
-            assign(cache, to, former[i].block);
-            cache->pages[to++] = former[i];
-        }
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const size_t page = cells->n_kv_heads * page_bytes(cells);
-        for (uint32_t from = 0, to = 0; from < n && to < cache->n_pages && ok; from++)
-            if (former[from].stays && former[from].block != NO_PAGE)
-                ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base + to++ * page,
-                                                  (cu_address)(uintptr_t)(waited + at + from * page), page, stream),
-                               "copying");
-        at += n * page;
-    }
-    return ok;
-}
-
-/* Where keys that wait go: the first cells of plain, which nothing else was written to. */
-static bool bring_wait_slots(kvp_gpu_cache *cache)
-{
-    const size_t n = cache->n_wait;
-    int64_t *slots = malloc(2 * n * sizeof(*slots));
-    bool ok = slots != NULL;
-
-    for (size_t i = 0; i < n && ok; i++) {
-        const int64_t cell = i < cache->plain.n ? cache->plain.cells[i] : -1, page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
-        slots[i] = cell;
-        slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
-    }
-    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, 2 * n * sizeof(*slots));
-    free(slots);
-    return ok;
-}
-
-static bool some_wait(const kvp_gpu_cache *cache)
-{
-    bool waits = cache->waiting;
-
-    for (size_t i = 0; i < cache->n_tensors && !waits; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        waits = cells->waits;
-    }
-    return waits;
-}
-
-/* What threads learnt, and what waited for it. later: each tensor's when its next rows come. */
-static bool end_learning(kvp_gpu_cache *cache, bool later, cu_stream stream)
-{
-    bool ok = true;
-
-    if (cache->waiting)
-        ok = move_pages(cache, stream) && bring_wait_slots(cache);
-    ok = (later || kvp_gpu_weigh_settle(cache)) && ok;
-    if (cache->wait.at != NULL && !some_wait(cache))
-        kvp_gpu_release(&cache->wait); /* waits for the GPU */
     return ok;
 }
 
@@ -537,9 +386,9 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
     if (!exchange(cache, former, &opened, stream))
         return false;
     for (size_t i = 0; i < step->n; i++) {
-        const int32_t at = cache->table[step->cells[i] / KVANT_PAGE_TOKENS], page = at < 0 ? -1 - at : NO_PAGE;
-        slots[i] = page == NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
-        all = all && page != NO_PAGE;
+        const int32_t at = cache->table[step->cells[i] / KVANT_PAGE_TOKENS], page = at < 0 ? -1 - at : KVP_NO_PAGE;
+        slots[i] = page == KVP_NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
+        all = all && page != KVP_NO_PAGE;
     }
     cache->waits = few && all;
     for (size_t i = 0; i < step->n; i++)
@@ -585,10 +434,7 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    const bool ok = in_range(cache, step) && end_learning(cache, kvp_gpu_weigh_later(cache, step), stream) &&
-                    (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-                    kvp_gpu_weigh_written(cache, step->cells, step->n, step) && (begin_waiting(cache, step), true) &&
-                    (!cache->keeps || place(cache, step, stream));
+    const bool ok = in_range(cache, step) && kvp_gpu_wait_prepare(cache, step, stream) && (!cache->keeps || place(cache, step, stream));
 
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), 1);
@@ -609,27 +455,21 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
 {
-    const bool ok = end_learning(cache, false, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
+    const bool ok = kvp_gpu_wait_end(cache, false, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
         cache->pages[i].fresh = 0;
-        if (close && cache->pages[i].block != NO_PAGE)
-            assign(cache, i, NO_PAGE);
+        if (close && cache->pages[i].block != KVP_NO_PAGE)
+            kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
     }
     return ok;
 }
 
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
-    if (cache->waiting)
-        take_pages_back(cache);
-    else if (cache->table != NULL)
-        close_all(cache);
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        cells->waits = false;
-    }
-    kvp_gpu_release(&cache->wait);
+    if (cache->table != NULL)
+        kvp_gpu_close_all(cache);
+    kvp_gpu_wait_forget(cache);
     memset(cache->held, 0, cache->n_blocks);
     cache->learning = cache->learns;
     cache->n_first = 0;

@@ -55,6 +55,7 @@ static bool attention_supported(const abi_tensor *node)
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
     leave_out_center(node, k);
+    kvp_gpu_weigh_plan(node);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
@@ -127,7 +128,9 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
     const abi_tensor *rows = node->src[0];
 
     if (kvp_gpu_weigh_wants(b, node, values, decodes))
-        return kvp_gpu_weigh_keys(b, node); /* their queries come with attention */
+        return kvp_gpu_weigh_keys(node); /* their queries come with attention */
+    if (cells->waits)
+        return kvp_gpu_wait_keep(cells, rows);
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
 }

@@ -5,14 +5,15 @@
  * (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a matrix, tokens that are too much
  * alike make none.
  *
- * A thread per layer learns while the GPU goes on. Its matrix is in force from the next graph on, so results depend on no clock. The
- * rows of the very first batch wait as fp16 till then (open.c). */
+ * A thread per layer and batch learns while the GPU goes on, after that of the batch before. Keys of the first batches wait as fp16 for
+ * the matrix of the last of these (open.c); later its matrix is in force from the next graph on. So results depend on no clock. */
 #include "gpu.h"
 
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "../buffer.h"
@@ -21,11 +22,25 @@
 #include "../rope.h"
 
 #define MOST_AT_ONCE 16 /* layers */
+#define LOW_PRIORITY 10
 #define ASKED_TOKENS 128u /* of a batch, whose queries kvant_tensor_note_queries looks at */
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
-#define ENOUGH_ROWS 1024u /* a batch of 512 costs 16 ms of one CPU per layer of 8 kv heads */
 #define MOST_PLAIN 2048u /* rows in the computer's memory */
+
+/* Rows that a thread looks at, with their queries. */
+struct batch {
+    struct batch *before; /* whose thread ends first; NULL: none */
+    kvp_gpu_cells *cells;
+    struct kvp_gpu_copies *copies;
+    abi_tensor keys, queries;    /* there */
+    int32_t *positions, *asked;  /* of keys, of queries; NULL: not known */
+    size_t first, n;             /* of the learner's rows */
+    pthread_t thread;
+    bool begun, alone, ok; /* begun: its queries came. alone: in a thread of its own */
+    bool waits;            /* nothing else reads the cells' numbers */
+    atomic_bool followed;  /* by a batch that was begun */
+};
 
 typedef struct kvp_gpu_learner {
     kvant_codec *codec; /* encodes quickly, learns the same */
@@ -33,18 +48,11 @@ typedef struct kvp_gpu_learner {
     void *memory;
     float *rows; /* of cells of cache->plain, as far as they came */
     size_t n, most;
-    size_t n_waiting; /* the last ones, whose queries are to come */
     uint32_t version; /* of the tensor, that was asked for last, and its centre */
     float *center;
-    struct batch { /* of these rows */
-        struct kvp_gpu_copies *copies;
-        abi_tensor keys, queries; /* there */
-        int32_t *positions, *asked; /* of keys, of queries; NULL: not known */
-        kvant_codec **made;         /* of the new version, per kv head; NULL: there is none */
-        pthread_t thread;
-        bool begun, alone, ok; /* alone: in a thread of its own */
-        bool waits;            /* nothing else reads the cells' numbers */
-    } batch;
+    struct batch *last;   /* whose thread may run, or which waits for its queries */
+    kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
+    bool failed;          /* a thread, since what was learnt was taken */
     pthread_t maker; /* of codec, tensor, memory and centre */
     bool making;
 } kvp_gpu_learner;
@@ -59,22 +67,36 @@ static void count_cpus(void)
     sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
 }
 
-static void free_made(const kvp_gpu_cells *cells, struct batch *batch)
+static void free_made(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
-    for (uint32_t head = 0; batch->made != NULL && head < cells->n_kv_heads; head++)
-        kvant_codec_free(&batch->made[head]);
-    free(batch->made);
-    batch->made = NULL;
+    for (uint32_t head = 0; l->made != NULL && head < cells->n_kv_heads; head++)
+        kvant_codec_free(&l->made[head]);
+    free(l->made);
+    l->made = NULL;
 }
 
-/* Waits for the layer's thread. */
+/* Waits for the thread of a batch, which waits for those before it. */
+static void wait_for(struct batch *batch)
+{
+    while (batch != NULL && !batch->begun)
+        batch = batch->before;
+    if (batch != NULL && batch->alone)
+        pthread_join(batch->thread, NULL);
+    if (batch != NULL)
+        batch->alone = false;
+}
+
+/* Waits for the layer's threads. */
 static void finish(kvp_gpu_learner *l)
 {
-    if (l->batch.begun && l->batch.alone)
-        pthread_join(l->batch.thread, NULL);
-    l->batch.begun = false;
-    free(l->batch.positions);
-    l->batch.positions = l->batch.asked = NULL;
+    wait_for(l->last);
+    while (l->last != NULL) {
+        struct batch *batch = l->last;
+        l->last = batch->before;
+        l->failed = l->failed || (batch->begun && !batch->ok);
+        free(batch->positions);
+        free(batch);
+    }
 }
 
 /* The tensor */
@@ -87,9 +109,9 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
         return;
     if (l->making)
         pthread_join(l->maker, NULL);
-    finish(l); /* the thread finds it in cells */
+    finish(l); /* threads find it in cells */
     cells->learner = NULL;
-    free_made(cells, &l->batch);
+    free_made(cells, l);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
     free(l->memory);
@@ -226,8 +248,8 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
     plain->last = step != NULL && is_last(plain, step) ? n : 0;
     if (plain->last > 0)
         return true;
-    for (size_t i = 0; i < plain->n; i++)
-        for (size_t j = 0; j < n && plain->cells[i] >= 0; j++)
+    for (size_t j = 0; j < n; j++)
+        for (size_t i = 0; i < plain->n && cache->held[cells[j] / KVANT_PAGE_TOKENS]; i++)
             if (plain->cells[i] == cells[j])
                 plain->cells[i] = -1;
     return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step);
@@ -297,54 +319,68 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     return false;
 }
 
-/* Keys that wait. */
-static bool keep(kvp_gpu_cells *cells, const abi_tensor *from)
+/* As many as will wait: while threads read rows these stay where they are. */
+static bool have_rows(kvp_gpu_learner *l, const kvp_gpu_cells *cells, size_t first, size_t n)
 {
-    const size_t n = (size_t)from->ne[1], row = kvp_gpu_width(cells) * sizeof(float), piece = from->nb[1] == row ? n : 1;
-    bool ok = true;
+    const size_t width = kvp_gpu_width(cells), wait = cells->cache->waiting ? cells->cache->most_wait : 0;
+    const size_t most = first + n > wait ? first + n : wait;
+    float *rows = l->rows;
 
-    for (size_t i = 0; i < n && ok; i += piece)
-        ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->waiting + i * row,
-                                          (cu_address)(uintptr_t)from->data + i * from->nb[1], piece * row, cells->gpu->stream),
-                       "copying");
-    cells->waits = ok;
-    return ok;
+    if (most > l->most)
+        rows = realloc(l->rows, most * width * sizeof(*rows));
+    if (rows == NULL)
+        return false;
+    l->rows = rows;
+    l->most = most > l->most ? most : l->most;
+    if (first > l->n)
+        memset(rows + l->n * width, 0, (first - l->n) * width * sizeof(*rows));
+    return true;
 }
 
-bool kvp_gpu_weigh_keys(kvp_gpu_backend *b, const abi_tensor *node)
+static bool add_batch(kvp_gpu_cells *cells, const abi_tensor *keys)
+{
+    kvp_gpu_learner *l = cells->learner;
+    struct batch *batch = calloc(1, sizeof(*batch));
+
+    if (batch == NULL)
+        return false;
+    batch->before = l->last;
+    l->last = batch;
+    batch->cells = cells;
+    batch->n = (size_t)keys->ne[1];
+    batch->first = cells->cache->plain.n - batch->n;
+    batch->copies = kvp_gpu_copies_of(cells->gpu);
+    return batch->copies != NULL && kvp_gpu_copies_stage(cells->gpu, &batch->copies->keys, keys, 1, &batch->keys);
+}
+
+bool kvp_gpu_weigh_keys(const abi_tensor *node)
 {
     const kvp_kv *kv = kvp_kv_of(node);
     kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_learner *l = learner_of(cells);
     const abi_tensor *from = node->src[0];
-    const size_t n = (size_t)from->ne[1], width = kvp_gpu_width(cells), first = cells->cache->plain.n - n;
-    bool ok = l != NULL && cells->cache->plain.n >= n && (l->batch.copies = kvp_gpu_copies_of(b)) != NULL &&
-              kvp_gpu_copy(b, &l->batch.copies->keys, from, &l->batch.keys) && (!cells->cache->waiting || keep(cells, from));
+    const size_t n = (size_t)from->ne[1];
+    bool ok = l != NULL && cells->cache->plain.n >= n;
 
-    if (ok && first + n > l->most) {
-        float *rows = realloc(l->rows, (first + n) * width * sizeof(*rows));
-        ok = rows != NULL;
-        if (ok && first > l->most)
-            memset(rows + l->most * width, 0, (first - l->most) * width * sizeof(*rows));
-        l->rows = ok ? rows : l->rows;
-        l->most = ok ? first + n : l->most;
-    }
+    if (ok && l->n > cells->cache->plain.n - n)
+        finish(l); /* the same rows once more */
+    ok = ok && have_rows(l, cells, cells->cache->plain.n - n, n) && add_batch(cells, from) &&
+         (!cells->cache->waiting || kvp_gpu_wait_keep(cells, from));
     if (!ok) {
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
     }
     if (l->n == 0)
         kvp_rope_tell(kv, l->tensor, from, 1);
-    l->n = first + n;
-    l->n_waiting = n;
+    l->n = cells->cache->plain.n;
     return true;
 }
 
 /* A layer's thread */
 
-static void note_queries(const kvp_gpu_learner *l, const char *rows)
+static void note_queries(const struct batch *batch, const char *rows)
 {
-    const abi_tensor *q = &l->batch.queries;
+    const abi_tensor *q = &batch->queries;
 
     for (size_t s = 0; s < (size_t)q->ne[3]; s++) {
         const kvant_queries queries = { .size = sizeof(queries),
@@ -353,33 +389,38 @@ static void note_queries(const kvp_gpu_learner *l, const char *rows)
                                         .head_stride = q->nb[2] / sizeof(float),
                                         .n_tokens = (uint32_t)q->ne[1],
                                         .n_heads = (uint32_t)q->ne[2],
-                                        .positions = l->batch.asked != NULL ? l->batch.asked + s * (size_t)q->ne[1] : NULL };
-        kvant_tensor_note_queries(l->tensor, &queries, 1);
+                                        .positions = batch->asked != NULL ? batch->asked + s * (size_t)q->ne[1] : NULL };
+        kvant_tensor_note_queries(batch->cells->learner->tensor, &queries, 1);
     }
 }
 
-static void copy_keys(const kvp_gpu_learner *l, size_t width)
+static float *rows_of(const struct batch *batch)
 {
-    const abi_tensor *keys = &l->batch.keys;
-    const size_t first = l->n - l->n_waiting;
+    return batch->cells->learner->rows + batch->first * kvp_gpu_width(batch->cells);
+}
 
-    for (size_t i = 0; i < l->n_waiting; i++)
-        memcpy(l->rows + (first + i) * width, (const char *)keys->data + i * keys->nb[1], width * sizeof(float));
+static void copy_keys(const struct batch *batch)
+{
+    const size_t width = kvp_gpu_width(batch->cells);
+
+    for (size_t i = 0; i < batch->n; i++)
+        memcpy(rows_of(batch) + i * width, (const char *)batch->keys.data + i * batch->keys.nb[1], width * sizeof(float));
 }
 
 /* n of the batch's rows from the first-th on. Rows that are refused are no reason to learn nothing: kernels say so where they matter. */
-static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
+static void write_tensor(const struct batch *batch, size_t first, size_t n)
 {
-    const kvp_gpu_learner *l = cells->learner;
+    const kvp_gpu_cells *cells = batch->cells;
     const size_t width = kvp_gpu_width(cells);
-    const int32_t *positions = l->batch.positions != NULL ? l->batch.positions + first : NULL;
+    const int32_t *positions = batch->positions != NULL ? batch->positions + first : NULL;
+    kvant_tensor *tensor = cells->learner->tensor;
     int64_t slots[WEIGH_BATCH], at = KVANT_PAGE_TOKENS;
 
     for (size_t i = 0; i < n; i++)
         slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
     if (positions != NULL)
-        kvant_tensor_next_positions(l->tensor, positions, n);
-    kvant_tensor_write(l->tensor, slots, n, l->rows + (l->n - l->n_waiting + first) * width, width, 1);
+        kvant_tensor_next_positions(tensor, positions, n);
+    kvant_tensor_write(tensor, slots, n, rows_of(batch) + first * width, width, 1);
 }
 
 /* Whether the version of the newest rows differs from the one that was asked for last. Its centre is never quite that of another. */
@@ -401,61 +442,81 @@ static bool is_new(const kvp_gpu_cells *cells)
     return differs;
 }
 
-static bool make_codecs(const kvp_gpu_cells *cells)
+/* Codecs of the newest version, unless the next batch's thread makes them, and their numbers. */
+static bool make_codecs(const struct batch *batch)
 {
+    kvp_gpu_cells *cells = batch->cells;
     kvp_gpu_learner *l = cells->learner;
-    bool ok = (l->batch.made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
+    bool ok;
 
+    if (atomic_load(&batch->followed) || !is_new(cells))
+        return true;
+    free_made(cells, l);
+    ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
-        ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->batch.made[head]) == KVANT_OK;
-    return ok;
+        ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
 }
 
-static void *learn(void *context)
+/* Of the queries; NULL without memory. */
+static char *take_copies(const struct batch *batch)
 {
-    kvp_gpu_cells *cells = context;
-    kvp_gpu_learner *l = cells->learner;
-    const size_t n = l->n_waiting, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
-    char *queries;
+    const size_t bytes = kvp_api.nbytes(&batch->queries);
+    const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
+    char *queries = came ? malloc(bytes) : NULL;
 
-    l->batch.ok = kvp_gpu_enter(cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(l->batch.copies->copied), "copying");
-    queries = l->batch.ok ? malloc(kvp_api.nbytes(&l->batch.queries)) : NULL;
-    l->batch.ok = queries != NULL;
-    if (l->batch.ok) {
-        copy_keys(l, kvp_gpu_width(cells));
-        memcpy(queries, l->batch.queries.data, kvp_api.nbytes(&l->batch.queries));
+    if (queries != NULL) {
+        copy_keys(batch);
+        memcpy(queries, batch->queries.data, bytes);
     }
-    sem_post(&l->batch.copies->free);
+    sem_post(&batch->copies->free);
+    return queries;
+}
+
+/* queries: copies, or NULL, which is a failure. */
+static void learn(struct batch *batch, char *queries)
+{
+    const size_t n = batch->n, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
+
+    batch->ok = queries != NULL;
+    wait_for(batch->before);
     sem_wait(&at_once);
-    if (l->batch.ok)
-        note_queries(l, queries);
+    if (batch->ok)
+        note_queries(batch, queries);
     free(queries);
-    for (size_t i = 0; i < parts && l->batch.ok; i++)
-        write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
-    if (l->batch.ok && is_new(cells))
-        l->batch.ok = make_codecs(cells) &&
-                      (!l->batch.waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->batch.made, NULL));
+    for (size_t i = 0; i < parts && batch->ok; i++)
+        write_tensor(batch, i * n / parts, (i + 1) * n / parts - i * n / parts);
+    batch->ok = batch->ok && make_codecs(batch);
     sem_post(&at_once);
+}
+
+/* In a thread of its own, which gives way to copies and to those who enqueue work for the GPU. */
+static void *learn_apart(void *context)
+{
+    char *queries = take_copies(context);
+
+    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* the thread's, on Linux */
+    learn(context, queries);
     return NULL;
 }
 
-/* What a layer's thread learnt */
+/* What a layer's threads learnt */
 
 static bool take_learnt(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
-    const bool begun = l->batch.begun; /* attention has seen the keys */
     bool ok, taken = true;
 
     finish(l);
-    l->n_waiting = 0;
+    if (l->failed)
+        free_made(cells, l);
     if (cells->waits)
-        ok = kvp_gpu_store_waiting(cells, begun && l->batch.ok ? l->batch.made : NULL);
+        ok = kvp_gpu_store_waiting(cells, l->made);
     else
-        ok = l->batch.made == NULL || !l->batch.ok || kvp_gpu_store_anew(cells, l->batch.made, l->rows, l->n, &taken);
-    ok = ok && (!begun || l->batch.ok);
-    free_made(cells, &l->batch);
-    if (!ok || !taken || l->n >= ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1))
+        ok = l->made == NULL || kvp_gpu_store_anew(cells, l->made, l->rows, l->n, &taken);
+    ok = ok && !l->failed;
+    free_made(cells, l);
+    if (!ok || !taken || l->n >= KVP_ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1))
         end(cells);
     return ok;
 }
@@ -464,7 +525,8 @@ bool kvp_gpu_weigh_join(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
-    if (cells->learner == NULL || !(cells->learner->batch.begun || cells->waits) || take_learnt(cells))
+    if (cells->cache == NULL || cells->cache->waiting || cells->learner == NULL || (cells->learner->last == NULL && !cells->waits) ||
+        take_learnt(cells))
         return true;
     kvp_error("%s: no matrix could be learnt from the first rows", kv->name);
     return false;
@@ -490,57 +552,67 @@ bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return later;
 }
 
-/* Of so many tokens of one sequence those that kvant_tensor_note_queries would look at, every step-th. */
-static bool copy_asked(kvp_gpu_backend *b, const abi_tensor *q, kvp_gpu_learner *l)
+/* Of so many tokens of one sequence kvant_tensor_note_queries would look at every step-th. */
+static size_t step_of_asked(const abi_tensor *q)
 {
-    struct batch *batch = &l->batch;
-    const size_t n = (size_t)q->ne[1], step = n / ASKED_TOKENS;
-    abi_tensor some = *q;
+    const size_t n = (size_t)q->ne[1];
 
-    if (q->ne[3] > 1 || step < 2 || n % ASKED_TOKENS != 0 || batch->positions == NULL || (size_t)q->ne[2] * q->nb[2] != q->nb[1])
-        return kvp_gpu_copy(b, &batch->copies->queries, q, &batch->queries);
-    for (size_t i = 0; i < ASKED_TOKENS; i++)
-        batch->asked[i] = batch->asked[i * step];
-    some.ne[1] = ASKED_TOKENS;
-    return kvp_gpu_copy_rows(b, &batch->copies->queries, &some, step, &batch->queries);
+    return q->ne[3] == 1 && n % ASKED_TOKENS == 0 && n > ASKED_TOKENS && (size_t)q->ne[2] * q->nb[2] == q->nb[1] ? n / ASKED_TOKENS : 1;
 }
 
-/* The rows that a thread looks at, with their queries. */
-static bool have_batch(kvp_gpu_backend *b, const abi_tensor *q, kvp_gpu_cells *cells)
+void kvp_gpu_weigh_plan(const abi_tensor *node)
 {
-    kvp_gpu_learner *l = cells->learner;
-    struct batch *batch = &l->batch;
-    const int32_t *positions = cells->cache->plain.positions + (l->n - l->n_waiting);
-    const size_t bytes = l->n_waiting * sizeof(*positions);
+    const abi_tensor *q = node->src[0];
+    kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
+    const size_t n = (size_t)(q->ne[1] * q->ne[3]);
 
-    if (positions[0] >= 0 && (batch->positions = malloc(2 * bytes)) == NULL)
+    if (cells->learner == NULL || cells->learner->n > 0 || n < (size_t)LEAST_ROWS || !kvp_gpu_enter(cells->gpu))
+        return;
+    pthread_mutex_lock(&cells->gpu->lock);
+    kvp_gpu_copies_reserve(cells->gpu, n * kvp_gpu_width(cells) * sizeof(float), kvp_api.nbytes(q) / step_of_asked(q));
+    pthread_mutex_unlock(&cells->gpu->lock);
+}
+
+/* Positions are those of the batch that came last. */
+static bool have_batch(kvp_gpu *gpu, const abi_tensor *q, struct batch *batch)
+{
+    const int32_t *positions = batch->cells->cache->plain.positions + batch->first;
+    const size_t bytes = batch->n * sizeof(*positions);
+    size_t step = step_of_asked(q);
+
+    if (positions[0] < 0)
+        step = 1;
+    else if ((batch->positions = malloc(2 * bytes)) == NULL)
         return false;
     if (positions[0] >= 0) {
-        batch->asked = batch->positions + l->n_waiting;
+        batch->asked = batch->positions + batch->n;
         memcpy(batch->positions, positions, bytes);
-        memcpy(batch->asked, positions, bytes);
+        for (size_t i = 0; i < batch->n / step; i++)
+            batch->asked[i] = positions[i * step];
     }
-    return copy_asked(b, q, l) && kvp_cu_ok(kvp_cu.event_record(batch->copies->copied, b->gpu->stream), "copying");
+    return kvp_gpu_copies_stage(gpu, &batch->copies->queries, q, step, &batch->queries) && kvp_gpu_copies_send(gpu, batch->copies);
 }
 
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node)
 {
     kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
-    kvp_gpu_learner *l = cells->learner;
+    struct batch *batch = cells->learner != NULL ? cells->learner->last : NULL;
     const abi_tensor *q = node->src[0];
 
-    if (l == NULL || l->batch.begun || l->n_waiting == 0 || l->n_waiting != (size_t)(q->ne[1] * q->ne[3]))
+    if (batch == NULL || batch->begun || batch->n != (size_t)(q->ne[1] * q->ne[3]))
         return true;
-    if (!have_batch(b, q, cells)) {
+    if (!have_batch(b->gpu, q, batch)) {
         kvp_error("%s: no matrix could be learnt from the first rows", kvp_root(node->src[1])->name);
         return false;
     }
-    b->copies_taken = false;
-    l->batch.waits = cells->waits;
-    l->batch.begun = true;
-    l->batch.alone = pthread_create(&l->batch.thread, NULL, learn, cells) == 0;
-    if (!l->batch.alone)
-        learn(cells);
+    b->gpu->copies_taken = false;
+    batch->waits = cells->waits;
+    batch->begun = true;
+    if (batch->before != NULL)
+        atomic_store(&batch->before->followed, true);
+    batch->alone = pthread_create(&batch->thread, NULL, learn_apart, batch) == 0;
+    if (!batch->alone)
+        learn(batch, take_copies(batch));
     /* A centre of other rows, or none, is no measure of these. */
     return cells->weights != NULL || cells->cache->waiting || kvp_gpu_weigh_settle(cells->cache);
 }

@@ -156,6 +156,18 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stre
     return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
 }
 
+EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
+{
+    *device = strcmp(id, "0000:01:00.0") == 0;
+    return *device == 0 && strcmp(id, "0000:00:00.0") != 0;
+}
+
+EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
+{
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return stream == NULL || !host_is_here((void *)(uintptr_t)to) || !host_is_here((void *)(uintptr_t)from);
+}
+
 /* CUDA_MEMCPY2D, as the driver's documentation lists its members. */
 typedef struct copy_2d {
     size_t from_x, from_y;
@@ -171,29 +183,17 @@ typedef struct copy_2d {
     size_t to_pitch, width, height;
 } copy_2d;
 
-/* From the GPU to the computer's memory. */
+/* Within the GPU. */
 EXPORT int cuMemcpy2DAsync_v2(const copy_2d *c, void *stream)
 {
-    if (c->from_type != 2 || c->to_type != 1 || c->from_x || c->from_y || c->to_x || c->to_y)
+    if (c->from_type != 2 || c->to_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)
         return 1;
     for (size_t i = 0; i < c->height; i++) {
-        const int result = cuMemcpyDtoHAsync_v2((char *)c->to_host + i * c->to_pitch, c->from_device + i * c->from_pitch, c->width, stream);
+        const int result = cuMemcpyDtoDAsync_v2(c->to_device + i * c->to_pitch, c->from_device + i * c->from_pitch, c->width, stream);
         if (result)
             return result;
     }
     return 0;
-}
-
-EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
-{
-    *device = strcmp(id, "0000:01:00.0") == 0;
-    return *device == 0 && strcmp(id, "0000:00:00.0") != 0;
-}
-
-EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
-{
-    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return stream == NULL || !host_is_here((void *)(uintptr_t)to) || !host_is_here((void *)(uintptr_t)from);
 }
 
 EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream)

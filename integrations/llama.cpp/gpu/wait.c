@@ -1,0 +1,265 @@
+/* wait.c - first batches whose keys wait for the matrix that is learnt from them.
+ *
+ * Of an empty cache the first batch, and the next ones as far as the matrix is learnt from them: results depend on no clock. Attention
+ * sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force.
+ * A graph of a few tokens, and whoever else needs the rows, ends it. Without memory for it each layer waits for its matrix (weigh.c). */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ggml_api.h"
+
+#define MOST_BATCHES 4 /* each has a thread per layer */
+#define MOST_BLOCKS (KVP_ENOUGH_ROWS / KVANT_PAGE_TOKENS + 1)
+
+/* Each tensor's pages behind those of the one before, then keys; false without memory. */
+static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
+{
+    int64_t *cells = realloc(cache->wait_cells, n_rows * sizeof(*cells));
+    size_t bytes = 0;
+    char *at;
+
+    cache->wait_cells = cells != NULL ? cells : cache->wait_cells;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *of = cache->tensors[i]->cells;
+        bytes += n * of->n_kv_heads * kvp_gpu_open_page_bytes(of) + (of->weighs ? n_rows * kvp_gpu_width(of) * sizeof(float) : 0);
+        if (!kvp_gpu_have_pages(cache->tensors[i], cache->n_pages))
+            return false;
+    }
+    if (cells == NULL || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes + 2 * n_rows * sizeof(*cache->wait_slots), true))
+        return false;
+    at = cache->wait.at;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *of = cache->tensors[i]->cells;
+        of->open_pages.base = at;
+        at += n * of->n_kv_heads * kvp_gpu_open_page_bytes(of);
+    }
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *of = cache->tensors[i]->cells;
+        of->waiting = (float *)(void *)at;
+        at += of->weighs ? n_rows * kvp_gpu_width(of) * sizeof(float) : 0;
+    }
+    cache->wait_slots = (int64_t *)(void *)at;
+    cache->most_wait = n_rows;
+    cache->n_tensors_wait = cache->n_tensors;
+    return true;
+}
+
+/* Of a step's blocks those that have no page. */
+static uint32_t count_blocks(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < step->n; i++) {
+        size_t j = 0;
+        while (j < i && step->cells[j] / KVANT_PAGE_TOKENS != step->cells[i] / KVANT_PAGE_TOKENS)
+            j++;
+        n += j == i && cache->table[step->cells[i] / KVANT_PAGE_TOKENS] >= 0;
+    }
+    return n;
+}
+
+/* Cells of rows that wait from now on; another row may have been there. */
+static void add_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n; i++) {
+        for (size_t j = 0; j < cache->n_wait && cache->held[step->cells[i] / KVANT_PAGE_TOKENS]; j++)
+            if (cache->wait_cells[j] == step->cells[i])
+                cache->wait_cells[j] = -1;
+        cache->wait_cells[cache->n_wait + i] = step->cells[i];
+    }
+    cache->n_wait += step->n;
+    cache->last_wait = step->n;
+    cache->n_batches++;
+}
+
+/* Room for as many rows as are learnt from. */
+static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    const uint32_t most = cache->n_blocks < MOST_BLOCKS ? cache->n_blocks : MOST_BLOCKS;
+    const size_t rows = step->n > KVP_ENOUGH_ROWS ? step->n : KVP_ENOUGH_ROWS;
+    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
+    uint32_t n;
+
+    if (!may)
+        return;
+    kvp_gpu_close_all(cache);
+    n = count_blocks(cache, step);
+    n = n < most ? most : n;
+    if (n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, rows))
+        return;
+    cache->n_pages = n;
+    kvp_gpu_close_all(cache);
+    cache->waiting = true;
+    cache->n_wait = 0;
+    cache->n_batches = 0;
+    add_waiting(cache, step);
+    atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
+}
+
+/* -sm tensor: a batch is several graphs. */
+static bool is_last(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    return step->n == cache->last_wait &&
+           memcmp(cache->wait_cells + cache->n_wait - step->n, step->cells, step->n * sizeof(*step->cells)) == 0;
+}
+
+static bool all_wait(const kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->weighs && !cells->waits)
+            return false;
+    }
+    return true;
+}
+
+static uint32_t count_free_pages(const kvp_gpu_cache *cache)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < cache->n_pages; i++)
+        n += cache->pages[i].block == KVP_NO_PAGE;
+    return n;
+}
+
+/* Whether the rows of a step wait with those that do. */
+static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    if (!cache->waiting || step->n <= KVP_FEW_TOKENS || cache->n_tensors != cache->n_tensors_wait)
+        return false;
+    return is_last(cache, step) ||
+           (cache->n_batches < MOST_BATCHES && cache->n_wait < KVP_ENOUGH_ROWS && cache->n_wait + step->n <= cache->most_wait &&
+            all_wait(cache) && count_blocks(cache, step) <= count_free_pages(cache));
+}
+
+bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *from)
+{
+    const size_t n = (size_t)from->ne[1], row = kvp_gpu_width(cells) * sizeof(float), piece = from->nb[1] == row ? n : 1;
+    const cu_address to = (cu_address)(uintptr_t)cells->waiting + (cells->cache->n_wait - n) * row;
+    bool ok = true;
+
+    for (size_t i = 0; i < n && ok; i += piece)
+        ok = kvp_cu_ok(kvp_cu.copy_within(to + i * row, (cu_address)(uintptr_t)from->data + i * from->nb[1], piece * row,
+                                          cells->gpu->stream),
+                       "copying");
+    cells->waits = ok;
+    return ok;
+}
+
+/* The pages that a cache has for good. */
+static bool take_pages_back(kvp_gpu_cache *cache)
+{
+    bool ok = true;
+
+    cache->waiting = false;
+    kvp_gpu_close_all(cache);
+    cache->n_pages = kvp_kv_open_pages(&cache->tensors[0]->shape);
+    kvp_gpu_close_all(cache);
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->open_pages.base = NULL;
+        ok = kvp_gpu_have_pages(cache->tensors[i], cache->n_pages) && ok;
+    }
+    atomic_fetch_add(&cache->gpu->epoch, 1);
+    return ok;
+}
+
+/* Pages that stay open are copied, as many as there is room for. */
+static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
+{
+    kvp_open_page former[KVP_MOST_PAGES];
+    const uint32_t n = cache->n_pages;
+    const char *const waited = cache->wait.at;
+    size_t at = 0;
+    bool ok;
+
+    memcpy(former, cache->pages, sizeof(former));
+    ok = take_pages_back(cache);
+    for (uint32_t i = 0, to = 0; i < n && to < cache->n_pages; i++)
+        if (former[i].stays && former[i].block != KVP_NO_PAGE) {
+            kvp_gpu_assign_page(cache, to, former[i].block);
+            cache->pages[to++] = former[i];
+        }
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        const size_t page = cells->n_kv_heads * kvp_gpu_open_page_bytes(cells);
+        for (uint32_t from = 0, to = 0; from < n && to < cache->n_pages && ok; from++)
+            if (former[from].stays && former[from].block != KVP_NO_PAGE)
+                ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base + to++ * page,
+                                                  (cu_address)(uintptr_t)(waited + at + from * page), page, stream),
+                               "copying");
+        at += n * page;
+    }
+    return ok;
+}
+
+/* Where keys that wait go. */
+static bool bring_wait_slots(kvp_gpu_cache *cache)
+{
+    const size_t n = cache->n_wait;
+    int64_t *slots = malloc(2 * n * sizeof(*slots));
+    bool ok = slots != NULL;
+
+    for (size_t i = 0; i < n && ok; i++) {
+        const int64_t cell = cache->wait_cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
+        slots[i] = cell;
+        slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
+    }
+    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, 2 * n * sizeof(*slots));
+    free(slots);
+    return ok;
+}
+
+static bool some_wait(const kvp_gpu_cache *cache)
+{
+    bool waits = cache->waiting;
+
+    for (size_t i = 0; i < cache->n_tensors && !waits; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        waits = cells->waits;
+    }
+    return waits;
+}
+
+/* What threads learnt, and what waited for it. later: each tensor's when its next rows come. */
+bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream)
+{
+    bool ok = true;
+
+    if (cache->waiting)
+        ok = move_pages(cache, stream) && bring_wait_slots(cache);
+    ok = (later || kvp_gpu_weigh_settle(cache)) && ok;
+    if (cache->wait.at != NULL && !some_wait(cache))
+        kvp_gpu_release(&cache->wait); /* waits for the GPU */
+    return ok;
+}
+
+/* What was learnt comes in force, and what is to be learnt from is noted. */
+bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+{
+    const bool on = goes_on(cache, step);
+
+    if (!on && !(kvp_gpu_wait_end(cache, kvp_gpu_weigh_later(cache, step), stream) &&
+                 (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream))))
+        return false;
+    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, step))
+        return false;
+    if (!on)
+        begin_waiting(cache, step);
+    else if (!is_last(cache, step))
+        add_waiting(cache, step);
+    return true;
+}
+
+void kvp_gpu_wait_forget(kvp_gpu_cache *cache)
+{
+    if (cache->waiting)
+        take_pages_back(cache);
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->waits = false;
+    }
+    kvp_gpu_release(&cache->wait);
+}
