@@ -249,6 +249,7 @@ class Engine:
             while (line := self.lines.get(timeout=max(0.1, self.end - time.monotonic()))) is not None:
                 if line == "READY\n":
                     return
+            self.lines.put(None)  # for rows: it ended
         except queue.Empty:
             self.child.kill()
 
