@@ -2,7 +2,10 @@
 keep them. The GPU's runs on a GPU, or on the stand-in (tests/cuda/host) that KVANT_CUDA_LIBRARY names."""
 
 import contextlib
+import os
 import pathlib
+import pickle
+import subprocess
 import sys
 import tempfile
 import types
@@ -18,6 +21,7 @@ from common import TestCase, np  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers import rotary_embedding  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 
 import kvant  # noqa: E402
 from kvant.vllm import batch, chosen, codecs, gpu, gpu_pages, impl, learn, pages  # noqa: E402
@@ -411,6 +415,16 @@ class Choices(TestCase):
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
             self.assertEqual([chosen(name) for name in ("kvant", "auto", "fp8")], [("int-8", "int-4", None)] * 2 + [None])
             self.assertEqual([gpu.Backend.supports_kv_cache_dtype(name) for name in ("kvant", "bfloat16", "fp8")], [True, True, False])
+
+    def test_a_rank_that_is_spawned_knows_the_backend(self):
+        """It reads its configuration before vLLM loads plug-ins there."""
+        kvant.vllm.register()
+        words = [sys.executable, "-c", "import pickle, sys; print('NAME', pickle.load(sys.stdin.buffer).name)"]
+        found = os.pathsep.join([*(path for path in sys.path if path)])
+        for name in ("KVANT", "FLASH_ATTN"):
+            pickled = pickle.dumps(AttentionBackendEnum[name])
+            done = subprocess.run(words, input=pickled, capture_output=True, env=os.environ | {"PYTHONPATH": found})
+            self.assertIn(f"NAME {name}", done.stdout.decode(), done.stderr.decode()[-500:])
 
     def test_calibration_beside_the_model(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""):

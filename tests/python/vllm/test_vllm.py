@@ -164,7 +164,7 @@ class Engine(TestCase):
         self.same(two[0], stock)
         pairs = [(x["ids"], y["ids"]) for mine, its in zip(two[1]["rounds"], one["rounds"]) for x, y in zip(mine, its)]
         self.assertGreaterEqual(sum(x == y for x, y in pairs), 6)  # of 8
-        self.assertEqual(two[1]["blocks"], 2 * one["blocks"])
+        self.assertIn(two[1]["blocks"], (2 * one["blocks"], 2 * one["blocks"] + 1))  # of half the bytes
 
     def test_codes(self):
         """Blocks that fit, and ids that do not depend on what is cached or preempted. (On a GPU whole prompts see their rows, parts

@@ -12,6 +12,7 @@ Without one of these vLLM is as it was."""
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -97,16 +98,32 @@ def _register_dtypes() -> None:
             register_kv_cache_dtype(name)(type("Handler", (Handler,), {"name": name}))
 
 
+NAME = "KVANT"  #: of the GPU's backend
+
+
+def _registered(name: str) -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    register()
+    return AttentionBackendEnum[name]
+
+
+def _reduce(backend: Any) -> tuple[Any, tuple[Any]]:
+    """What pickle keeps of a backend. A rank that is spawned reads its configuration before vLLM loads plug-ins there."""
+    return (_registered, (NAME,)) if backend.name == NAME else (type(backend), (backend.value,))
+
+
 def register() -> None:
     """Called by vLLM in each of its processes, some of them more than once."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     _register_dtypes()
+    copyreg.pickle(AttentionBackendEnum, _reduce)  # type: ignore[arg-type]
     gpu = "kvant.vllm.gpu.Backend"
     if not hasattr(AttentionBackendEnum, "register"):  # before 0.32 backends have no names of their own
         register_backend(AttentionBackendEnum.CUSTOM, gpu)
-    elif not hasattr(AttentionBackendEnum, "KVANT"):
-        AttentionBackendEnum.register("KVANT", gpu)
+    elif not hasattr(AttentionBackendEnum, NAME):
+        AttentionBackendEnum.register(NAME, gpu)
     if os.environ.get("KVANT_VLLM"):
         if os.environ["KVANT_VLLM"] not in PRESETS:  # layers look for the calibration of presets
             chosen()
