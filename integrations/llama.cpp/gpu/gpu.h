@@ -198,6 +198,7 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
     bool weighs, weighed;            /* the last matrix is in force */
+    size_t asked_bytes;              /* of the queries that are looked at, of the longest batch that was planned; 0: none was */
     bool waits;                      /* keys of a first batch, for their matrix: in no sealed page yet */
     float *waiting;                  /* these, as they came */
     kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */

@@ -48,12 +48,14 @@ typedef struct kvp_gpu_learner {
     void *memory;
     float *rows; /* of cells of cache->plain, as far as they came */
     size_t n, most;
+    char *queries;             /* room for copies of a batch's */
+    atomic_bool queries_taken; /* by a thread */
     uint32_t version; /* of the tensor, that was asked for last, and its centre */
     float *center;
     struct batch *last;   /* whose thread may run, or which waits for its queries */
     kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
     bool failed;          /* a thread, since what was learnt was taken */
-    pthread_t maker; /* of codec, tensor, memory and centre */
+    pthread_t maker; /* of codec, tensor and memory */
     bool making;
 } kvp_gpu_learner;
 
@@ -116,6 +118,7 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
     kvant_codec_free(&l->codec);
     free(l->memory);
     free(l->center);
+    free(l->queries);
     free(l->rows);
     free(l);
 }
@@ -149,14 +152,38 @@ static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     free(codecs);
 }
 
+/* Room for copies, which is touched: the first touch of a page takes as long as a copy. */
+static void make_room(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+{
+    const size_t bytes = KVP_ENOUGH_ROWS * kvp_gpu_width(cells) * sizeof(float);
+
+    l->rows = malloc(bytes);
+    if (l->rows != NULL) {
+        memset(l->rows, 1, bytes);
+        l->most = KVP_ENOUGH_ROWS;
+    }
+    l->queries = malloc(cells->asked_bytes);
+    if (l->queries != NULL)
+        memset(l->queries, 1, cells->asked_bytes);
+}
+
 static void *make(void *context)
 {
     const kvp_gpu_cells *cells = context;
 
     sem_wait(&at_once);
     create_tensor(cells->learner, cells);
+    make_room(cells->learner, cells);
     sem_post(&at_once);
     return NULL;
+}
+
+static void begin_making(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l != NULL && !l->making && l->codec == NULL)
+        l->making = pthread_create(&l->maker, NULL, make, cells) == 0;
 }
 
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
@@ -166,11 +193,8 @@ void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
     kvp_gpu_weigh_free(cells);
     pthread_once(&counted, count_cpus);
     cells->learner = calloc(1, sizeof(*cells->learner));
-    if (cells->learner == NULL)
-        return;
-    cells->learner->making = pthread_create(&cells->learner->maker, NULL, make, cells) == 0;
-    if (!cells->learner->making)
-        make(cells);
+    if (cells->asked_bytes > 0)
+        begin_making(cells);
 }
 
 /* NULL without memory. */
@@ -180,6 +204,8 @@ static kvp_gpu_learner *learner_of(kvp_gpu_cells *cells)
 
     if (l != NULL && l->making)
         pthread_join(l->maker, NULL);
+    else if (l != NULL && l->codec == NULL)
+        make(cells); /* nothing was planned */
     if (l != NULL)
         l->making = false;
     return l != NULL && l->tensor != NULL ? l : NULL;
@@ -458,12 +484,28 @@ static bool make_codecs(const struct batch *batch)
     return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
 }
 
+/* Where a batch's queries are copied to; NULL without memory. */
+static char *take_room(const kvp_gpu_cells *cells, size_t bytes)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    return l->queries != NULL && bytes <= cells->asked_bytes && !atomic_exchange(&l->queries_taken, true) ? l->queries : malloc(bytes);
+}
+
+static void give_back(kvp_gpu_learner *l, char *queries)
+{
+    if (queries == l->queries)
+        atomic_store(&l->queries_taken, false);
+    else
+        free(queries);
+}
+
 /* Of the queries; NULL without memory. */
 static char *take_copies(const struct batch *batch)
 {
     const size_t bytes = kvp_api.nbytes(&batch->queries);
     const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
-    char *queries = came ? malloc(bytes) : NULL;
+    char *queries = came ? take_room(batch->cells, bytes) : NULL;
 
     if (queries != NULL) {
         copy_keys(batch);
@@ -483,7 +525,7 @@ static void learn(struct batch *batch, char *queries)
     sem_wait(&at_once);
     if (batch->ok)
         note_queries(batch, queries);
-    free(queries);
+    give_back(batch->cells->learner, queries);
     for (size_t i = 0; i < parts && batch->ok; i++)
         write_tensor(batch, i * n / parts, (i + 1) * n / parts - i * n / parts);
     batch->ok = batch->ok && make_codecs(batch);
@@ -566,10 +608,12 @@ void kvp_gpu_weigh_plan(const abi_tensor *node)
     kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
     const size_t n = (size_t)(q->ne[1] * q->ne[3]);
 
-    if (cells->learner == NULL || cells->learner->n > 0 || n < (size_t)LEAST_ROWS || !kvp_gpu_enter(cells->gpu))
+    if (cells->learner == NULL || cells->learner->n > 0 || n < (size_t)LEAST_ROWS || cells->asked_bytes > 0 || !kvp_gpu_enter(cells->gpu))
         return;
+    cells->asked_bytes = kvp_api.nbytes(q) / step_of_asked(q);
+    begin_making(cells);
     pthread_mutex_lock(&cells->gpu->lock);
-    kvp_gpu_copies_reserve(cells->gpu, n * kvp_gpu_width(cells) * sizeof(float), kvp_api.nbytes(q) / step_of_asked(q));
+    kvp_gpu_copies_reserve(cells->gpu, n * kvp_gpu_width(cells) * sizeof(float), cells->asked_bytes);
     pthread_mutex_unlock(&cells->gpu->lock);
 }
 
