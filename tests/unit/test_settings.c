@@ -525,8 +525,8 @@ static void presets_make_codecs(void **state)
     kvant_calibration_free(&calibration);
 }
 
-/* A bit more for the keys of some layers, and what that costs. Of n layers of head_dim d, keys and values take 2 n bits per
- * channel, scales 2 n 16 / d, the others 1 each: with all that fit, at most 2 n (2 + 16/64). */
+/* Keys and values of n layers of head_dim d have 2 n rows per token, with 2 bits per number and a scale of 16; some keys have d bits
+ * more: as many as fit into what head_dim 64 allows, 2 + 16/64 bits per number. */
 static void tiny_has_the_bits_of_head_dim_64(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };
@@ -539,8 +539,8 @@ static void tiny_has_the_bits_of_head_dim_64(void **state)
             assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_V, layer, d), preset.v);
             assert_true(k == preset.k || k == preset.more_k);
             more += k == preset.more_k;
-            const double n = layer + 1, allowed = 2 * n * (2 + 16.0 / 64), used = 2 * n * (2 + 16.0 / d) + more;
-            assert_true(used <= allowed && used + 1 > allowed);
+            const uint32_t rows = 2 * (layer + 1), used = rows * (2 * d + 16) + more * d, allowed = rows * (2 * d + d / 4);
+            assert_true(used <= allowed && used + d > allowed);
         }
     assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_K, UINT32_MAX, 32), preset.k);
     assert_int_equal(kvant_preset_get("small", 0, &preset), KVANT_OK);
