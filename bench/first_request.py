@@ -4,9 +4,11 @@ figures. Rows of models that the file has from this commit stay: the same comman
 
     bench/first_request.py build/bin/test_plugin_first_request bench/results/first_request.csv MODEL.gguf...
 
-With quantised weights the figures differ by a quarter by chance: tests/integration/float_model.py makes a model of floats.
+With quantised weights the figures differ by a quarter by chance: tests/integration/float_model.py makes a model of floats. So do those of
+one text: KVANT_TEST_TEXT=FILE KVANT_TEST_PIECES=N takes N pieces of a file.
 
-Rows: the first request, mean KL divergence of 240 later next-token distributions from the f16 cache, default preset, no calibration.
+Rows: the first request, mean KL divergence of 240 later next-token distributions (per piece) from the f16 cache, default preset, no
+calibration.
 """
 
 import csv
@@ -29,17 +31,23 @@ def measure(program, model):
     found = [("none", kld) for kld in NONE.findall(said)] + LINE.findall(said)
     if len(found) != 9:
         sys.exit(f"first_request: {model.name}: {len(found)} figures, and 9 are needed\n{said[-2000:]}")
-    about = {"machine": record.machine(), "commit": record.commit(), "command": pathlib.Path(program).name}
+    about = {"machine": record.machine(), "commit": record.commit(), "command": command(program)}
     return [{"model": model.stem, "first_request": what.replace("\n", "\\n"), "kld_mean": kld, **about} for what, kld in found]
+
+
+def command(program):
+    given = [f"{name}={record.short(os.environ[name])}" for name in ("KVANT_TEST_TEXT", "KVANT_TEST_PIECES") if name in os.environ]
+    return " ".join([*given, pathlib.Path(program).name])
 
 
 def main():
     program, path = sys.argv[1], pathlib.Path(sys.argv[2])
     rows = [dict(row) for row in csv.DictReader(path.open())] if path.exists() else []
     for model in map(pathlib.Path, sys.argv[3:]):
-        if any(row.get("model") == model.stem and row["commit"] == record.commit() for row in rows):
+        same = [row for row in rows if (row["model"], row["command"]) == (model.stem, command(program))]
+        if any(row["commit"] == record.commit() for row in same):
             continue
-        rows = [row for row in rows if row.get("model") not in (None, model.stem)] + measure(program, model)
+        rows = [row for row in rows if row not in same] + measure(program, model)
         record.write_rows(path, rows)
 
 

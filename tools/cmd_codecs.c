@@ -8,7 +8,7 @@
 
 #include <kvant/calibration.h>
 #include <kvant/codec.h>
-#include <kvant/settings.h>
+#include <kvant/scheme.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -175,6 +175,19 @@ static bool fill(listing *list, uint32_t head_dim)
     return ok;
 }
 
+/* Of a model with so many layers that the preset's fractions of them are whole, or nearly so. */
+static double bits_of_preset(const char *name, uint32_t head_dim)
+{
+    const kvant_scheme_params params = { .size = sizeof params, .preset = name };
+    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 64, .n_kv_heads = 1, .head_dim = { head_dim, head_dim } };
+    kvant_scheme *scheme;
+    double bits = 0;
+    if (kvant_scheme_create(&params, &scheme) == KVANT_OK)
+        kvant_scheme_true_bits(scheme, &model, &bits);
+    kvant_scheme_free(&scheme);
+    return bits;
+}
+
 static bool print_presets(listing *list, uint32_t head_dim)
 {
     static const report_column shown[] = { { NULL, "preset", COLUMN_TEXT, 0 },
@@ -186,11 +199,9 @@ static bool print_presets(listing *list, uint32_t head_dim)
         kvant_preset preset = { .size = sizeof preset };
         if (kvant_preset_get(names[i], 0, &preset) != KVANT_OK)
             return false;
-        const double k = info_of(list, preset.k, head_dim, KVANT_ROLE_K).true_bits;
-        const double v = info_of(list, preset.v, head_dim, KVANT_ROLE_V).true_bits;
         const char *summary = strstr(preset.summary, ": ");
         *row++ = CELL_TEXT(names[i]);
-        *row++ = CELL_NUMBER((k + v) / 2);
+        *row++ = CELL_NUMBER(bits_of_preset(names[i], head_dim));
         *row++ = CELL_TEXT(summary != NULL ? summary + 2 : preset.summary);
     }
     return !list->no_memory && report_print(shown, 3, cells, 4, REPORT_TABLE);

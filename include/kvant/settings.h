@@ -118,6 +118,7 @@ typedef struct kvant_preset {
     const char *name; /* all strings are constants */
     const char *summary;
     const char *k, *v; /* specs */
+    const char *more_k; /* spec of the keys of some layers (kvant_preset_spec); NULL: all have k */
 } kvant_preset;
 
 #define KVANT_PRESET_NAMES "quality, balanced, small or tiny" /* all presets, for messages */
@@ -126,6 +127,11 @@ typedef struct kvant_preset {
 /* Fills *preset, whose size field must be set. calibrated: not 0 gives the specs for a model with a
  * calibration; these specs need it. KVANT_ERR_ARGUMENT: there is no preset of this name. */
 KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *preset);
+
+/* The spec of a layer. A row's scale costs 16 bits, less per number where head_dim is above 64. The
+ * preset tiny gives what keys and values save there to keys: (head_dim - 64) / (2 head_dim) of the
+ * layers, spread evenly, have keys of 3 bits. So no head_dim from 64 on takes more than 64 does. */
+KVANT_API const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer, uint32_t head_dim);
 
 KVANT_END_C
 

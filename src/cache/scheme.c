@@ -38,7 +38,7 @@ typedef struct made_list {
 } made_list;
 
 struct kvant_scheme {
-    const char *preset;
+    kvant_preset preset;    /* name NULL: none */
     char spec[2][MAX_SPEC]; /* per role; unused with settings */
     char protect_codec[MAX_SPEC];
     uint32_t protect;
@@ -65,12 +65,12 @@ static kvant_status read_spec(const char *what, const char *text, char *spec)
 
 static kvant_status read_preset(kvant_scheme *scheme, const char *name)
 {
-    kvant_preset preset = { .size = sizeof preset };
-    if (kvant_preset_get(name, scheme->calibration != NULL, &preset) != KVANT_OK)
+    kvant_preset *preset = &scheme->preset;
+    preset->size = sizeof *preset;
+    if (kvant_preset_get(name, scheme->calibration != NULL, preset) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no preset '%s'; there are %s", name, KVANT_PRESET_NAMES);
-    scheme->preset = preset.name;
-    KVANT_FORWARD(read_spec("keys", preset.k, scheme->spec[KVANT_ROLE_K]));
-    return read_spec("values", preset.v, scheme->spec[KVANT_ROLE_V]);
+    KVANT_FORWARD(read_spec("keys", preset->k, scheme->spec[KVANT_ROLE_K]));
+    return read_spec("values", preset->v, scheme->spec[KVANT_ROLE_V]);
 }
 
 /* Schemes of many configurations share one calibration. */
@@ -312,6 +312,12 @@ static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_sch
     return KVANT_OK;
 }
 
+static const char *ordinary_spec(const kvant_scheme *scheme, const kvant_scheme_place *place)
+{
+    return scheme->preset.name ? kvant_preset_spec(&scheme->preset, place->role, place->layer, place->head_dim)
+                               : scheme->spec[place->role];
+}
+
 /* What a layer is to have; checks that a settings file is one for this model. */
 static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_settings_layer *layer)
 {
@@ -319,7 +325,7 @@ static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place 
     if (!scheme->settings) {
         bool protected = place->n_layers &&
                          (place->layer < scheme->protect || place->layer + scheme->protect >= place->n_layers);
-        *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec : scheme->spec[place->role] };
+        *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec : ordinary_spec(scheme, place) };
         return KVANT_OK;
     }
     KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
@@ -554,7 +560,7 @@ kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_mod
 kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info)
 {
     KVANT_RETURN_IF(!scheme, KVANT_ERR_ARGUMENT);
-    kvant_scheme_info full = { .preset = scheme->preset,
+    kvant_scheme_info full = { .preset = scheme->preset.name,
                                .k = scheme->settings ? NULL : scheme->spec[KVANT_ROLE_K],
                                .v = scheme->settings ? NULL : scheme->spec[KVANT_ROLE_V],
                                .protect = scheme->protect,

@@ -9,30 +9,36 @@
  * the first keys and queries. Where it sees no queries, factors even out channels. Keys get the
  * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
  * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
- * tokens, so only the preset for quality has it. At 2 bits a
- * matrix that was made from the rows themselves is worth more than a calibration, of values, too. */
+ * tokens, so only the preset for quality has it. At 2 bits a matrix that was made from the rows
+ * themselves is worth more than a calibration, of values, too, and keys get what the scales of
+ * longer rows save. */
 static const struct {
     const char *name, *summary;
     struct {
         const char *k, *v;
     } calibrated, plain;
+    const char *more_k;
 } presets[] = {
     { "quality",
       "5.1 to 5.3 bits: hard to tell from 8 bits",
       { "turboquant-6:transform=file", "trellis-4:center=file" },
-      { "turboquant-6:transform=first", "trellis-4:center=first" } },
+      { "turboquant-6:transform=first", "trellis-4:center=first" },
+      NULL },
     { "balanced",
       "4.1 to 4.3 bits: what most want",
       { "trellis-4:transform=file", "trellis-4" },
-      { "trellis-4:transform=first", "trellis-4" } },
+      { "trellis-4:transform=first", "trellis-4" },
+      NULL },
     { "small",
       "3.1 to 3.3 bits: long contexts in little memory",
       { "trellis-3:transform=file", "trellis-3" },
-      { "trellis-3:transform=first", "trellis-3" } },
+      { "trellis-3:transform=first", "trellis-3" },
+      NULL },
     { "tiny",
-      "2.1 to 2.3 bits: the longest contexts, at a loss that shows",
+      "2.2 to 2.3 bits: the longest contexts, at a loss that shows",
       { "trellis-2:transform=first", "trellis-2:transform=first" },
-      { "trellis-2:transform=first", "trellis-2:transform=first" } },
+      { "trellis-2:transform=first", "trellis-2:transform=first" },
+      "trellis-3:transform=first" },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
@@ -45,8 +51,25 @@ kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *pr
                                       .name = presets[i].name,
                                       .summary = presets[i].summary,
                                       .k = calibrated ? presets[i].calibrated.k : presets[i].plain.k,
-                                      .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v };
+                                      .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v,
+                                      .more_k = presets[i].more_k };
             return KVANT_OK;
         }
     return KVANT_ERR_ARGUMENT;
+}
+
+/* Of the first n layers, how many have more_k: as many as is paid for by what keys and values save,
+ * 2 (16/64 - 16/head_dim) bits per number of keys. So the model's number of layers, which an engine
+ * may learn late, does not matter. */
+static uint64_t paid_layers(uint64_t n, uint32_t head_dim)
+{
+    return head_dim > 64 ? n * (head_dim - 64) / (2 * (uint64_t)head_dim) : 0;
+}
+
+const char *kvant_preset_spec(const kvant_preset *preset, kvant_role role, uint32_t layer, uint32_t head_dim)
+{
+    if (!preset || role == KVANT_ROLE_V)
+        return preset ? preset->v : NULL;
+    const bool more = paid_layers((uint64_t)layer + 1, head_dim) > paid_layers(layer, head_dim);
+    return preset->more_k && more ? preset->more_k : preset->k;
 }

@@ -152,6 +152,7 @@ class Codecs(unittest.TestCase):
         lines = run("codecs", "-d", "64").stdout.splitlines()
         self.assertEqual([line.split()[:2] for line in lines[:5]],
                          [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"], ["tiny", "2.25"]])
+        self.assertEqual(run("codecs", "-d", "256").stdout.splitlines()[4].split()[:2], ["tiny", "2.25"])  # what the scale saves, keys get
         families = {row["family"] for row in self.rows()}
         self.assertEqual({line.split()[0] for line in lines[7 : 7 + len(families)]}, families)
         self.assertIn("kvant codecs --all", lines[-1])

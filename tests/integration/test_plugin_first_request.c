@@ -1,6 +1,9 @@
 /* test_plugin_first_request.c - what a server's first request does to the answers of later ones, with the default preset and no
  * calibration. The preset learns the centre and scale of keys from rows: a monotonous first request once set them for good, and made the
- * divergence of all later answers up to fifteen times as large. */
+ * divergence of all later answers up to fifteen times as large.
+ *
+ * Answers to one text say little of larger models: by chance a figure differs by a quarter. With KVANT_TEST_TEXT, a file, figures are
+ * means over KVANT_TEST_PIECES pieces of it, each with a context of its own per request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,12 +17,22 @@
 #include "harness.h"
 
 enum { N_TEXT = 400, N_REQUEST = 200, MOST_REQUEST = 1200, N_PROMPT = 120, N_LAST = 80, N_STEPS = 40, N_ANSWERS = 2,
-       N_LOGITS = N_ANSWERS * (N_LAST + N_STEPS) };
+       N_LOGITS = N_ANSWERS * (N_LAST + N_STEPS), MOST_BYTES = 1 << 18 };
 
-static llama_token text[N_TEXT];
+typedef struct request {
+    const char *format, *word; /* of the line that is printed; word NULL: tokens of the text, or of no order */
+    int n;
+    double kld;
+} request;
+
+/* Places of the requests that have no word. */
+enum { NOTHING, TOKEN, ORDINARY, NO_ORDER = 9, N_KINDS };
+
+static llama_token *text; /* N_TEXT tokens of each piece */
+static int n_pieces = 1;
 
 /* Logits of the end of each prompt and of the answer to it, which a cache gives after a first request of n tokens. */
-static float *answers(const char *spec, const llama_token *request, int n)
+static float *answers(const char *spec, const llama_token *piece, const llama_token *tokens, int n)
 {
     const harness_options options = { .spec = spec, .n_ctx = 2048 };
     struct llama_context *context = harness_context(&options);
@@ -29,9 +42,9 @@ static float *answers(const char *spec, const llama_token *request, int n)
 
     assert_non_null(logits);
     if (n > 0)
-        harness_decode(context, request, n, 0, 0, false);
+        harness_decode(context, tokens, n, 0, 0, false);
     for (int a = 0; a < N_ANSWERS; a++) {
-        const llama_token *prompt = text + a * (N_TEXT / 2);
+        const llama_token *prompt = piece + a * (N_TEXT / 2);
         llama_memory_seq_rm(memory, 0, -1, -1);
         harness_decode(context, prompt, N_PROMPT, 0, 0, true);
         memcpy(next, llama_get_logits_ith(context, N_PROMPT - N_LAST), N_LAST * vocab * sizeof(float));
@@ -45,60 +58,94 @@ static float *answers(const char *spec, const llama_token *request, int n)
     return logits;
 }
 
-/* The largest so far. */
-static double worst;
-
-static double divergence(const float *stock, const llama_token *request, int n)
+static void fill(llama_token *tokens, const request *r, int kind, const llama_token *piece)
 {
-    float *ours = answers("", request, n);
-    double kld = harness_mean_kld(stock, ours, N_LOGITS);
+    llama_token word[8];
+    int n = 0;
 
-    free(ours);
-    worst = kld > worst ? kld : worst;
-    return kld;
+    if (r->word != NULL) {
+        n = llama_tokenize(harness_vocab(), r->word, (int32_t)strlen(r->word), word, 8, false, false);
+        assert_true(n > 0);
+    }
+    for (int i = 0; i < r->n; i++)
+        tokens[i] = r->word != NULL ? word[i % n] : kind == NO_ORDER ? (i * 7919 + 13) % 40000 + 100 : piece[kind == TOKEN ? i : 100 + i];
 }
 
-static void fill(llama_token *request, const char *word)
+/* Pieces of a file, far from one another; each prompt begins as the file does, with the model's own first token where it has one. */
+static void read_text(const char *path)
 {
-    llama_token tokens[8];
-    int n = llama_tokenize(harness_vocab(), word, (int32_t)strlen(word), tokens, 8, false, false);
+    FILE *file = fopen(path, "rb");
+    char *bytes = malloc(MOST_BYTES);
+    llama_token *all = malloc(MOST_BYTES * sizeof *all);
+    const char *pieces = getenv("KVANT_TEST_PIECES");
+    const bool begins = llama_vocab_get_add_bos(harness_vocab());
+    int n;
 
-    assert_true(n > 0);
-    for (int i = 0; i < MOST_REQUEST; i++)
-        request[i] = tokens[i % n];
+    n_pieces = pieces != NULL ? atoi(pieces) : 4;
+    assert_true(file != NULL && bytes != NULL && all != NULL && n_pieces > 0);
+    n = llama_tokenize(harness_vocab(), bytes, (int32_t)fread(bytes, 1, MOST_BYTES, file), all, MOST_BYTES, true, false);
+    assert_true(n >= n_pieces * N_TEXT);
+    text = malloc((size_t)n_pieces * N_TEXT * sizeof *text);
+    assert_non_null(text);
+    for (int p = 0; p < n_pieces; p++) {
+        memcpy(text + p * N_TEXT, all + (size_t)p * (size_t)(n / n_pieces), N_TEXT * sizeof *text);
+        for (int a = 0; a < N_ANSWERS && begins; a++)
+            text[p * N_TEXT + a * (N_TEXT / 2)] = all[0];
+    }
+    fclose(file);
+    free(bytes);
+    free(all);
 }
 
 static void no_first_request_spoils_later_ones(void **state)
 {
-    static const struct {
-        const char *word;
-        int n;
-    } requests[] = { { " the", 200 }, { "\n", 80 }, { "Hello", 40 }, { "0, ", 200 }, { "ping\n", 70 }, { " the", 1200 } };
-    llama_token request[MOST_REQUEST];
-    float *stock;
-    double none, kld;
+    /* A token is too short to be learnt from; a GPU sees all keys of a first prompt as fp16. */
+    request requests[N_KINDS] = { { "mean KLD of a first request %.4f", NULL, 0, 0 },
+                                  { ", after a token %.4f", NULL, 1, 0 },
+                                  { ", after ordinary text %.4f\n", NULL, N_REQUEST, 0 },
+                                  { NULL, " the", 200, 0 },
+                                  { NULL, "\n", 80, 0 },
+                                  { NULL, "Hello", 40, 0 },
+                                  { NULL, "0, ", 200, 0 },
+                                  { NULL, "ping\n", 70, 0 },
+                                  { NULL, " the", MOST_REQUEST, 0 },
+                                  { "after 200 tokens in no order: %.4f\n", NULL, N_REQUEST, 0 } };
+    llama_token tokens[MOST_REQUEST];
     /* Times the divergence after a token. Quantised weights make activations 8 bits: as large a difference by chance. */
     const double most = harness_has_floats() ? 1.2 : 1.5;
+    const char *path = getenv("KVANT_TEST_TEXT");
+    double worst = 0;
 
     (void)state;
-    harness_tokens(text, N_TEXT);
-    stock = answers(NULL, NULL, 0);
-    none = divergence(stock, text, 1); /* too short to be learnt from; a GPU sees all keys of a first prompt as fp16 */
-    print_message("mean KLD of a first request %.4f, after a token %.4f", divergence(stock, NULL, 0), none);
-    kld = divergence(stock, text + 100, N_REQUEST);
-    print_message(", after ordinary text %.4f\n", kld);
-    assert_true(none > 1e-4 && none < 0.1);
-    for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
-        fill(request, requests[i].word);
-        kld = divergence(stock, request, requests[i].n);
-        print_message("after %d tokens of \"%s\": %.4f\n", requests[i].n, requests[i].word, kld);
+    if (path != NULL) {
+        read_text(path);
+    } else {
+        text = malloc(N_TEXT * sizeof *text);
+        assert_non_null(text);
+        harness_tokens(text, N_TEXT);
     }
-    for (int i = 0; i < N_REQUEST; i++)
-        request[i] = (i * 7919 + 13) % 40000 + 100;
-    kld = divergence(stock, request, N_REQUEST);
-    print_message("after %d tokens in no order: %.4f\n", N_REQUEST, kld);
-    assert_true(worst <= most * none);
-    free(stock);
+    for (int p = 0; p < n_pieces; p++) {
+        const llama_token *piece = text + p * N_TEXT;
+        float *stock = answers(NULL, piece, NULL, 0);
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            fill(tokens, &requests[kind], kind, piece);
+            float *ours = answers("", piece, tokens, requests[kind].n);
+            requests[kind].kld += harness_mean_kld(stock, ours, N_LOGITS) / n_pieces;
+            free(ours);
+        }
+        free(stock);
+    }
+    for (int kind = 0; kind < N_KINDS; kind++) {
+        const request *r = &requests[kind];
+        if (r->word != NULL)
+            print_message("after %d tokens of \"%s\": %.4f\n", r->n, r->word, r->kld);
+        else
+            print_message(r->format, r->kld);
+        worst = r->kld > worst ? r->kld : worst;
+    }
+    free(text);
+    assert_true(requests[TOKEN].kld > 1e-4 && requests[TOKEN].kld < 0.1);
+    assert_true(worst <= most * requests[TOKEN].kld);
 }
 
 int main(void)

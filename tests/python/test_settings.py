@@ -72,6 +72,7 @@ class Settings(WithFolder):
             plain, calibrated = kvant.preset(name), kvant.preset(name, calibrated=True)
             self.assertEqual((plain.name, calibrated.name), (name, name))
             self.assertFalse(kvant.needs_calibration(plain.k, "k"))
+            self.assertEqual(plain.more_k is not None, name == "tiny")
         self.refused(ValueError, "'large'", kvant.preset, "large")
         self.refused(TypeError, "None", kvant.preset, None)
 
@@ -86,6 +87,12 @@ class Scheme(WithFolder):
         self.assertEqual(found, [["int-8"] * 2, ["int-2"] * 2, ["int-8"] * 2])
         bits = [kvant.Codec(spec, 64, role).true_bits for spec in ("int-8", "int-4", "int-2") for role in "kv"]
         self.assertAlmostEqual(mixed.true_bits, (2 * (bits[0] + bits[1]) + bits[2] + bits[5]) / 6)
+
+    def test_tiny_has_keys_of_more_bits_in_some_layers(self):
+        scheme = kvant.Scheme(preset="tiny", n_layers=8, n_kv_heads=1, head_dim=256)
+        self.assertEqual([layer for layer in range(8) if scheme.specs(layer, "k")[0].startswith("trellis-3")], [2, 5, 7])
+        self.assertEqual({scheme.specs(layer, "v") for layer in range(8)}, {scheme.specs(0, "v")})
+        self.assertEqual(scheme.true_bits, 2.25)
 
     def test_memory_of_a_context(self):
         """What tensors of the same codecs take."""

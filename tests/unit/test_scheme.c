@@ -110,6 +110,27 @@ static void bits_of_a_model(void **state)
     kvant_scheme_free(&scheme);
 }
 
+/* Six of 18 layers have keys of 3 bits: 2 + 16/256, and a sixth more on average over keys and values. */
+static void bits_of_tiny(void **state)
+{
+    (void)state;
+    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 18, .n_kv_heads = 1, .head_dim = { 256, 256 } };
+    const kvant_scheme_params params = { .size = sizeof params, .preset = "tiny" };
+    kvant_scheme *scheme = make(&params);
+    kvant_scheme_place place = { .size = sizeof place, .n_kv_heads = 1, .head_dim = 256 };
+    const kvant_codec *const *codecs;
+    double bits;
+    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);
+    assert_float_equal(bits, 2 + 16.0 / 256 + 6.0 / 36, 1e-9);
+    for (place.layer = 0; place.layer < 3; place.layer++) { /* whether the number of layers is known or not */
+        place.n_layers = place.layer % 2 * 18;
+        assert_int_equal(kvant_scheme_codecs(scheme, &place, &codecs), KVANT_OK);
+        assert_true(begins(info_of(codecs[0]).spec, place.layer == 2 ? "trellis-3" : "trellis-2"));
+    }
+    assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 2, 18), "trellis-2")); /* head_dim 64 */
+    kvant_scheme_free(&scheme);
+}
+
 static void bits_of_a_settings_file(void **state)
 {
     (void)state;
@@ -244,7 +265,7 @@ static void mistakes_have_reasons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(sizes),
-                                        cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_a_settings_file),
+                                        cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_tiny), cmocka_unit_test(bits_of_a_settings_file),
                                         cmocka_unit_test(calibration_beside_the_model),
                                         cmocka_unit_test(mistakes_have_reasons) };
     return cmocka_run_group_tests(tests, NULL, NULL);

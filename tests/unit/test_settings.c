@@ -518,10 +518,33 @@ static void presets_make_codecs(void **state)
             assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err), KVANT_OK);
             assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err), KVANT_OK);
             const bool learns = strcmp(names[i], "tiny") == 0; /* with a calibration, too */
+            assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err, sizeof err) == KVANT_OK);
             kvant_status without = calibrated && !learns ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
             assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, NULL, err, sizeof err), without);
         }
     kvant_calibration_free(&calibration);
+}
+
+/* Keys and values of n layers of head_dim d have 2 n rows per token, with 2 bits per number and a scale of 16; some keys have d bits
+ * more: as many as fit into what head_dim 64 allows, 2 + 16/64 bits per number. */
+static void tiny_has_the_bits_of_head_dim_64(void **state)
+{
+    kvant_preset preset = { .size = sizeof preset };
+    (void)state;
+    assert_null(kvant_preset_spec(NULL, KVANT_ROLE_K, 0, 64));
+    assert_int_equal(kvant_preset_get("tiny", 0, &preset), KVANT_OK);
+    for (uint32_t d = 64; d <= KVANT_MAX_HEAD_DIM; d += 8)
+        for (uint32_t layer = 0, more = 0; layer < 100; layer++) {
+            const char *k = kvant_preset_spec(&preset, KVANT_ROLE_K, layer, d);
+            assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_V, layer, d), preset.v);
+            assert_true(k == preset.k || k == preset.more_k);
+            more += k == preset.more_k;
+            const uint32_t rows = 2 * (layer + 1), used = rows * (2 * d + 16) + more * d, allowed = rows * (2 * d + d / 4);
+            assert_true(used <= allowed && used + d > allowed);
+        }
+    assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_K, UINT32_MAX, 32), preset.k);
+    assert_int_equal(kvant_preset_get("small", 0, &preset), KVANT_OK);
+    assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_K, 2, 256), preset.k);
 }
 
 static void other_presets_are_refused(void **state)
@@ -552,6 +575,7 @@ int main(void)
         cmocka_unit_test(check_creates_every_codec),
         cmocka_unit_test(check_creates_every_kv_head),
         cmocka_unit_test(presets_make_codecs),
+        cmocka_unit_test(tiny_has_the_bits_of_head_dim_64),
         cmocka_unit_test(other_presets_are_refused),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

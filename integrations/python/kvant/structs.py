@@ -303,7 +303,7 @@ class SettingsInfo(Struct):
 
 
 class Preset(Struct):
-    _fields_ = [("name", c.c_char_p), ("summary", c.c_char_p), ("k", c.c_char_p), ("v", c.c_char_p)]
+    _fields_ = [(name, c.c_char_p) for name in ("name", "summary", "k", "v", "more_k")]
 
 
 # ---- scheme.h ----
