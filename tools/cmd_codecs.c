@@ -176,14 +176,16 @@ static bool fill(listing *list, uint32_t head_dim)
 }
 
 /* Of a model with so many layers that the preset's fractions of them are whole, or nearly so. */
-static double bits_of_preset(const char *name, uint32_t head_dim)
+static double bits_of_preset(listing *list, const char *name, uint32_t head_dim)
 {
     const kvant_scheme_params params = { .size = sizeof params, .preset = name };
     const kvant_scheme_model model = { .size = sizeof model, .n_layers = 64, .n_kv_heads = 1, .head_dim = { head_dim, head_dim } };
-    kvant_scheme *scheme;
+    kvant_scheme *scheme = NULL;
     double bits = 0;
-    if (kvant_scheme_create(&params, &scheme) == KVANT_OK)
-        kvant_scheme_true_bits(scheme, &model, &bits);
+    kvant_status status = kvant_scheme_create(&params, &scheme);
+    if (status == KVANT_OK)
+        status = kvant_scheme_true_bits(scheme, &model, &bits);
+    list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
     kvant_scheme_free(&scheme);
     return bits;
 }
@@ -201,7 +203,7 @@ static bool print_presets(listing *list, uint32_t head_dim)
             return false;
         const char *summary = strstr(preset.summary, ": ");
         *row++ = CELL_TEXT(names[i]);
-        *row++ = CELL_NUMBER(bits_of_preset(names[i], head_dim));
+        *row++ = CELL_NUMBER(bits_of_preset(list, names[i], head_dim));
         *row++ = CELL_TEXT(summary != NULL ? summary + 2 : preset.summary);
     }
     return !list->no_memory && report_print(shown, 3, cells, 4, REPORT_TABLE);
