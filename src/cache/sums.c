@@ -156,7 +156,13 @@ void kvant_sums_drop(kvant_learning *l)
 
 void kvant_outers_begin(kvant_outers *o, const kvant_learning *l, float *sums)
 {
-    *o = (kvant_outers){ kvant_kernels_get(KVANT_CPU_AUTO), sums, l->part, (l->part + 15) / 16 * 16, 0, { 0 } };
+    o->kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    o->sums = sums;
+    o->part = l->part;
+    o->stride = (l->part + 15) / 16 * 16;
+    o->n = 0;
+    if (o->stride != o->part) /* else cleared for every token: that takes longer than adding them */
+        memset(o->rows, 0, sizeof o->rows);
 }
 
 void kvant_outers_end(kvant_outers *o)
