@@ -12,7 +12,8 @@
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
- *   weigh.c     matrices of their first rows and queries (transform=first), in threads
+ *   weigh.c     matrices of their first rows and queries (transform=first)
+ *   learner.c   what these are learnt with, in threads
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory

@@ -1,0 +1,351 @@
+/* learner.c - see learner.h.
+ *
+ * Each batch has a thread, which learns after that of the batch before, at a low priority. As many learn at once as there are CPUs but for
+ * one, which is left to the GPU's caller. */
+#include "learner.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "../ggml_api.h"
+
+#define MOST_AT_ONCE 16 /* layers */
+#define LOW_PRIORITY 10
+#define WEIGH_BATCH 512u /* rows that the tensor judges together */
+
+static pthread_once_t counted = PTHREAD_ONCE_INIT;
+static sem_t at_once;
+
+static void count_cpus(void)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+
+    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
+}
+
+void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
+{
+    for (uint32_t head = 0; l->made != NULL && head < cells->n_kv_heads; head++)
+        kvant_codec_free(&l->made[head]);
+    free(l->made);
+    l->made = NULL;
+}
+
+/* Waits for the thread of a batch, which waits for those before it. */
+static void wait_for(struct kvp_gpu_batch *batch)
+{
+    while (batch != NULL && !batch->begun)
+        batch = batch->before;
+    if (batch != NULL && batch->alone)
+        pthread_join(batch->thread, NULL);
+    if (batch != NULL)
+        batch->alone = false;
+}
+
+/* Waits for the layer's threads. */
+void kvp_gpu_learner_finish(kvp_gpu_learner *l)
+{
+    wait_for(l->last);
+    while (l->last != NULL) {
+        struct kvp_gpu_batch *batch = l->last;
+        l->last = batch->before;
+        l->failed = l->failed || (batch->begun && !batch->ok);
+        free(batch->positions);
+        free(batch);
+    }
+}
+
+/* The tensor */
+
+void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l == NULL)
+        return;
+    if (l->making)
+        pthread_join(l->maker, NULL);
+    kvp_gpu_learner_finish(l); /* threads find it in cells */
+    cells->learner = NULL;
+    kvp_gpu_learner_drop(cells, l);
+    kvant_tensor_free(&l->tensor);
+    kvant_codec_free(&l->codec);
+    free(l->memory);
+    free(l->center);
+    free(l->queries);
+    free(l->rows);
+    free(l);
+}
+
+/* Block 0 is for first tokens of sequences, which are fp16 and not learnt from. */
+static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
+    kvant_tensor_params params = { .size = sizeof(params),
+                                   .codecs = codecs,
+                                   .n_kv_heads = cells->n_kv_heads,
+                                   .n_sequences = 1,
+                                   .n_blocks = WEIGH_BATCH / KVANT_PAGE_TOKENS + 1 };
+    char spec[64];
+    size_t bytes = 0;
+    bool ok;
+
+    kvant_codec_get_info(cells->sources[0], &info);
+    snprintf(spec, sizeof(spec), "int-8:transform=first,rotate=none,sink=%u", (unsigned)info.sink_tokens);
+    ok = codecs != NULL && kvant_codec_create(spec, cells->head_dim, info.role, 0, &l->codec, NULL, 0) == KVANT_OK;
+    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
+        codecs[head] = l->codec;
+    ok = ok && kvant_tensor_size(&params, &bytes) == KVANT_OK;
+    l->memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN) : NULL;
+    if (l->memory != NULL)
+        memset(l->memory, 0, bytes);
+    l->center = calloc(kvp_gpu_width(cells), sizeof(*l->center));
+    if (l->memory != NULL && l->center != NULL)
+        kvant_tensor_create(&params, l->memory, &l->tensor);
+    free(codecs);
+}
+
+/* Room for copies, which is touched: the first touch of a page takes as long as a copy. */
+static void make_room(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+{
+    const size_t bytes = KVP_ENOUGH_ROWS * kvp_gpu_width(cells) * sizeof(float);
+
+    l->rows = malloc(bytes);
+    if (l->rows != NULL) {
+        memset(l->rows, 1, bytes);
+        l->most = KVP_ENOUGH_ROWS;
+    }
+    l->queries = malloc(cells->asked_bytes);
+    if (l->queries != NULL)
+        memset(l->queries, 1, cells->asked_bytes);
+}
+
+static void *make(void *context)
+{
+    const kvp_gpu_cells *cells = context;
+
+    sem_wait(&at_once);
+    create_tensor(cells->learner, cells);
+    make_room(cells->learner, cells);
+    sem_post(&at_once);
+    return NULL;
+}
+
+void kvp_gpu_learner_make(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l != NULL && !l->making && l->codec == NULL)
+        l->making = pthread_create(&l->maker, NULL, make, cells) == 0;
+}
+
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
+{
+    if (cells->learner != NULL && cells->learner->n == 0)
+        return; /* as good as new */
+    kvp_gpu_weigh_free(cells);
+    pthread_once(&counted, count_cpus);
+    cells->learner = calloc(1, sizeof(*cells->learner));
+    if (cells->asked_bytes > 0)
+        kvp_gpu_learner_make(cells);
+}
+
+/* NULL without memory. */
+kvp_gpu_learner *kvp_gpu_learner_of(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l != NULL && l->making)
+        pthread_join(l->maker, NULL);
+    else if (l != NULL && l->codec == NULL)
+        make(cells); /* nothing was planned */
+    if (l != NULL)
+        l->making = false;
+    return l != NULL && l->tensor != NULL ? l : NULL;
+}
+
+/* As many as will wait: while threads read rows these stay where they are. */
+static bool have_rows(kvp_gpu_learner *l, const kvp_gpu_cells *cells, size_t first, size_t n)
+{
+    const size_t width = kvp_gpu_width(cells), wait = cells->cache->waiting ? cells->cache->most_wait : 0;
+    const size_t most = first + n > wait ? first + n : wait;
+    float *rows = l->rows;
+
+    if (most > l->most)
+        rows = realloc(l->rows, most * width * sizeof(*rows));
+    if (rows == NULL)
+        return false;
+    l->rows = rows;
+    l->most = most > l->most ? most : l->most;
+    if (first > l->n)
+        memset(rows + l->n * width, 0, (first - l->n) * width * sizeof(*rows));
+    return true;
+}
+
+bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys)
+{
+    kvp_gpu_learner *l = cells->learner;
+    const size_t n = (size_t)keys->ne[1], first = cells->cache->plain.n - n;
+    struct kvp_gpu_batch *batch = have_rows(l, cells, first, n) ? calloc(1, sizeof(*batch)) : NULL;
+
+    if (batch == NULL)
+        return false;
+    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .first = first, .n = n };
+    l->last = batch;
+    batch->copies = kvp_gpu_copies_of(cells->gpu);
+    return batch->copies != NULL && kvp_gpu_copies_stage(cells->gpu, &batch->copies->keys, keys, 1, &batch->keys);
+}
+
+/* A batch's thread */
+
+static void note_queries(const struct kvp_gpu_batch *batch, const char *rows)
+{
+    const abi_tensor *q = &batch->queries;
+
+    for (size_t s = 0; s < (size_t)q->ne[3]; s++) {
+        const kvant_queries queries = { .size = sizeof(queries),
+                                        .q = (const float *)(const void *)(rows + s * q->nb[3]),
+                                        .token_stride = q->nb[1] / sizeof(float),
+                                        .head_stride = q->nb[2] / sizeof(float),
+                                        .n_tokens = (uint32_t)q->ne[1],
+                                        .n_heads = (uint32_t)q->ne[2],
+                                        .positions = batch->asked != NULL ? batch->asked + s * (size_t)q->ne[1] : NULL };
+        kvant_tensor_note_queries(batch->cells->learner->tensor, &queries, 1);
+    }
+}
+
+static float *rows_of(const struct kvp_gpu_batch *batch)
+{
+    return batch->cells->learner->rows + batch->first * kvp_gpu_width(batch->cells);
+}
+
+static void copy_keys(const struct kvp_gpu_batch *batch)
+{
+    const size_t width = kvp_gpu_width(batch->cells);
+
+    for (size_t i = 0; i < batch->n; i++)
+        memcpy(rows_of(batch) + i * width, (const char *)batch->keys.data + i * batch->keys.nb[1], width * sizeof(float));
+}
+
+/* n of the batch's rows from the first-th on. Rows that are refused are no reason to learn nothing: kernels say so where they matter. */
+static void write_tensor(const struct kvp_gpu_batch *batch, size_t first, size_t n)
+{
+    const kvp_gpu_cells *cells = batch->cells;
+    const size_t width = kvp_gpu_width(cells);
+    const int32_t *positions = batch->positions != NULL ? batch->positions + first : NULL;
+    kvant_tensor *tensor = cells->learner->tensor;
+    int64_t slots[WEIGH_BATCH], at = KVANT_PAGE_TOKENS;
+
+    for (size_t i = 0; i < n; i++)
+        slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
+    if (positions != NULL)
+        kvant_tensor_next_positions(tensor, positions, n);
+    kvant_tensor_write(tensor, slots, n, rows_of(batch) + first * width, width, 1);
+}
+
+/* Whether the version of the newest rows differs from the one that was asked for last. Its centre is never quite that of another. */
+static bool is_new(const kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+    const size_t d = cells->head_dim;
+    bool differs = false;
+
+    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+        kvant_block_info info = { .size = sizeof(info) };
+        if (kvant_tensor_get_block(l->tensor, 1, head, &info) != KVANT_OK || info.affine.center == NULL)
+            return false;
+        differs = differs || info.version != l->version || memcmp(l->center + head * d, info.affine.center, d * sizeof(float)) != 0;
+        memcpy(l->center + head * d, info.affine.center, d * sizeof(float));
+        if (head + 1 == cells->n_kv_heads)
+            l->version = info.version;
+    }
+    return differs;
+}
+
+/* Codecs of the newest version, unless the next batch's thread makes them, and their numbers. */
+static bool make_codecs(const struct kvp_gpu_batch *batch)
+{
+    kvp_gpu_cells *cells = batch->cells;
+    kvp_gpu_learner *l = cells->learner;
+    bool ok;
+
+    if (atomic_load(&batch->followed) || !is_new(cells))
+        return true;
+    kvp_gpu_learner_drop(cells, l);
+    ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
+    for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
+        ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
+}
+
+/* Where a batch's queries are copied to; NULL without memory. */
+static char *take_room(const kvp_gpu_cells *cells, size_t bytes)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    return l->queries != NULL && bytes <= cells->asked_bytes && !atomic_exchange(&l->queries_taken, true) ? l->queries : malloc(bytes);
+}
+
+static void give_back(kvp_gpu_learner *l, char *queries)
+{
+    if (queries == l->queries)
+        atomic_store(&l->queries_taken, false);
+    else
+        free(queries);
+}
+
+/* Of the queries; NULL without memory. */
+static char *take_copies(const struct kvp_gpu_batch *batch)
+{
+    const size_t bytes = kvp_api.nbytes(&batch->queries);
+    const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
+    char *queries = came ? take_room(batch->cells, bytes) : NULL;
+
+    if (queries != NULL) {
+        copy_keys(batch);
+        memcpy(queries, batch->queries.data, bytes);
+    }
+    sem_post(&batch->copies->free);
+    return queries;
+}
+
+/* queries: copies, or NULL, which is a failure. */
+static void learn(struct kvp_gpu_batch *batch, char *queries)
+{
+    const size_t n = batch->n, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
+
+    batch->ok = queries != NULL;
+    wait_for(batch->before);
+    sem_wait(&at_once);
+    if (batch->ok)
+        note_queries(batch, queries);
+    give_back(batch->cells->learner, queries);
+    for (size_t i = 0; i < parts && batch->ok; i++)
+        write_tensor(batch, i * n / parts, (i + 1) * n / parts - i * n / parts);
+    batch->ok = batch->ok && make_codecs(batch);
+    sem_post(&at_once);
+}
+
+/* In a thread of its own, which gives way to copies and to those who enqueue work for the GPU. */
+static void *learn_apart(void *context)
+{
+    char *queries = take_copies(context);
+
+    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* the thread's, on Linux */
+    learn(context, queries);
+    return NULL;
+}
+
+void kvp_gpu_learner_start(struct kvp_gpu_batch *batch)
+{
+    batch->begun = true;
+    if (batch->before != NULL)
+        atomic_store(&batch->before->followed, true);
+    batch->alone = pthread_create(&batch->thread, NULL, learn_apart, batch) == 0;
+    if (!batch->alone)
+        learn(batch, take_copies(batch));
+}

@@ -1,0 +1,52 @@
+/* learner.h - what a layer's matrix is learnt with: a tensor in the computer's memory, and threads that write rows and queries of batches to
+ * it. weigh.c says which, and what comes in force. The caller's functions, but for threads of learner.c itself. */
+#ifndef KVP_CUDA_LEARNER_H
+#define KVP_CUDA_LEARNER_H
+
+#include "gpu.h"
+
+/* Rows that a thread looks at, with their queries. */
+struct kvp_gpu_batch {
+    struct kvp_gpu_batch *before; /* whose thread ends first; NULL: none */
+    kvp_gpu_cells *cells;
+    struct kvp_gpu_copies *copies;
+    abi_tensor keys, queries;    /* there */
+    int32_t *positions, *asked;  /* of keys, of queries; NULL: not known */
+    size_t first, n;             /* of the learner's rows */
+    pthread_t thread;
+    bool begun, alone, ok; /* begun: its queries came. alone: in a thread of its own */
+    bool waits;            /* nothing else reads the cells' numbers */
+    atomic_bool followed;  /* by a batch that was begun */
+};
+
+typedef struct kvp_gpu_learner {
+    kvant_codec *codec; /* encodes quickly, learns the same */
+    kvant_tensor *tensor;
+    void *memory;
+    float *rows; /* of cells of cache->plain, as far as they came */
+    size_t n, most;
+    char *queries;             /* room for copies of a batch's */
+    atomic_bool queries_taken; /* by a thread */
+    uint32_t version; /* of the tensor, that was asked for last, and its centre */
+    float *center;
+    struct kvp_gpu_batch *last;   /* whose thread may run, or which waits for its queries */
+    kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
+    bool failed;          /* a thread, since what was learnt was taken */
+    pthread_t maker; /* of codec, tensor and memory */
+    bool making;
+} kvp_gpu_learner;
+
+/* Makes codec, tensor and memory in a thread, once. */
+void kvp_gpu_learner_make(kvp_gpu_cells *cells);
+
+/* When these are there; NULL without memory. */
+kvp_gpu_learner *kvp_gpu_learner_of(kvp_gpu_cells *cells);
+
+/* The last keys of cache->plain, whose queries are to come; false without memory. start: they came, and were sent. finish waits for all
+ * threads. drop frees what they made. */
+bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys);
+void kvp_gpu_learner_start(struct kvp_gpu_batch *batch);
+void kvp_gpu_learner_finish(kvp_gpu_learner *l);
+void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
+
+#endif /* KVP_CUDA_LEARNER_H */
