@@ -70,10 +70,10 @@ cuda:
 # attention kernels, one of each template. $(1): ALL or FEW, or empty to look.
 define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && pairs="$(1)" && \
+	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && pairs="$(1)" && \
 	if [ -z "$$pairs" ]; then nvidia-smi -L >/dev/null 2>&1 && pairs=ALL || pairs=FEW; fi && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
-	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
+	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
 endef
@@ -104,7 +104,7 @@ test-vllm:
 	torch=$$($(FETCH) torch) && vllm=$$($(FETCH) vllm) && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared kvant_cuda_host
-	$(RUN_TESTS) $(BUILD) -L vllm
+	$(RUN_TESTS) $(BUILD) -L vllm -E python_vllm_engine
 
 # LMCache's storage manager and server on the CPU, with files and a Redis server.
 test-lmcache:
@@ -170,7 +170,7 @@ help:
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
-	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
+	@echo 'make test       build and run the tests but the long ones (8 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
