@@ -27,6 +27,7 @@ typedef struct kvant_learning {
     uint32_t *n_queries;    /* ever put into the sample, per kv head */
     uint32_t stamp;         /* of the version that the sums belong to */
     uint32_t due;           /* keys that the next matrix waits for */
+    uint32_t n_alone;       /* tokens that came alone, since queries are many */
     bool done;              /* enough was seen */
     float *rows;            /* SAMPLE_ROWS x width */
     float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */

@@ -8,6 +8,8 @@
 
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
+#define ENOUGH_PER_CHANNEL 4u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
+#define SELDOM 4
 
 void kvant_queries_forget(kvant_learning *l)
 {
@@ -113,13 +115,20 @@ int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
 }
 
+/* A matrix hardly changes by what one more token asks. */
+static bool may_be_skipped(kvant_learning *l, const kvant_queries *q)
+{
+    return q->n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
+           ++l->n_alone % SELDOM != 0;
+}
+
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
 {
     kvant_queries q;
     KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
                         q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
-    if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
+    if (!kvant_tensor_wants_queries(tensor, q.n_tokens) || may_be_skipped(tensor->learning, &q))
         return KVANT_OK;
     const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,
