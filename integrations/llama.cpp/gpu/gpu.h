@@ -323,7 +323,7 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *r
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 
 /* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:
- * nothing waits any more, but for its layer's next rows if later is set. The lock is held. */
+ * nothing waits any more; if later is set, keys wait till their layer's next rows come. The lock is held. */
 bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
 bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
 bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);

@@ -1,7 +1,6 @@
 /* learner.c - see learner.h.
  *
- * Each batch has a thread, which learns after that of the batch before, at a low priority. As many learn at once as there are CPUs but for
- * one, which is left to the GPU's caller. */
+ * Each batch has a thread, which learns after that of the batch before, at a low priority. One CPU is left to the GPU's caller. */
 #include "learner.h"
 
 #include <stdio.h>

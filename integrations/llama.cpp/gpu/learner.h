@@ -1,5 +1,5 @@
 /* learner.h - what a layer's matrix is learnt with: a tensor in the computer's memory, and threads that write rows and queries of batches to
- * it. weigh.c says which, and what comes in force. The caller's functions, but for threads of learner.c itself. */
+ * it. weigh.c says which, and what comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
