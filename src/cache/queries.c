@@ -116,7 +116,7 @@ int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 }
 
 /* A matrix hardly changes by what one more token asks. */
-static bool may_be_skipped(kvant_learning *l, const kvant_queries *q)
+static bool skip(kvant_learning *l, const kvant_queries *q)
 {
     return q->n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
            ++l->n_alone % SELDOM != 0;
@@ -128,7 +128,7 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
                         q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
-    if (!kvant_tensor_wants_queries(tensor, q.n_tokens) || may_be_skipped(tensor->learning, &q))
+    if (!kvant_tensor_wants_queries(tensor, q.n_tokens) || skip(tensor->learning, &q))
         return KVANT_OK;
     const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,

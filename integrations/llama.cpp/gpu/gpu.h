@@ -309,7 +309,7 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
  * sequence, whose queries may be on their way already. */
 bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
 bool kvp_gpu_weigh_keys(const abi_tensor *node);
-void kvp_gpu_weigh_plan(const abi_tensor *node); /* attention that will come: makes room for its copies */
+void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q); /* of attention that will come: makes room for its copies */
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
 bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
@@ -329,10 +329,14 @@ bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
 bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
 void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
 
+/* weigh.c. Lists of cells: whether they end with a step's (-sm tensor: a batch is several graphs); those where other rows are now become -1. */
+bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step);
+void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, const int64_t *written, size_t n_written);
+
 /* weigh.c. Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
-void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew; what a tensor needs for it is made in a thread */
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew, as free in learner.c; what a tensor needs for it is made in a thread */
 void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
 
 /* The centre in numbers; scale and query scale are behind it. */

@@ -7,8 +7,7 @@
  * from GPU memory, so it can be replayed.
  *
  * Rows of many tokens (a prompt) are encoded at once, and also go to open pages where their block is open. A page is
- * given up when another block needs it: rows that were not encoded yet are encoded then.
- */
+ * given up when another block needs it: rows that were not encoded yet are encoded then. */
 #include "gpu.h"
 
 #include <stdlib.h>

@@ -55,7 +55,7 @@ static bool attention_supported(const abi_tensor *node)
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
     leave_out_center(node, k);
-    kvp_gpu_weigh_plan(node);
+    kvp_gpu_weigh_plan(k, q);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)

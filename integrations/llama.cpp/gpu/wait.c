@@ -63,12 +63,8 @@ static uint32_t count_blocks(const kvp_gpu_cache *cache, const kvp_gpu_step *ste
 /* Cells of rows that wait from now on; another row may have been there. */
 static void add_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    for (size_t i = 0; i < step->n; i++) {
-        for (size_t j = 0; j < cache->n_wait && cache->held[step->cells[i] / KVANT_PAGE_TOKENS]; j++)
-            if (cache->wait_cells[j] == step->cells[i])
-                cache->wait_cells[j] = -1;
-        cache->wait_cells[cache->n_wait + i] = step->cells[i];
-    }
+    kvp_gpu_cells_lose(cache, cache->wait_cells, cache->n_wait, step->cells, step->n);
+    memcpy(cache->wait_cells + cache->n_wait, step->cells, step->n * sizeof(*step->cells));
     cache->n_wait += step->n;
     cache->last_wait = step->n;
     cache->n_batches++;
@@ -80,15 +76,11 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     const uint32_t most = cache->n_blocks < MOST_BLOCKS ? cache->n_blocks : MOST_BLOCKS;
     const size_t rows = step->n > KVP_ENOUGH_ROWS ? step->n : KVP_ENOUGH_ROWS;
     const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
-    uint32_t n;
+    const uint32_t blocks = may ? count_blocks(cache, step) : 0, n = blocks < most ? most : blocks;
 
-    if (!may)
+    if (!may || n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, rows))
         return;
     kvp_gpu_close_all(cache);
-    n = count_blocks(cache, step);
-    n = n < most ? most : n;
-    if (n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, rows))
-        return;
     cache->n_pages = n;
     kvp_gpu_close_all(cache);
     cache->waiting = true;
@@ -101,8 +93,7 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 /* -sm tensor: a batch is several graphs. */
 static bool is_last(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    return step->n == cache->last_wait &&
-           memcmp(cache->wait_cells + cache->n_wait - step->n, step->cells, step->n * sizeof(*step->cells)) == 0;
+    return step->n == cache->last_wait && kvp_gpu_cells_end_with(cache->wait_cells, cache->n_wait, step);
 }
 
 static bool all_wait(const kvp_gpu_cache *cache)

@@ -52,11 +52,17 @@ static bool add_plain(struct kvp_gpu_plain *plain, const kvp_gpu_step *step)
     return true;
 }
 
-/* -sm tensor: a batch is several graphs. */
-static bool is_last(const struct kvp_gpu_plain *plain, const kvp_gpu_step *step)
+bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step)
 {
-    return (int64_t)step->n >= LEAST_ROWS && plain->n >= step->n &&
-           memcmp(plain->cells + plain->n - step->n, step->cells, step->n * sizeof(*step->cells)) == 0;
+    return n >= step->n && memcmp(cells + n - step->n, step->cells, step->n * sizeof(*cells)) == 0;
+}
+
+void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, const int64_t *written, size_t n_written)
+{
+    for (size_t j = 0; j < n_written; j++)
+        for (size_t i = 0; i < n && cache->held[written[j] / KVANT_PAGE_TOKENS]; i++)
+            if (cells[i] == written[j])
+                cells[i] = -1;
 }
 
 static void still_weighing(kvp_gpu_cache *cache)
@@ -81,13 +87,10 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
     still_weighing(cache);
     if (!cache->weighing)
         return true;
-    plain->last = step != NULL && is_last(plain, step) ? n : 0;
+    plain->last = step != NULL && (int64_t)n >= LEAST_ROWS && kvp_gpu_cells_end_with(plain->cells, plain->n, step) ? n : 0;
     if (plain->last > 0)
         return true;
-    for (size_t j = 0; j < n; j++)
-        for (size_t i = 0; i < plain->n && cache->held[cells[j] / KVANT_PAGE_TOKENS]; i++)
-            if (plain->cells[i] == cells[j])
-                plain->cells[i] = -1;
+    kvp_gpu_cells_lose(cache, plain->cells, plain->n, cells, n);
     return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step);
 }
 
@@ -166,8 +169,7 @@ bool kvp_gpu_weigh_keys(const abi_tensor *node)
 
     if (ok && l->n > cells->cache->plain.n - n)
         kvp_gpu_learner_finish(l); /* the same rows once more */
-    ok = ok && kvp_gpu_learner_add(cells, from) &&
-         (!cells->cache->waiting || kvp_gpu_wait_keep(cells, from));
+    ok = ok && kvp_gpu_learner_add(cells, from) && (!cells->cache->waiting || kvp_gpu_wait_keep(cells, from));
     if (!ok) {
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
@@ -238,10 +240,8 @@ static size_t step_of_asked(const abi_tensor *q)
     return q->ne[3] == 1 && n % ASKED_TOKENS == 0 && n > ASKED_TOKENS && (size_t)q->ne[2] * q->nb[2] == q->nb[1] ? n / ASKED_TOKENS : 1;
 }
 
-void kvp_gpu_weigh_plan(const abi_tensor *node)
+void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q)
 {
-    const abi_tensor *q = node->src[0];
-    kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
     const size_t n = (size_t)(q->ne[1] * q->ne[3]);
 
     if (cells->learner == NULL || cells->learner->n > 0 || n < (size_t)LEAST_ROWS || cells->asked_bytes > 0 || !kvp_gpu_enter(cells->gpu))
@@ -258,13 +258,12 @@ static bool have_batch(kvp_gpu *gpu, const abi_tensor *q, struct kvp_gpu_batch *
 {
     const int32_t *positions = batch->cells->cache->plain.positions + batch->first;
     const size_t bytes = batch->n * sizeof(*positions);
-    size_t step = step_of_asked(q);
+    const bool known = positions[0] >= 0;
+    const size_t step = known ? step_of_asked(q) : 1;
 
-    if (positions[0] < 0)
-        step = 1;
-    else if ((batch->positions = malloc(2 * bytes)) == NULL)
+    if (known && (batch->positions = malloc(2 * bytes)) == NULL)
         return false;
-    if (positions[0] >= 0) {
+    if (known) {
         batch->asked = batch->positions + batch->n;
         memcpy(batch->positions, positions, bytes);
         for (size_t i = 0; i < batch->n / step; i++)
