@@ -40,12 +40,15 @@ static float *offsets_of(const job *j, uint32_t version, size_t row)
     return j->workspace + j->plan->offsets + version * j->plan->n_rows + row;
 }
 
-static void prepare_rows(const job *j, uint32_t kv_head, uint32_t first, uint32_t n)
+/* All queries of a kv head for a version. */
+static void prepare(void *context, size_t index, uint32_t worker)
 {
+    const job *j = context;
     const kvant_attention_plan *plan = j->plan;
-    const size_t row = row_index(plan, first, kv_head * plan->group_heads);
-    for (uint32_t v = 0; v < plan->k_versions.n; v++)
-        plan->reader->queries(plan, j->kernels, v, first, n, kv_head, queries_of(j, v, row), offsets_of(j, v, row));
+    const uint32_t v = (uint32_t)(index / plan->n_kv_heads), kv_head = (uint32_t)(index % plan->n_kv_heads);
+    const size_t row = row_index(plan, 0, kv_head * plan->group_heads);
+    (void)worker;
+    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head, queries_of(j, v, row), offsets_of(j, v, row));
 }
 
 /* The sink's logit joins the denominator only. Returns the factor on what was summed against
@@ -195,8 +198,6 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     unit.n_rows = unit.n_queries * plan->group_heads;
     unit.end_page = unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
     size_t row = row_index(plan, unit.first_query, unit.kv_head * plan->group_heads);
-    if (plan->n_splits == 1) /* else several units share them */
-        prepare_rows(j, unit.kv_head, unit.first_query, unit.n_queries);
     for (uint32_t v = 0; v < plan->k_versions.n; v++) {
         unit.queries[v] = queries_of(j, v, row);
         unit.offsets[v] = offsets_of(j, v, row);
@@ -216,8 +217,8 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
     for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
         atomic_init(&counters_of(&j)[i], 0);
-    for (uint32_t kv_head = 0; plan->n_splits > 1 && kv_head < plan->n_kv_heads; kv_head++)
-        prepare_rows(&j, kv_head, 0, plan->problem.n_queries);
+    if (plan->n_splits > 1)
+        kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_versions.n, plan->n_preparing, prepare, &j);
     kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
     return KVANT_OK;
 }

@@ -80,6 +80,11 @@ static uint32_t split_pages(const kvant_attention_plan *plan)
     return pages < FEWEST_PAGES ? FEWEST_PAGES : pages < MOST_PAGES ? pages : MOST_PAGES;
 }
 
+static uint32_t threads_for(const kvant_attention_plan *plan, double work)
+{
+    return work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : plan->problem.n_threads;
+}
+
 bool kvant_attention_cut(kvant_attention_plan *plan)
 {
     const kvant_attention_problem *p = &plan->problem;
@@ -93,7 +98,8 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->split_pages = split_pages(plan);
     plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
-    double work = (double)p->n_queries * p->n_heads * p->n_tokens * (plan->k_dim + plan->v_dim);
-    plan->n_threads = work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : p->n_threads;
+    const double rows = (double)p->n_queries * p->n_heads;
+    plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
+    plan->n_preparing = threads_for(plan, rows * plan->k_versions.n * plan->k_dim * plan->k_dim);
     return lay_out_workspace(plan);
 }

@@ -27,7 +27,7 @@ typedef struct kvant_attention_plan {
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
     uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
-    uint32_t n_threads; /* worth using */
+    uint32_t n_threads, n_preparing; /* threads worth using, and before for queries that units share */
     float score_scale;  /* on the query: scale, or scale / softcap */
     /* Workspace, in floats from its start. A row is (kv head, query token, group head). */
     size_t n_rows;

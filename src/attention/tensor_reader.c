@@ -96,11 +96,17 @@ static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, floa
 
 static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
 {
-    const kvant_codec *k = plan->k->codecs[unit->kv_head];
+    (void)kernels;
     fetch(plan, plan->k, unit, unit->first_page);
     fetch(plan, plan->v, unit, unit->first_page);
-    for (uint32_t v = 0; v < plan->k_versions.n && unit->codes.k_suits; v++)
-        kvant_attention_codes_set_queries(plan, kernels, k, &unit->codes, v, unit->queries[v], unit->n_rows);
+}
+
+static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+{
+    const uint32_t v = unit->k_version;
+    if (unit->codes.k_suits)
+        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[unit->kv_head], &unit->codes, v, unit->queries[v],
+                                          unit->n_rows);
 }
 
 /* Whether a few query rows take the fp16 rows of open pages as they lie: a tile for all rows would
@@ -183,6 +189,7 @@ static const kvant_attention_reader reader = {
     .output = write_output,
     .open = open_page,
     .begin = begin,
+    .take = take,
     .score = score,
     .add = add,
 };

@@ -193,6 +193,20 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
                     plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
 }
 
+/* Of units whose pages are all of a sequence's, each prepares its queries; others share them (attention.c). */
+static void take_version(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+{
+    const uint32_t v = unit->k_version;
+    if (unit->taken[v])
+        return;
+    unit->taken[v] = true;
+    if (plan->n_splits == 1)
+        plan->reader->queries(plan, kernels, v, unit->first_query, unit->n_queries, unit->kv_head, unit->queries[v],
+                              unit->offsets[v]);
+    if (plan->reader->take)
+        plan->reader->take(plan, kernels, unit);
+}
+
 static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                      uint32_t page)
 {
@@ -206,6 +220,7 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
     }
     if (!any)
         return;
+    take_version(plan, kernels, unit);
     plan->reader->score(plan, kernels, unit, page);
     for (uint32_t t = 0; t < unit->n_queries; t++)
         soften_query(plan, kernels, unit, t, seen[t]);

@@ -9,8 +9,9 @@
 typedef struct kvant_attention_unit {
     uint32_t kv_head, first_query, n_queries, first_page, end_page;
     uint32_t n_rows;
-    const float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x k_dim */
-    const float *offsets[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows */
+    float *queries[KVANT_MAX_VERSIONS];       /* per version of the keys: n_rows x k_dim */
+    float *offsets[KVANT_MAX_VERSIONS];       /* per version of the keys: n_rows */
+    bool taken[KVANT_MAX_VERSIONS];           /* versions of the keys whose queries the reader has seen */
     float *sums[KVANT_MAX_VERSIONS];          /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
     float *max;                               /* per row */
     float *totals[KVANT_MAX_VERSIONS];        /* per version of the values: n_rows */
@@ -36,6 +37,8 @@ typedef struct kvant_attention_reader {
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page);
     /* Before the first page; NULL: nothing to do. */
     void (*begin)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
+    /* Before the first page of the unit's version of the keys, when its queries are there; NULL: nothing to do. */
+    void (*take)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
     /* unit->scores[row][64] = queries x K of the page, anything for tokens beyond the last. */
     void (*score)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                   uint32_t page);

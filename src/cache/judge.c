@@ -33,43 +33,40 @@ static int32_t spread_to(const int32_t octave[2], uint32_t n, uint32_t i)
     return octave[0] + (int32_t)i * step + step / 2;
 }
 
-/* Turns vectors of a head from their positions to others, which are spread evenly over an octave. */
-static void spread(const kvant_tensor *tensor, size_t unit, float *first, size_t stride, const int32_t *positions, uint32_t n,
-                   const int32_t octave[2])
+/* Turns the i-th row, or query, of each head from its position to another: those are spread evenly over an octave. Heads turn
+ * alike. */
+static void spread(const spread_job *job, uint32_t i, bool is_row)
 {
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_learning *l = tensor->learning;
+    const uint32_t d = tensor->head_dim;
     kvant_turning turning;
     float x[KVANT_MAX_HEAD_DIM];
-    kvant_turning_begin(&turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
-    for (uint32_t i = 0; i < n; i++) {
-        if (positions[i] < 0)
-            continue;
-        kvant_part_gather(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), first + i * stride, x);
-        kvant_turn_back(&turning, (int64_t)positions[i] - spread_to(octave, n, i), x);
-        kvant_part_scatter(tensor->head_dim, tensor->learning->part, kvant_unit_part(tensor, unit), x, first + i * stride);
+    for (uint32_t part = 0; part < d / l->part; part++) {
+        kvant_turning_begin(&turning, l->turn, part);
+        for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+            const size_t query = (size_t)head * SAMPLE_QUERIES + i;
+            const uint32_t n = is_row ? l->n_rows : sampled_queries(l, head);
+            const int32_t position = i >= n ? -1 : is_row ? l->places[i] : l->asked[query];
+            float *at = is_row ? l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d : l->queries + query * d;
+            if (position < 0)
+                continue;
+            kvant_part_gather(d, l->part, part, at, x);
+            kvant_turn_back(&turning, (int64_t)position - spread_to(job->octave, n, i), x);
+            kvant_part_scatter(d, l->part, part, x, at);
+        }
     }
 }
 
-static void spread_unit(void *context, size_t unit, uint32_t worker)
+static void spread_unit(void *context, size_t i, uint32_t worker)
 {
     const spread_job *job = context;
-    const kvant_tensor *tensor = job->tensor;
-    const kvant_learning *l = tensor->learning;
-    const uint32_t head = kvant_unit_head(tensor, unit), d = tensor->head_dim;
+    const uint32_t n_rows = job->tensor->learning->n_rows;
     (void)worker;
-    if (l->n_rows)
-        spread(tensor, unit, l->rows + (size_t)head * d, kvant_tensor_width(tensor), l->places, l->n_rows, job->octave);
-    if (l->n_queries[head])
-        spread(tensor, unit, l->queries + (size_t)head * SAMPLE_QUERIES * d, d, l->asked + head * SAMPLE_QUERIES,
-               sampled_queries(l, head), job->octave);
+    spread(job, (uint32_t)(i < n_rows ? i : i - n_rows), i < n_rows);
 }
 
-#define SAMPLE_TOGETHER 4u
-
-typedef struct cost_job {
-    const kvant_tensor *tensor;
-    double *costs;
-    uint32_t version;
-} cost_job;
+#define NUMBERS_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
 
 /* Squared lengths of n vectors behind W, or W^-T: the rotation does not change them. */
 static double stretched(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n, float *x)
@@ -79,37 +76,63 @@ static double stretched(const kvant_transform *transform, const kvant_kernels *k
     return squares(x, n * transform->head_dim);
 }
 
-static void cost_unit(void *context, size_t head, uint32_t worker)
+/* Of the rows sampled, in the version's terms. */
+static double length_of_keys(const kvant_tensor *tensor, uint32_t version, uint32_t head)
 {
-    const cost_job *job = context;
-    const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const kvant_affine affine = kvant_version_affine(tensor, job->version, (uint32_t)head);
-    const kvant_transform *transform = kvant_version_transform(tensor, job->version, (uint32_t)head);
-    const uint32_t d = tensor->head_dim;
-    const size_t width = kvant_tensor_width(tensor);
-    float z[SAMPLE_TOGETHER * KVANT_MAX_HEAD_DIM];
-    double keys = 0, queries = 0;
-    (void)worker;
-    for (uint32_t i = 0; i < l->n_rows; i += SAMPLE_TOGETHER) {
-        const uint32_t n = l->n_rows - i < SAMPLE_TOGETHER ? l->n_rows - i : SAMPLE_TOGETHER;
+    const kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
+    const uint32_t d = tensor->head_dim, most = NUMBERS_TOGETHER / d;
+    float z[NUMBERS_TOGETHER];
+    double sum = 0;
+    for (uint32_t i = 0; i < l->n_rows; i += most) {
+        const uint32_t n = l->n_rows - i < most ? l->n_rows - i : most;
         for (uint32_t j = 0; j < n; j++) {
-            const float *x = l->rows + (i + j) * width + head * d;
+            const float *x = l->rows + (i + j) * kvant_tensor_width(tensor) + (size_t)head * d;
             const float *from = kvant_transform_normalise(transform, &affine, x, z + j * d);
             if (from == x)
                 memcpy(z + j * d, x, d * sizeof *z);
         }
-        keys += stretched(transform, kernels, false, n, z);
+        sum += stretched(transform, kernels, false, n, z);
     }
-    for (uint32_t i = 0; i < sampled_queries(l, (uint32_t)head); i += SAMPLE_TOGETHER) {
-        const uint32_t left = sampled_queries(l, (uint32_t)head) - i, n = left < SAMPLE_TOGETHER ? left : SAMPLE_TOGETHER;
-        const float *q = l->queries + (head * SAMPLE_QUERIES + i) * d;
+    return sum;
+}
+
+static double length_of_queries(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
+    const uint32_t d = tensor->head_dim, most = NUMBERS_TOGETHER / d, n_queries = sampled_queries(tensor->learning, head);
+    const float *q = tensor->learning->queries + (size_t)head * SAMPLE_QUERIES * d;
+    float z[NUMBERS_TOGETHER];
+    double sum = 0;
+    for (uint32_t i = 0; i < n_queries; i += most, q += (size_t)most * d) {
+        const uint32_t n = n_queries - i < most ? n_queries - i : most;
         for (uint32_t j = 0; j < n * d; j++)
             z[j] = affine.scale ? q[j] * affine.scale[j % d] : q[j];
-        queries += stretched(transform, kernels, true, n, z);
+        sum += stretched(transform, kernels, true, n, z);
     }
-    job->costs[head] = keys * queries;
+    return sum;
+}
+
+static double cost_of(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+{
+    return length_of_keys(tensor, version, head) * length_of_queries(tensor, version, head);
+}
+
+typedef struct cost_job {
+    const kvant_tensor *tensor;
+    double *costs;
+    uint32_t version;
+} cost_job;
+
+static void cost_unit(void *context, size_t head, uint32_t worker)
+{
+    const cost_job *job = context;
+    (void)worker;
+    job->costs[head] = cost_of(job->tensor, job->version, (uint32_t)head);
 }
 
 void kvant_sample_costs(const kvant_tensor *tensor, uint32_t version, uint32_t n_threads, double *costs)
@@ -131,7 +154,7 @@ void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads)
         return;
     spread_job job = { tensor, { 0, 0 } };
     kvant_turn_octave_edges(l->turn, kvant_turn_octave(l->turn, kvant_sample_place(l)), job.octave);
-    kvant_parallel_for(l->n_units, n_threads, spread_unit, &job);
+    kvant_parallel_for(l->n_rows + SAMPLE_QUERIES, n_threads, spread_unit, &job);
     mark_spread(l->places, l->n_rows, job.octave);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         mark_spread(l->asked + head * SAMPLE_QUERIES, sampled_queries(l, head), job.octave);
@@ -178,20 +201,34 @@ bool kvant_sample_suffices(const kvant_tensor *tensor)
     return l->n_rows >= FEWEST_ROWS;
 }
 
-bool kvant_learning_excess(const kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS])
+static bool is_there(const kvant_tensor *tensor, uint32_t version)
+{
+    return tensor->versions[version].alive && tensor->versions[version].learnt;
+}
+
+/* Of a version and a head; then the least of each head. */
+static void excess_unit(void *context, size_t unit, uint32_t worker)
+{
+    const kvant_tensor *tensor = context;
+    const uint32_t version = (uint32_t)(unit / tensor->n_kv_heads), head = (uint32_t)(unit % tensor->n_kv_heads);
+    (void)worker;
+    if (version == KVANT_MAX_VERSIONS)
+        tensor->learning->costs[unit] = least_cost(tensor, head);
+    else if (is_there(tensor, version))
+        tensor->learning->costs[unit] = cost_of(tensor, version, head);
+}
+
+bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS])
 {
     if (!tensor->learning || !kvant_sample_suffices(tensor))
         return false;
-    double *costs = tensor->learning->costs, *best = costs + tensor->n_kv_heads;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        best[head] = least_cost(tensor, head);
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
-        const bool there = tensor->versions[v].alive && tensor->versions[v].learnt;
-        excess[v] = there ? 0 : INFINITY;
-        if (there)
-            kvant_sample_costs(tensor, v, n_threads, costs);
-        for (uint32_t head = 0; there && head < tensor->n_kv_heads; head++)
-            excess[v] += (best[head] > 0 ? costs[head] / best[head] : 1) / tensor->n_kv_heads;
+    const uint32_t n = tensor->n_kv_heads;
+    const double *costs = tensor->learning->costs, *best = costs + (size_t)KVANT_MAX_VERSIONS * n;
+    kvant_parallel_for((KVANT_MAX_VERSIONS + 1) * (size_t)n, n_threads, excess_unit, tensor);
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++, costs += n) {
+        excess[v] = is_there(tensor, v) ? 0 : INFINITY;
+        for (uint32_t head = 0; is_there(tensor, v) && head < n; head++)
+            excess[v] += (best[head] > 0 ? costs[head] / best[head] : 1) / n;
     }
     return true;
 }

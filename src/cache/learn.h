@@ -42,7 +42,7 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
 
 /* As find_excess of versions.c, by sampled rows and queries. False when there are too few of
  * them. */
-bool kvant_learning_excess(const kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS]);
+bool kvant_learning_excess(kvant_tensor *tensor, uint32_t n_threads, double excess[KVANT_MAX_VERSIONS]);
 
 /* Whether the sample is of few tokens again and again. Each batch of such rows would take a version of its own; the last one is for
  * others. */

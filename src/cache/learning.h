@@ -16,7 +16,7 @@
 typedef struct unit_sums {
     uint32_t n_keys, n_queries, n_noted;
     float *key;  /* sum of keys less the origin */
-    float *keys; /* lower triangles of sums of outer products, as the next two */
+    float *keys; /* sums of outer products (add_outers), as the next two */
     float *queries;
     float *noted; /* queries since the last judgement */
 } unit_sums;
@@ -27,13 +27,13 @@ typedef struct kvant_learning {
     uint32_t *n_queries;    /* ever put into the sample, per kv head */
     uint32_t stamp;         /* of the version that the sums belong to */
     uint32_t due;           /* keys that the next matrix waits for */
-    uint32_t n_alone;       /* tokens that came alone, since queries are many */
+    uint32_t n_alone;       /* tokens that came alone */
     bool done;              /* enough was seen */
     float *rows;            /* SAMPLE_ROWS x width */
     float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
     float *origin;          /* width */
     float *sums;            /* the units' arrays */
-    double *costs;          /* of a version and of another, per kv head */
+    double *costs;          /* per kv head: of versions, then the least */
     unit_sums *units;
     struct kvant_kept *kept; /* or NULL */
     kvant_turn *turn;       /* or NULL, as what follows */

@@ -9,12 +9,12 @@
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
 #define ENOUGH_PER_CHANNEL 4u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
-#define SELDOM 4
+#define SELDOM 16
 
 void kvant_queries_forget(kvant_learning *l)
 {
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        memset(l->units[unit].noted, 0, kvant_triangle_size(l->part) * sizeof(float));
+        memset(l->units[unit].noted, 0, kvant_lower_floats(l->part) * sizeof(float));
         l->units[unit].n_noted = 0;
     }
 }
@@ -32,9 +32,9 @@ void kvant_queries_assume(const kvant_tensor *tensor)
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         l->n_queries[head] = SAMPLE_QUERIES;
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        float *moment = l->units[unit].queries;
-        for (uint32_t i = 0; i < l->part; moment += ++i)
-            moment[i] = FEWEST_ROWS;
+        float *column = l->units[unit].queries;
+        for (uint32_t j = 0; j < l->part; column += kvant_lower_stride(l->part) - j++ / 16 * 16)
+            column[j % 16] = FEWEST_ROWS;
         l->units[unit].n_queries = FEWEST_ROWS;
     }
 }
@@ -107,19 +107,18 @@ static void sample_queries(const query_job *job)
         }
 }
 
+/* A matrix hardly changes by what one more token asks. */
+static bool is_seldom(const kvant_learning *l, size_t n_tokens)
+{
+    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
+}
+
 int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
 {
-    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens)
+    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
         return false;
     return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
                           : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
-}
-
-/* A matrix hardly changes by what one more token asks. */
-static bool skip(kvant_learning *l, const kvant_queries *q)
-{
-    return q->n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part &&
-           ++l->n_alone % SELDOM != 0;
 }
 
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
@@ -128,7 +127,7 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     KVANT_RETURN_IF(!tensor || !KVANT_TAKE(kvant_queries, &q, queries, n_heads) || !q.q || !q.n_heads ||
                         q.n_heads % tensor->n_kv_heads || !n_threads,
                     KVANT_ERR_ARGUMENT);
-    if (!kvant_tensor_wants_queries(tensor, q.n_tokens) || skip(tensor->learning, &q))
+    if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
     const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,

@@ -21,9 +21,9 @@
 /* A full matrix of mean outer products. mean: what keys are about; NULL: they are of queries. */
 static void unpack(const float *sums, uint32_t n, const double *mean, size_t d, double *out)
 {
-    for (size_t i = 0; i < d; i++)
-        for (size_t j = 0; j <= i; j++, sums++)
-            out[i * d + j] = out[j * d + i] = *sums / (double)n - (mean ? mean[i] * mean[j] : 0);
+    for (size_t j = 0; j < d; sums += kvant_lower_stride((uint32_t)d) - j++ / 16 * 16)
+        for (size_t i = j; i < d; i++)
+            out[i * d + j] = out[j * d + i] = sums[i - j / 16 * 16] / (double)n - (mean ? mean[i] * mean[j] : 0);
 }
 
 /* Beside the diagonal; of n keys or queries. */

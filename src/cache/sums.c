@@ -13,14 +13,14 @@
 
 static size_t sums_of_unit(const kvant_learning *l)
 {
-    return l->part + 3 * kvant_triangle_size(l->part);
+    return l->part + 3 * kvant_lower_floats(l->part);
 }
 
 /* Life */
 
 static void place(kvant_learning *l, size_t width)
 {
-    const size_t triangle = kvant_triangle_size(l->part);
+    const size_t triangle = kvant_lower_floats(l->part);
     l->queries = l->rows + SAMPLE_ROWS * width;
     l->origin = l->queries + SAMPLE_QUERIES * width;
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
@@ -46,7 +46,7 @@ kvant_status kvant_learning_create(kvant_tensor *tensor)
     l->asked = kvant_alloc((size_t)SAMPLE_QUERIES * tensor->n_kv_heads, sizeof *l->asked);
     l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
     l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
-    l->costs = kvant_alloc(2 * (size_t)tensor->n_kv_heads, sizeof *l->costs);
+    l->costs = kvant_alloc((KVANT_MAX_VERSIONS + 1) * (size_t)tensor->n_kv_heads, sizeof *l->costs);
     KVANT_RETURN_IF(!l->n_queries || !l->asked || !l->units || !l->rows || !l->sums || !l->costs, KVANT_ERR_MEMORY);
     place(l, width);
     return KVANT_OK;
@@ -71,7 +71,7 @@ void kvant_learning_destroy(kvant_tensor *tensor)
 
 static void forget_queries(const kvant_learning *l, unit_sums *u)
 {
-    memset(u->queries, 0, kvant_triangle_size(l->part) * sizeof(float));
+    memset(u->queries, 0, kvant_lower_floats(l->part) * sizeof(float));
     u->n_queries = 0;
 }
 
@@ -79,7 +79,7 @@ static void forget_keys(kvant_learning *l)
 {
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
         unit_sums *u = &l->units[unit];
-        memset(u->key, 0, (l->part + kvant_triangle_size(l->part)) * sizeof(float));
+        memset(u->key, 0, (l->part + kvant_lower_floats(l->part)) * sizeof(float));
         u->n_keys = 0;
         if (u->n_noted)
             forget_queries(l, u);
@@ -159,7 +159,7 @@ void kvant_outers_begin(kvant_outers *o, const kvant_learning *l, float *sums)
     o->kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     o->sums = sums;
     o->part = l->part;
-    o->stride = (l->part + 15) / 16 * 16;
+    o->stride = kvant_lower_stride(l->part);
     o->n = 0;
     if (o->stride != o->part) /* else cleared for every token: that takes longer than adding them */
         memset(o->rows, 0, sizeof o->rows);
@@ -210,6 +210,7 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
     const kvant_new_rows rows = { .n = n, .slots = slots };
     if (!l)
         return;
+    l->n_alone += n == 1;
     if (n) {
         const int32_t last = kvant_row_position(tensor, &rows, n - 1);
         l->next = last < 0 || last == INT32_MAX ? l->next : last + 1;
@@ -285,7 +286,7 @@ typedef struct add_job {
 typedef struct row_reader {
     const kvant_tensor *tensor;
     size_t unit;
-    float origin[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM];
+    float origin[KVANT_MAX_HEAD_DIM], inverse[KVANT_MAX_HEAD_DIM]; /* of the scale */
     kvant_turning turning;
 } row_reader;
 
@@ -294,7 +295,9 @@ static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
     r->tensor = tensor;
     r->unit = unit;
     kvant_unit_gather(tensor, unit, tensor->learning->origin, true, r->origin);
-    kvant_unit_gather(tensor, unit, tensor->versions[KVANT_CANDIDATE].scale, true, r->scale);
+    kvant_unit_gather(tensor, unit, tensor->versions[KVANT_CANDIDATE].scale, true, r->inverse);
+    for (uint32_t j = 0; j < tensor->learning->part; j++)
+        r->inverse[j] = 1 / r->inverse[j];
     kvant_turning_begin(&r->turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
 }
 
@@ -303,16 +306,17 @@ static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
 static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
 {
     const int32_t position = r->turning.n ? kvant_row_position(r->tensor, rows, i) : 0;
-    float length = 0;
+    const uint32_t n = r->tensor->learning->part;
+    float scaled[KVANT_MAX_HEAD_DIM];
     if (position < 0)
         return NAN;
     kvant_unit_gather(r->tensor, r->unit, rows->rows + i * rows->stride, true, z);
     kvant_turn_back(&r->turning, position, z);
-    for (uint32_t j = 0; j < r->tensor->learning->part; j++) {
+    for (uint32_t j = 0; j < n; j++) {
         z[j] -= r->origin[j];
-        length += z[j] / r->scale[j] * (z[j] / r->scale[j]);
+        scaled[j] = z[j] * r->inverse[j];
     }
-    return length;
+    return kvant_kernels_get(KVANT_CPU_AUTO)->dot(scaled, scaled, n);
 }
 
 /* The largest length of a row that counts. */
@@ -350,7 +354,7 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
         u->n_keys++;
     }
     kvant_outers_end(&sums);
-    for (size_t i = 0; i < kvant_triangle_size(l->part); i++)
+    for (size_t i = 0; i < kvant_lower_floats(l->part); i++)
         u->queries[i] += u->noted[i];
     u->n_queries += u->n_noted;
 }

@@ -40,6 +40,7 @@ typedef struct kvant_weights {
     float *expanded;     /* (R W)^T of all kv heads, or NULL (kvant_version_prepare) */
     size_t idle;         /* rows written since it was needed */
     uint16_t *triangles; /* W^T in binary16 */
+    float *inverses;     /* of the triangles, as multiply_lower reads them: for queries */
     kvant_transform transforms[]; /* per kv head */
 } kvant_weights;
 

@@ -507,17 +507,25 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads
     return judge(tensor, &tensor->recent, NULL, n_threads);
 }
 
-static void copy_statistics(kvant_statistics *to, const kvant_statistics *from)
+/* The parts that n rows join, from those that join next on. */
+static void copy_parts(kvant_statistics *to, const kvant_statistics *from, size_t n)
 {
-    to->n = from->n;
-    memcpy(to->sum, from->sum, 3 * PARTS * from->width * sizeof *from->sum);
+    const size_t width = from->width, bytes = width * sizeof *from->sum;
+    for (uint32_t i = 0; i < n && i < PARTS; i++) {
+        const size_t at = (to->n + i) % PARTS * width;
+        memcpy(to->sum + at, from->sum + at, bytes);
+        memcpy(to->min + at, from->min + at, bytes);
+        memcpy(to->max + at, from->max + at, bytes);
+    }
 }
 
 uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
 {
     const kvant_new_rows none = { .n = 0 };
-    if (tensor->learning && !tensor->device)
-        copy_statistics(&tensor->batch, &tensor->recent);
+    if (tensor->learning && !tensor->device) {
+        tensor->batch.n = tensor->recent.n;
+        copy_parts(&tensor->batch, &tensor->recent, rows->n);
+    }
     kvant_learning_sample(tensor, tensor->device ? &none : rows, tensor->recent.n == 0 || tensor->device);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
     return tensor->recent.n;
@@ -525,8 +533,11 @@ uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
 
 void kvant_versions_unnote(kvant_tensor *tensor)
 {
-    if (!tensor->device) /* there is little harm in counting rows twice */
-        copy_statistics(&tensor->recent, &tensor->batch);
+    if (!tensor->device) { /* there is little harm in counting rows twice */
+        const uint32_t n = tensor->recent.n - tensor->batch.n;
+        tensor->recent.n = tensor->batch.n;
+        copy_parts(&tensor->recent, &tensor->batch, n);
+    }
     kvant_learning_unsample(tensor);
 }
 

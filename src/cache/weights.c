@@ -22,6 +22,7 @@ void kvant_weights_free(kvant_weights **weights)
         return;
     kvant_free((*weights)->expanded);
     kvant_free((*weights)->triangles);
+    kvant_free((*weights)->inverses);
     kvant_free(*weights);
     *weights = NULL;
 }
@@ -45,6 +46,14 @@ static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lowe
     return KVANT_OK;
 }
 
+/* lower^-1 as multiply_lower reads it; inverse: its columns. */
+static void pack_inverse(uint32_t n, const double *inverse, float *lower)
+{
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t i = j / 16 * 16; i < kvant_lower_stride(n); i++)
+            *lower++ = i < n ? (float)inverse[(size_t)j * n + i] : 0;
+}
+
 typedef struct make_job {
     const kvant_tensor *tensor;
     kvant_weights *weights;
@@ -61,9 +70,13 @@ static kvant_status make_head(const make_job *job, uint32_t head)
     kvant_status status = w ? KVANT_OK : KVANT_ERR_MEMORY;
     *transform = job->tensor->codecs[head]->transform;
     transform->part = n;
+    float *inverses = job->weights->inverses + head * (d / n) * kvant_lower_floats(n);
     transform->triangles = job->weights->triangles + head * (d / n) * kvant_triangle_size(n);
+    transform->inverses = inverses;
     for (uint32_t part = 0; part < d / n && status == KVANT_OK; part++) {
         status = read_part(n, transform->triangles + part * kvant_triangle_size(n), w, w + size, w + 2 * size);
+        if (status == KVANT_OK)
+            pack_inverse(n, w + size, inverses + part * kvant_lower_floats(n));
         transform->gain = fmaxf(transform->gain, kvant_transform_gain_of(w, n));
     }
     kvant_free(w);
@@ -101,6 +114,13 @@ static kvant_status prepare(const kvant_tensor *tensor, kvant_weights *weights)
     return KVANT_OK;
 }
 
+/* Of all parts of all kv heads. */
+static size_t inverse_floats(const kvant_tensor *tensor)
+{
+    const uint32_t part = kvant_weights_part(tensor->head_dim);
+    return kvant_tensor_width(tensor) / part * kvant_lower_floats(part);
+}
+
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights)
 {
@@ -109,7 +129,9 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
     kvant_weights *w = *weights = kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
     if (w)
         w->triangles = kvant_alloc(n + KVANT_TRIANGLE_PADDING, sizeof *w->triangles);
-    kvant_status status = job && w && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (w)
+        w->inverses = kvant_alloc(inverse_floats(tensor), sizeof *w->inverses);
+    kvant_status status = job && w && w->triangles && w->inverses ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         memcpy(w->triangles, triangles, n * sizeof *triangles);
         job->tensor = tensor;
@@ -156,7 +178,7 @@ static size_t square_bytes(const kvant_tensor *tensor)
 static size_t version_bytes(const kvant_tensor *tensor)
 {
     return sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform) +
-           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) +
+           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + inverse_floats(tensor) * sizeof(float) +
            (tensor->device ? 2 * square_bytes(tensor) : 0);
 }
 

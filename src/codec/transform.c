@@ -237,31 +237,60 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->gain > 1 ? transform->gain : 1;
 }
 
-typedef KVANT_TRIANGLE_FN((*triangle_kernel));
-
 #define STRETCHED (4u * KVANT_MAX_HEAD_DIM) /* numbers at once */
 
-static void by_triangles(const kvant_transform *t, triangle_kernel kernel, uint32_t n, const float *x, float *y)
+/* In place: a vector's numbers of a part. */
+typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x);
+
+static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, stretch_part *stretch, uint32_t n, const float *x,
+                     float *y)
 {
     const uint32_t d = t->head_dim, part = t->part;
     float of_part[STRETCHED];
     for (uint32_t p = 0; p < d / part; p++) {
         for (uint32_t i = 0; i < n; i++)
             kvant_part_gather(d, part, p, x + (size_t)i * d, of_part + (size_t)i * part);
-        kernel(t->triangles + p * kvant_triangle_size(part), part, n, of_part);
+        stretch(t, kernels, p, n, of_part);
         for (uint32_t i = 0; i < n; i++)
             kvant_part_scatter(d, part, p, of_part + (size_t)i * part, y + (size_t)i * d);
     }
+}
+
+static const uint16_t *triangle_of(const kvant_transform *t, uint32_t part)
+{
+    return t->triangles + part * kvant_triangle_size(t->part);
+}
+
+static void multiply_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+{
+    kernels->multiply_upper(triangle_of(t, part), t->part, n, x);
+}
+
+static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+{
+    kernels->solve_upper(triangle_of(t, part), t->part, n, x);
+}
+
+static void multiply_inverse(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+{
+    const uint32_t stride = kvant_lower_stride(t->part);
+    float y[STRETCHED];
+    kernels->multiply_lower(t->inverses + part * kvant_lower_floats(t->part), t->part, n, x, y);
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(x + i * t->part, y + i * stride, t->part * sizeof *x);
 }
 
 void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
                              const float *x, float *y)
 {
     const size_t d = transform->head_dim;
-    const uint32_t most = STRETCHED / transform->part;
+    const uint32_t most = STRETCHED / kvant_lower_stride(transform->part);
+    if (dual && transform->part == d && d % 16 == 0 && x != y) {
+        kernels->multiply_lower(transform->inverses, transform->part, n, x, y);
+        return;
+    }
     for (uint32_t i = 0; i < n; i += most)
-        by_triangles(transform, dual ? kernels->solve_lower : kernels->multiply_upper, n - i < most ? n - i : most, x + i * d,
-                     y + i * d);
+        by_parts(transform, kernels, dual ? multiply_inverse : multiply_part, n - i < most ? n - i : most, x + i * d, y + i * d);
 }
 
 /* y = R W x when weights are W; y = R W^-T x when weights are W^-T. */
@@ -322,7 +351,7 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
         kvant_transform_stretch(transform, kernels, true, n, x, y);
     for (const float *end = x + n * d; x < end; x += d, y += d)
         if (transform->triangles)
-            rotate(transform, kernels, memcpy(z, y, d * sizeof *z), y);
+            rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
         else if (transform->weights)
             weigh(transform, kernels, inverse_weights(transform), x, y);
         else
@@ -350,7 +379,7 @@ void kvant_transform_inverse(const kvant_transform *transform, const kvant_kerne
     if (transform->triangles) {
         float z[KVANT_MAX_HEAD_DIM];
         unrotate(transform, kernels, y, z);
-        by_triangles(transform, kernels->solve_upper, 1, z, x);
+        by_parts(transform, kernels, solve_part, 1, z, x);
     } else if (transform->weights) {
         unweigh(transform, kernels, y, x);
     } else {

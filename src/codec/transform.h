@@ -23,6 +23,7 @@ typedef struct kvant_transform {
     bool diagonal;   /* what weights holds */
     float *weights;  /* Diagonal: those of W and of W^-1. Else (R W)^T and, without triangles, (R W^-1)^T */
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
+    const float *inverses; /* with triangles: their inverses, likewise, for multiply_lower */
     uint32_t part;   /* of triangles: channels */
     float gain;      /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;

@@ -42,12 +42,25 @@ KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
     }
 }
 
+KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_c)
+{
+    const uint32_t height = kvant_lower_stride(n);
+    for (uint32_t r = 0; r < n_x; r++, x += n, y += height) {
+        const float *column = lower;
+        for (uint32_t i = 0; i < height; i++)
+            y[i] = 0;
+        for (uint32_t j = 0; j < n; j++)
+            for (uint32_t i = j / 16 * 16; i < height; i++)
+                y[i] += x[j] * *column++;
+    }
+}
+
 KVANT_ADD_OUTERS_FN(kvant_add_outers_c)
 {
-    for (uint32_t i = 0; i < n; sums += ++i)
-        for (uint32_t r = 0; r < n_rows; r++)
-            for (uint32_t j = 0; j <= i; j++)
-                sums[j] += rows[r * stride + i] * rows[r * stride + j];
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t i = j / 16 * 16; i < stride; i++, sums++)
+            for (uint32_t r = 0; r < n_rows; r++)
+                *sums += rows[r * stride + j] * rows[r * stride + i];
 }
 
 static void butterflies(float *x, uint32_t n, uint32_t distance)

@@ -123,44 +123,65 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     }
 }
 
-/* sums[r] = the sum of row[j] z[4 j + r] for j < n, a multiple of 16, in 8 sums that are added last. sums: 4. */
-#define QUAD_VECTORS (32 / LANES)
-KVANT_INLINE void NAME(sum_quads)(const float *row, const float *z, uint32_t n, float *sums)
+#define BAND (16 / LANES) /* vectors of the first rows of 16 columns */
+
+/* Sums of vectors from .. vectors - 1 of rows, of some x; from, vectors and some are constants at every call. */
+KVANT_INLINE void lower_columns(uint32_t some, uint32_t from, uint32_t vectors, const float *column, uint32_t height,
+                                uint32_t n_columns, const float *x, uint32_t n, vf sum[COMBINED][COMBINED])
 {
-    vf sum[QUAD_VECTORS];
-    unrolled_for (uint32_t v = 0; v < QUAD_VECTORS; v++)
-        sum[v] = vf_zero();
-    for (uint32_t j = 0; j < n; j += 16)
-        unrolled_for (uint32_t v = 0; v < 64 / LANES; v++) {
-            const vf factors = vf_spread_quads(vf_load_unaligned(row + j + v / 4 * LANES), v % 4);
-            sum[v % QUAD_VECTORS] = vf_add(sum[v % QUAD_VECTORS], vf_mul(factors, vf_load_unaligned(z + 4 * j + v * LANES)));
+    for (uint32_t j = 0; j < n_columns; j++, column += height)
+        unrolled_for (uint32_t v = from; v < vectors; v++) {
+            const vf numbers = vf_load_unaligned(column + (v - from) * LANES);
+            unrolled_for (uint32_t r = 0; r < some; r++)
+                sum[r][v] = vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + j]), numbers));
         }
-    unrolled_for (uint32_t width = QUAD_VECTORS / 2; width; width /= 2)
-        unrolled_for (uint32_t v = 0; v < width; v++)
-            sum[v] = vf_add(sum[v], sum[v + width]);
-    float quads[LANES];
-    vf_store_unaligned(quads, sum[0]);
-    kvant_fold_quads(quads, LANES, sums);
 }
 
-/* The same of 16 z that lie number by number, the same sums in the same order. sums: 16. */
-KVANT_INLINE void NAME(sum_wide)(const float *row, const float *z, uint32_t n, float *sums)
+/* Rows from `first` on, as many as vectors have: columns of 16 are one after another in memory. */
+KVANT_INLINE void lower_rows(uint32_t some, uint32_t vectors, const float *lower, uint32_t n, uint32_t first, const float *x,
+                             float *y)
 {
-    unrolled_for (uint32_t v = 0; v < 16; v += LANES) {
-        vf sum[8];
-        unrolled_for (uint32_t p = 0; p < 8; p++)
-            sum[p] = vf_zero();
-        for (uint32_t j = 0; j < n; j += 8)
-            unrolled_for (uint32_t p = 0; p < 8; p++)
-                sum[p] = vf_add(sum[p], vf_mul(vf_set(row[j + p]), vf_load_unaligned(z + 16 * (j + p) + v)));
-        unrolled_for (uint32_t width = 4; width; width /= 2)
-            unrolled_for (uint32_t p = 0; p < width; p++)
-                sum[p] = vf_add(sum[p], sum[p + width]);
-        vf_store_unaligned(sums + v, sum[0]);
+    const uint32_t height = kvant_lower_stride(n);
+    uint32_t band = 0;
+    vf sum[COMBINED][COMBINED];
+    unrolled_for (uint32_t r = 0; r < some; r++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            sum[r][v] = vf_zero();
+    for (; band < first; lower += (size_t)16 * (height - band), band += 16)
+        lower_columns(some, 0, vectors, lower + first - band, height - band, 16, x + band, n, sum);
+    unrolled_for (uint32_t from = 0; from < vectors; from += BAND) {
+        const uint32_t left = n - band;
+        lower_columns(some, from, vectors, lower, height - band, left < 16 ? left : 16, x + band, n, sum);
+        lower += (size_t)16 * (height - band);
+        band += 16;
+    }
+    unrolled_for (uint32_t r = 0; r < some; r++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            vf_store_unaligned(y + (size_t)r * height + first + v * LANES, sum[r][v]);
+}
+
+KVANT_INLINE void lower_some(uint32_t some, const float *lower, uint32_t n, const float *x, float *y)
+{
+    const uint32_t vectors = some > 2 && LANES == 8 ? 2 : COMBINED, height = kvant_lower_stride(n);
+    uint32_t i = 0;
+    for (; i + vectors * LANES <= height; i += vectors * LANES)
+        lower_rows(some, vectors, lower, n, i, x, y);
+    for (; i < height; i += 16)
+        lower_rows(some, BAND, lower, n, i, x, y);
+}
+
+static KVANT_MULTIPLY_LOWER_FN(NAME(multiply_lower))
+{
+    for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n, y += (size_t)COMBINED * kvant_lower_stride(n))
+        lower_some(COMBINED, lower, n, x, y);
+    switch (n_x) {
+    case 3: lower_some(3, lower, n, x, y); break;
+    case 2: lower_some(2, lower, n, x, y); break;
+    case 1: lower_some(1, lower, n, x, y); break;
     }
 }
 
-/* Sums of row i of a triangle, of some vectors: a constant at every call. x: the rows from their column on. */
+/* Some vectors of a column of sums: a constant at every call. rows: from the column's number on; x: from the vectors' on. */
 KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float *x, size_t stride, uint32_t n_rows,
                                 float *sums)
 {
@@ -176,22 +197,18 @@ KVANT_INLINE void outer_vectors(uint32_t vectors, const float *rows, const float
         vf_store_unaligned(sums + v * LANES, sum[v]);
 }
 
-/* The last vectors of a row go beyond the diagonal, in a place of their own. */
 static KVANT_ADD_OUTERS_FN(NAME(add_outers))
 {
-    for (uint32_t i = 0; i < n; sums += ++i) {
-        uint32_t j = 0;
-        float rest[COMBINED * LANES] = { 0 };
-        for (; j + COMBINED * LANES <= i + 1; j += COMBINED * LANES)
-            outer_vectors(COMBINED, rows + i, rows + j, stride, n_rows, sums + j);
-        memcpy(rest, sums + j, (i + 1 - j) * sizeof *rest);
-        switch ((i + 1 - j + LANES - 1) / LANES) {
-        case 4: outer_vectors(4, rows + i, rows + j, stride, n_rows, rest); break;
-        case 3: outer_vectors(3, rows + i, rows + j, stride, n_rows, rest); break;
-        case 2: outer_vectors(2, rows + i, rows + j, stride, n_rows, rest); break;
-        case 1: outer_vectors(1, rows + i, rows + j, stride, n_rows, rest); break;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t i = j / 16 * 16;
+        for (; i + COMBINED * LANES <= stride; i += COMBINED * LANES, sums += COMBINED * LANES)
+            outer_vectors(COMBINED, rows + j, rows + i, stride, n_rows, sums);
+        switch ((stride - i) / LANES) {
+        case 3: outer_vectors(3, rows + j, rows + i, stride, n_rows, sums); break;
+        case 2: outer_vectors(2, rows + j, rows + i, stride, n_rows, sums); break;
+        case 1: outer_vectors(1, rows + j, rows + i, stride, n_rows, sums); break;
         }
-        memcpy(sums + j, rest, (i + 1 - j) * sizeof *rest);
+        sums += stride - i;
     }
 }
 

@@ -208,8 +208,28 @@ typedef struct kvant_block_page {
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
     void name(const float *rows, const float *weights, uint32_t k, uint32_t n, uint32_t n_y, float *y)
 
-/* sums += the lower triangles of x x^T of rows x of n numbers, one row after another. Rows have a stride,
- * a multiple of 16; numbers behind the n-th may be anything. */
+/* y = L x for n_x vectors of n numbers, one after another, with sums over columns j = 0, 1, ... in that order from 0.
+ * lower: L's columns, one after another, kvant_lower_floats(n) numbers, each from the row on whose number is the
+ * multiple of 16 that is at most its own; zeros above the diagonal and behind the last row, up to a multiple of 16.
+ * Vectors y lie kvant_lower_stride(n) numbers apart and have zeros at their ends; y overlaps nothing. */
+#define KVANT_MULTIPLY_LOWER_FN(name)                                                                              \
+    void name(const float *lower, uint32_t n, uint32_t n_x, const float *x, float *y)
+
+static inline uint32_t kvant_lower_stride(uint32_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+static inline size_t kvant_lower_floats(uint32_t n)
+{
+    size_t floats = 0;
+    for (uint32_t j = 0; j < n; j++)
+        floats += kvant_lower_stride(n) - j / 16 * 16;
+    return floats;
+}
+
+/* sums += x x^T of rows x of n numbers, as columns of lower triangles (multiply_lower); places above the diagonal or behind
+ * the last row become anything. Rows lie `stride`, n up to a multiple of 16, apart; numbers behind the n-th may be anything. */
 #define KVANT_ADD_OUTERS_FN(name)                                                                                  \
     void name(const float *rows, size_t stride, uint32_t n_rows, uint32_t n, float *sums)
 
@@ -226,40 +246,12 @@ typedef struct kvant_block_page {
  * column: n numbers. */
 #define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
-/* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-1 x (solve_lower), L^-T x (solve_upper) or L^T x
+/* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-T x (solve_upper) or L^T x
  * (multiply_upper). L: a lower triangle in binary16, row after row, without zeros in its diagonal; behind it
  * KVANT_TRIANGLE_PADDING numbers are readable. A solution is that of a matrix whose numbers differ from L's by at
  * most (n + 3) 2^-23 of themselves; a product's numbers by at most n 2^-23 of the sum of magnitudes. */
 #define KVANT_TRIANGLE_PADDING 16u
-#define KVANT_TRIANGLE_WIDE 16u /* vectors at once are solve_lower's fastest, up to n = 128 */
 #define KVANT_TRIANGLE_FN(name) void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
-
-/* Four floats: compilers leave loops over so few in memory. */
-typedef float kvant_quad __attribute__((vector_size(16)));
-
-static inline kvant_quad kvant_quad_load(const float *x)
-{
-    kvant_quad quad;
-    memcpy(&quad, x, sizeof quad);
-    return quad;
-}
-
-static inline void kvant_quad_store(float *x, kvant_quad quad)
-{
-    memcpy(x, &quad, sizeof quad);
-}
-
-/* sums[0 .. 3] = the sum of n / 4 quads, which are added half by half. n: a power of two, at least 4 and at most 32. */
-static inline void kvant_fold_quads(const float *x, uint32_t n, float *sums)
-{
-    kvant_quad quads[8];
-    for (uint32_t i = 0; i < n / 4; i++)
-        quads[i] = kvant_quad_load(x + 4 * i);
-    for (uint32_t width = n / 8; width; width /= 2)
-        for (uint32_t i = 0; i < width; i++)
-            quads[i] += quads[i + width];
-    kvant_quad_store(sums, quads[0]);
-}
 
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
@@ -364,7 +356,7 @@ typedef struct kvant_uniform_step {
     X(ADD_OUTERS, add_outers)                                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                                \
-    X(TRIANGLE, solve_lower)                                                                                       \
+    X(MULTIPLY_LOWER, multiply_lower)                                                                              \
     X(TRIANGLE, solve_upper)                                                                                       \
     X(TRIANGLE, multiply_upper)                                                                                    \
     X(HADAMARD, hadamard)                                                                                          \

@@ -7,26 +7,6 @@
 
 #define half_to_float_c kvant_half_to_float_c
 
-static void sum_quads_c(const float *row, const float *z, uint32_t n, float *sums)
-{
-    float parts[32] = { 0 };
-    for (uint32_t i = 0; i < 4 * n; i++)
-        parts[i % 32] += row[i / 4] * z[i];
-    kvant_fold_quads(parts, 32, sums);
-}
-
-static void sum_wide_c(const float *row, const float *z, uint32_t n, float *sums)
-{
-    float sum[8][16] = { { 0 } };
-    for (uint32_t i = 0; i < 16 * n; i++)
-        sum[i / 16 % 8][i % 16] += row[i / 16] * z[i];
-    for (uint32_t width = 4; width; width /= 2)
-        for (uint32_t i = 0; i < 16 * width; i++)
-            sum[i / 16][i % 16] += sum[i / 16 + width][i % 16];
-    for (uint32_t r = 0; r < 16; r++)
-        sums[r] = sum[0][r];
-}
-
 #include "triangle_loops.h"
 
 KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c)
@@ -42,11 +22,6 @@ KVANT_MEAN_FACTOR_FN(kvant_mean_factor_c)
 KVANT_LOWER_INVERSE_FN(kvant_lower_inverse_c)
 {
     lower_inverse_c(n, l, column);
-}
-
-KVANT_TRIANGLE_FN(kvant_solve_lower_c)
-{
-    solve_lower_c(triangle, n, n_x, x);
 }
 
 KVANT_TRIANGLE_FN(kvant_solve_upper_c)

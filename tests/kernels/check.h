@@ -34,7 +34,7 @@
     X(add_outers)                                                                                                  \
     X(mean_factor)                                                                                                 \
     X(lower_inverse)                                                                                               \
-    X(solve_lower)                                                                                                 \
+    X(multiply_lower)                                                                                              \
     X(solve_upper)                                                                                                 \
     X(multiply_upper)                                                                                              \
     X(hadamard)                                                                                                    \

@@ -119,7 +119,7 @@ typedef struct outers {
 
 static outers make_outers(checker *check, uint32_t n_rows, uint32_t n, check_fill fill)
 {
-    outers p = { .stride = (n + 15u) / 16 * 16, .n_sums = (size_t)n * (n + 1) / 2, .n_rows = n_rows, .n = n };
+    outers p = { .stride = (n + 15u) / 16 * 16, .n_sums = kvant_lower_floats(n), .n_rows = n_rows, .n = n };
     p.rows = check_input(check, "rows", n_rows * p.stride * sizeof *p.rows, sizeof *p.rows);
     p.got = check_output(check, "sums", p.n_sums * sizeof *p.got, sizeof *p.got);
     check_floats(check, p.rows, n_rows * p.stride, fill);
@@ -135,7 +135,7 @@ CHECK(add_outers)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                 check_case(check, "%u rows of %u numbers, %s", rows[r], dims[l], check_fill_name((check_fill)fill));
                 outers p = make_outers(check, rows[r], dims[l], (check_fill)fill);
-                float want[130 * 131 / 2];
+                static float want[144 * 130];
                 memcpy(want, p.got, p.n_sums * sizeof *want);
                 c->add_outers(p.rows, p.stride, p.n_rows, p.n, want);
                 CHECK_CALL(check, kernels->add_outers(p.rows, p.stride, p.n_rows, p.n, p.got));
@@ -300,15 +300,15 @@ static double triangle_at(const triangular *t, uint32_t i, uint32_t j)
     return j > i ? 0 : (double)kvant_half_to_float(t->triangle[(size_t)i * (i + 1) / 2 + j]);
 }
 
-/* What was solved, put into the equations: |L x - b| <= (n + 3) 2^-23 |L| |x| (Higham, Accuracy and Stability, 8.1,
- * with two roundings of a quotient). upper: L^T. */
-static void check_solution(checker *check, const triangular *t, bool upper)
+/* What was solved, put into the equations: |L^T x - b| <= (n + 3) 2^-23 |L^T| |x| (Higham, Accuracy and Stability, 8.1,
+ * with two roundings of a quotient). */
+static void check_solution(checker *check, const triangular *t)
 {
     for (uint32_t v = 0; v < t->n_x; v++)
         for (uint32_t i = 0; i < t->n; i++) {
             double sum = 0, magnitudes = 0;
             for (uint32_t j = 0; j < t->n; j++) {
-                const double term = (upper ? triangle_at(t, j, i) : triangle_at(t, i, j)) * (double)t->x[v * t->n + j];
+                const double term = triangle_at(t, j, i) * (double)t->x[v * t->n + j];
                 sum += term;
                 magnitudes += fabs(term);
             }
@@ -332,7 +332,7 @@ static void check_product(checker *check, const triangular *t)
 
 typedef KVANT_TRIANGLE_FN(triangle_fn);
 
-static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c, int kind)
+static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c, bool solves)
 {
     static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 80, 96, 127, 128, 129, 511 };
     static triangular t;
@@ -345,10 +345,10 @@ static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c,
         memcpy(want, t.before, sizeof want);
         c(t.triangle, t.n, t.n_x, want);
         check_same(check, "x", t.x, want, (size_t)t.n * n_x, sizeof *want);
-        if (kind == 2)
-            check_product(check, &t);
+        if (solves)
+            check_solution(check, &t);
         else
-            check_solution(check, &t, kind == 1);
+            check_product(check, &t);
     }
 }
 
@@ -361,12 +361,60 @@ static void bench_triangles(checker *check, triangle_fn *kernel)
     }
 }
 
-CHECK(solve_lower) { check_triangles(check, kernels->solve_lower, c->solve_lower, 0); }
-CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, 1); }
-CHECK(multiply_upper) { check_triangles(check, kernels->multiply_upper, c->multiply_upper, 2); }
-BENCH(solve_lower) { bench_triangles(check, kernels->solve_lower); }
+CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, true); }
+CHECK(multiply_upper) { check_triangles(check, kernels->multiply_upper, c->multiply_upper, false); }
 BENCH(solve_upper) { bench_triangles(check, kernels->solve_upper); }
 BENCH(multiply_upper) { bench_triangles(check, kernels->multiply_upper); }
+
+/* Random triangles, and vectors. */
+static void make_columns(checker *check, uint32_t n, uint32_t n_x, float **lower, float **x)
+{
+    check_case(check, "%u numbers, %u vectors", n, n_x);
+    *lower = check_input(check, "lower", kvant_lower_floats(n) * sizeof **lower, sizeof **lower);
+    *x = check_input(check, "x", (size_t)n * n_x * sizeof **x, sizeof **x);
+    check_floats(check, *x, n * n_x, CHECK_NORMAL);
+    check_floats(check, *lower, (uint32_t)kvant_lower_floats(n), CHECK_NORMAL);
+    float *column = *lower;
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t i = j / 16 * 16; i < kvant_lower_stride(n); i++, column++)
+            *column = i < j || i >= n ? 0 : *column;
+}
+
+/* Within n 2^-23 of the sum of magnitudes of a product in double precision; the same bits as the reference. */
+CHECK(multiply_lower)
+{
+    static const uint32_t dims[] = { 1, 15, 16, 17, 33, 64, 80, 127, 128 }, counts[] = { 1, 2, 3, 4, 9 };
+    for (size_t s = 0; s < COUNT(dims) * COUNT(counts); s++) {
+        const uint32_t n = dims[s / COUNT(counts)], n_x = counts[s % COUNT(counts)], stride = kvant_lower_stride(n);
+        static float want[9 * 128];
+        float *lower, *x;
+        make_columns(check, n, n_x, &lower, &x);
+        float *y = check_output(check, "y", (size_t)stride * n_x * sizeof *y, sizeof *y);
+        CHECK_CALL(check, kernels->multiply_lower(lower, n, n_x, x, y));
+        c->multiply_lower(lower, n, n_x, x, want);
+        check_same(check, "y", y, want, (size_t)stride * n_x, sizeof *want);
+        for (uint32_t i = 0; i < stride * n_x; i++) {
+            double sum = 0, magnitudes = 0;
+            const float *column = lower;
+            for (uint32_t j = 0; j < n && j / 16 <= i % stride / 16; column += stride - j++ / 16 * 16) {
+                const double term = (double)column[i % stride - j / 16 * 16] * (double)x[i / stride * n + j];
+                sum += term;
+                magnitudes += fabs(term);
+            }
+            check_near(check, "product", i, (double)y[i], sum, n * 0x1p-23 * magnitudes);
+        }
+    }
+}
+
+BENCH(multiply_lower)
+{
+    for (uint32_t n_x = 1; n_x <= 16; n_x *= 4) {
+        static float y[16 * 128];
+        float *lower, *x;
+        make_columns(check, 128, n_x, &lower, &x);
+        CHECK_BENCH(check, kernels->multiply_lower(lower, 128, n_x, x, y), "128 x 128, %u vectors", n_x);
+    }
+}
 
 typedef struct coded {
     float *a, *values;

@@ -70,21 +70,24 @@ static void print_hash(const char *spec, uint32_t dim, const kvant_calibration *
 static void print_learnt(uint32_t dim)
 {
     enum { ROWS = 300, MOST = 128 };
-    static float rows[ROWS * MOST], sums[2][MOST * (MOST + 1) / 2];
+    static float rows[ROWS * MOST], columns[MOST * MOST], sums[MOST * (MOST + 1) / 2];
     static double moments[2][MOST * MOST];
     static uint16_t triangle[MOST * (MOST + 1) / 2];
     const uint32_t stride = (dim + 15) / 16 * 16;
     uint64_t state = 88172645463325252u, hash = 0xcbf29ce484222325u;
     double gain;
-    memset(sums, 0, sizeof sums);
     for (int which = 0; which < 2; which++) {
         for (uint32_t i = 0; i < ROWS * stride; i++)
             rows[i] = number(&state);
-        kvant_kernels_get(KVANT_CPU_AUTO)->add_outers(rows, stride, ROWS, dim, sums[which]);
-        for (uint32_t i = 0; i < dim; i++)
-            for (uint32_t j = 0; j <= i; j++)
-                moments[which][i * dim + j] = moments[which][j * dim + i] = sums[which][i * (i + 1) / 2 + j] / (double)ROWS;
-        hash = hash_page(hash, (const uint8_t *)sums[which], dim * (dim + 1) / 2 * sizeof(float));
+        memset(columns, 0, sizeof columns);
+        kvant_kernels_get(KVANT_CPU_AUTO)->add_outers(rows, stride, ROWS, dim, columns);
+        const float *column = columns;
+        for (uint32_t j = 0; j < dim; column += stride - j++ / 16 * 16)
+            for (uint32_t i = j; i < dim; i++) {
+                const float sum = sums[i * (i + 1) / 2 + j] = column[i - j / 16 * 16];
+                moments[which][i * dim + j] = moments[which][j * dim + i] = sum / (double)ROWS;
+            }
+        hash = hash_page(hash, (const uint8_t *)sums, dim * (dim + 1) / 2 * sizeof(float));
     }
     if (kvant_make_triangle(dim, moments[0], moments[1], triangle, &gain) == KVANT_OK)
         printf("learnt %u %016" PRIx64 "\n", (unsigned)dim, hash_page(hash, (const uint8_t *)triangle, dim * (dim + 1)));

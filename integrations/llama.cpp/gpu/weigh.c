@@ -196,7 +196,7 @@ static bool take_learnt(kvp_gpu_cells *cells)
         ok = l->made == NULL || kvp_gpu_store_anew(cells, l->made, l->rows, l->n, &taken);
     ok = ok && !l->failed;
     kvp_gpu_learner_drop(cells, l);
-    if (!ok || !taken || l->n >= KVP_ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 1))
+    if (!ok || !taken || l->n >= KVP_ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 2))
         end(cells);
     return ok;
 }
