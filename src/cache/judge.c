@@ -33,37 +33,40 @@ static int32_t spread_to(const int32_t octave[2], uint32_t n, uint32_t i)
     return octave[0] + (int32_t)i * step + step / 2;
 }
 
-/* Turns the i-th row, or query, of each head from its position to another: those are spread evenly over an octave. Heads turn
- * alike. */
-static void spread(const spread_job *job, uint32_t i, bool is_row)
+#define SPREAD_TOGETHER 16u /* vectors: their steps are often alike */
+
+static void spread_vector(const spread_job *job, kvant_turning *turning, uint32_t part, uint32_t head, uint32_t i, bool is_row)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
-    const uint32_t d = tensor->head_dim;
-    kvant_turning turning;
+    const uint32_t d = tensor->head_dim, n = is_row ? l->n_rows : sampled_queries(l, head);
+    const size_t query = (size_t)head * SAMPLE_QUERIES + i;
+    const int32_t position = i >= n ? -1 : is_row ? l->places[i] : l->asked[query];
+    float *at = is_row ? l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d : l->queries + query * d;
     float x[KVANT_MAX_HEAD_DIM];
-    for (uint32_t part = 0; part < d / l->part; part++) {
-        kvant_turning_begin(&turning, l->turn, part);
-        for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-            const size_t query = (size_t)head * SAMPLE_QUERIES + i;
-            const uint32_t n = is_row ? l->n_rows : sampled_queries(l, head);
-            const int32_t position = i >= n ? -1 : is_row ? l->places[i] : l->asked[query];
-            float *at = is_row ? l->rows + i * kvant_tensor_width(tensor) + (size_t)head * d : l->queries + query * d;
-            if (position < 0)
-                continue;
-            kvant_part_gather(d, l->part, part, at, x);
-            kvant_turn_back(&turning, (int64_t)position - spread_to(job->octave, n, i), x);
-            kvant_part_scatter(d, l->part, part, x, at);
-        }
-    }
+    if (position < 0)
+        return;
+    kvant_part_gather(d, l->part, part, at, x);
+    kvant_turn_back(turning, (int64_t)position - spread_to(job->octave, n, i), x);
+    kvant_part_scatter(d, l->part, part, x, at);
 }
 
-static void spread_unit(void *context, size_t i, uint32_t worker)
+/* Turns some rows, or queries, from their positions to others, which are spread evenly over an octave. Heads turn alike. */
+static void spread_unit(void *context, size_t unit, uint32_t worker)
 {
     const spread_job *job = context;
-    const uint32_t n_rows = job->tensor->learning->n_rows;
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_learning *l = tensor->learning;
+    const bool is_row = unit < SAMPLE_ROWS / SPREAD_TOGETHER;
+    const uint32_t first = (uint32_t)(is_row ? unit : unit - SAMPLE_ROWS / SPREAD_TOGETHER) * SPREAD_TOGETHER;
+    kvant_turning turning;
     (void)worker;
-    spread(job, (uint32_t)(i < n_rows ? i : i - n_rows), i < n_rows);
+    for (uint32_t part = 0; part < tensor->head_dim / l->part; part++) {
+        kvant_turning_begin(&turning, l->turn, part);
+        for (uint32_t i = first; i < first + SPREAD_TOGETHER; i++)
+            for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+                spread_vector(job, &turning, part, head, i, is_row);
+    }
 }
 
 #define NUMBERS_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
@@ -154,7 +157,7 @@ void kvant_learning_spread(kvant_tensor *tensor, uint32_t n_threads)
         return;
     spread_job job = { tensor, { 0, 0 } };
     kvant_turn_octave_edges(l->turn, kvant_turn_octave(l->turn, kvant_sample_place(l)), job.octave);
-    kvant_parallel_for(l->n_rows + SAMPLE_QUERIES, n_threads, spread_unit, &job);
+    kvant_parallel_for((SAMPLE_ROWS + SAMPLE_QUERIES) / SPREAD_TOGETHER, n_threads, spread_unit, &job);
     mark_spread(l->places, l->n_rows, job.octave);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         mark_spread(l->asked + head * SAMPLE_QUERIES, sampled_queries(l, head), job.octave);

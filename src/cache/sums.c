@@ -301,6 +301,21 @@ static void begin_rows(row_reader *r, const kvant_tensor *tensor, size_t unit)
     kvant_turning_begin(&r->turning, tensor->learning->turn, kvant_unit_part(tensor, unit));
 }
 
+/* Functions of their own: what nobody else writes to becomes vectors. */
+static void put_about(uint32_t n, const float *restrict origin, const float *restrict inverse, float *restrict z, float *restrict scaled)
+{
+    for (uint32_t j = 0; j < n; j++) {
+        z[j] -= origin[j];
+        scaled[j] = z[j] * inverse[j];
+    }
+}
+
+static void add(uint32_t n, const float *restrict z, float *restrict sum)
+{
+    for (uint32_t j = 0; j < n; j++)
+        sum[j] += z[j];
+}
+
 /* A part of the i-th row, turned back, less the origin, in z; its squared length with the candidate's scale. NaN: its
  * position is not known. */
 static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float *z)
@@ -312,10 +327,7 @@ static float take_row(row_reader *r, const kvant_new_rows *rows, size_t i, float
         return NAN;
     kvant_unit_gather(r->tensor, r->unit, rows->rows + i * rows->stride, true, z);
     kvant_turn_back(&r->turning, position, z);
-    for (uint32_t j = 0; j < n; j++) {
-        z[j] -= r->origin[j];
-        scaled[j] = z[j] * r->inverse[j];
-    }
+    put_about(n, r->origin, r->inverse, z, scaled);
     return kvant_kernels_get(KVANT_CPU_AUTO)->dot(scaled, scaled, n);
 }
 
@@ -348,14 +360,12 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
         float *z = kvant_outers_next(&sums);
         if ((rows->slots && is_kept(job->tensor, rows->slots[i])) || !(take_row(&r, rows, i, z) <= most))
             continue;
-        for (uint32_t j = 0; j < l->part; j++)
-            u->key[j] += z[j];
+        add(l->part, z, u->key);
         sums.n++;
         u->n_keys++;
     }
     kvant_outers_end(&sums);
-    for (size_t i = 0; i < kvant_lower_floats(l->part); i++)
-        u->queries[i] += u->noted[i];
+    add((uint32_t)kvant_lower_floats(l->part), u->noted, u->queries);
     u->n_queries += u->n_noted;
 }
 

@@ -3,7 +3,8 @@
  *     learn_probe MODEL TOKENS KIND [none]
  *
  * KIND: a number (seed of random tokens), or the path of a text. none: the model's file is read, not mapped. LEARN_PROBE_STATE: a
- * file for the state of the sequence, before the last token. LEARN_PROBE_CTX: the context. */
+ * file for the state of the sequence, before the last token. LEARN_PROBE_CTX: the context. LEARN_PROBE_ALONE: of the tokens so many
+ * last ones come one by one. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>
@@ -66,8 +67,11 @@ static int save_state(struct llama_context *context)
 
 static int decode(struct llama_context *context, int n)
 {
+    const char *last = getenv("LEARN_PROBE_ALONE");
+    const int together = last != NULL ? n - atoi(last) : n;
+
     for (int at = 0, now; at < n; at += now) {
-        now = n - at < BATCH ? n - at : BATCH;
+        now = at >= together ? 1 : together - at < BATCH ? together - at : BATCH;
         if (llama_decode(context, llama_batch_get_one(tokens + at, now)) != 0)
             return 5;
     }

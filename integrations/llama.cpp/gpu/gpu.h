@@ -89,7 +89,7 @@ typedef struct kvp_gpu_cache {
     kvp_open_page pages[KVP_MOST_PAGES];
     uint64_t now;
     bool table_changed;
-    bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
+    bool waits, any_open; /* the batch at hand: a few tokens, all in open pages and in no sealed one yet; some go to open pages */
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
@@ -100,6 +100,11 @@ typedef struct kvp_gpu_cache {
     size_t n_wait, most_wait, last_wait; /* last: of the last batch */
     size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
     int n_batches;        /* that wait */
+    int n_few;            /* steps of few tokens since: their rows are in these pages, too */
+    struct kvp_gpu_few {  /* cells of the last of these */
+        int64_t cells[KVP_FEW_TOKENS];
+        size_t n;
+    } few;
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
@@ -319,7 +324,7 @@ bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); 
  * cache->plain, as far as there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done);
 
-/* The same of rows that wait; numbers were brought. made: NULL if there is no version. */
+/* The same of rows that wait, and of those of few tokens since; numbers were brought. made: NULL if there is no version. */
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
 
 /* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:

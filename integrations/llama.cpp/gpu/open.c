@@ -369,7 +369,7 @@ static bool is_recent(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size
 /* Where the rows of a step go: slots of open pages, and whether all have one. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
 {
-    const bool few = cache->waiting || step->n <= KVP_FEW_TOKENS || (cache->learning && step->n < KVP_LEARN_ROWS);
+    const bool few = step->n <= KVP_FEW_TOKENS || (!cache->waiting && cache->learning && step->n < KVP_LEARN_ROWS);
     kvp_open_page former[KVP_MOST_PAGES];
     opening opened = { 0 };
     bool all = true;
@@ -379,7 +379,7 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
     for (size_t i = 0; i < step->n; i++) {
         const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
         const bool recent = step->positions != NULL && is_recent(cache, step, i);
-        if (few || sink || recent)
+        if (few || cache->waiting || sink || recent)
             open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, recent, &opened);
     }
     if (!exchange(cache, former, &opened, stream))
@@ -394,7 +394,7 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
         if (slots[i] >= 0) {
             const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
             kvp_open_page *page = &cache->pages[slots[i] / KVANT_PAGE_TOKENS];
-            page->fresh = cache->waits && !cache->waiting ? page->fresh | bit : page->fresh & ~bit;
+            page->fresh = cache->waits ? page->fresh | bit : page->fresh & ~bit;
         }
     cache->any_open = all;
     for (size_t i = 0; i < step->n; i++)

@@ -129,7 +129,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
 
     if (kvp_gpu_weigh_wants(b, node, values, decodes))
         return kvp_gpu_weigh_keys(node); /* their queries come with attention */
-    if (cells->waits)
+    if (cells->waits && rows->ne[1] > KVP_FEW_TOKENS)
         return kvp_gpu_wait_keep(cells, rows);
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
@@ -183,7 +183,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
-    sealed = cache->keeps && cache->waits && !cache->waiting ? n : kvp_gpu_cells_of(node)->waits ? 1 : 0;
+    sealed = cache->keeps && cache->waits ? n : kvp_gpu_cells_of(node)->waits ? 1 : 0;
     if (sealed < n)
         status = append(b, nodes + sealed, n - sealed, false, open ? NULL : &queries);
     if (open && status == KVANT_OK)

@@ -1,8 +1,9 @@
 /* wait.c - first batches whose keys wait for the matrix that is learnt from them.
  *
- * Of an empty cache the first batch, and the next ones as far as the matrix is learnt from them: results depend on no clock. Attention
- * sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force.
- * A graph of a few tokens, and whoever else needs the rows, ends it. Without memory for it each layer waits for its matrix (weigh.c). */
+ * Of an empty cache the first batch, and the next ones as far as the matrix is learnt from them. Attention
+ * sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force: after
+ * so many graphs of a few tokens that threads have learnt it meanwhile, before another batch, and when somebody else needs the rows. So
+ * results depend on no clock. Without memory for it each layer waits for its matrix (weigh.c). */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -11,11 +12,13 @@
 #include "../ggml_api.h"
 
 #define MOST_BATCHES 4 /* each has a thread per layer */
+#define MOST_FEW 32    /* graphs of a few tokens meanwhile */
 #define MOST_BLOCKS (KVP_ENOUGH_ROWS / KVANT_PAGE_TOKENS + 1)
 
 /* Each tensor's pages behind those of the one before, then keys; false without memory. */
 static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
 {
+    const size_t slots = 2 * n_rows + (size_t)KVP_MOST_PAGES * KVANT_PAGE_TOKENS;
     int64_t *cells = realloc(cache->wait_cells, n_rows * sizeof(*cells));
     size_t bytes = 0;
     char *at;
@@ -27,7 +30,7 @@ static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
         if (!kvp_gpu_have_pages(cache->tensors[i], cache->n_pages))
             return false;
     }
-    if (cells == NULL || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes + 2 * n_rows * sizeof(*cache->wait_slots), true))
+    if (cells == NULL || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes + slots * sizeof(*cache->wait_slots), true))
         return false;
     at = cache->wait.at;
     for (size_t i = 0; i < cache->n_tensors; i++) {
@@ -85,7 +88,7 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     kvp_gpu_close_all(cache);
     cache->waiting = true;
     cache->n_wait = 0;
-    cache->n_batches = 0;
+    cache->n_batches = cache->n_few = 0;
     add_waiting(cache, step);
     atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
 }
@@ -115,14 +118,53 @@ static uint32_t count_free_pages(const kvp_gpu_cache *cache)
     return n;
 }
 
-/* Whether the rows of a step wait with those that do. */
+/* Pages that must be moved when the wait ends, when a step of a few tokens was there. */
+static uint32_t count_fresh(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    uint32_t n = count_blocks(cache, step);
+
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        bool fresh = cache->pages[i].fresh != 0;
+        for (size_t j = 0; j < step->n && !fresh; j++)
+            fresh = step->cells[j] / KVANT_PAGE_TOKENS == cache->pages[i].block;
+        n += fresh;
+    }
+    return n;
+}
+
+static bool is_few(const kvp_gpu_step *step)
+{
+    return step->n <= KVP_FEW_TOKENS;
+}
+
+/* -sm tensor: a step is several graphs. */
+static bool is_last_few(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    return cache->n_few > 0 && kvp_gpu_cells_end_with(cache->few.cells, cache->few.n, step) && cache->few.n == step->n;
+}
+
+/* Whether the rows of a step wait with those that do, or beside them. */
 static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    if (!cache->waiting || step->n <= KVP_FEW_TOKENS || cache->n_tensors != cache->n_tensors_wait)
+    if (!cache->waiting || cache->n_tensors != cache->n_tensors_wait)
         return false;
-    return is_last(cache, step) ||
-           (cache->n_batches < MOST_BATCHES && cache->n_wait < KVP_ENOUGH_ROWS && cache->n_wait + step->n <= cache->most_wait &&
-            all_wait(cache) && count_blocks(cache, step) <= count_free_pages(cache));
+    if (is_few(step) ? is_last_few(cache, step) : cache->n_few == 0 && is_last(cache, step))
+        return true;
+    if (!all_wait(cache) || count_blocks(cache, step) > count_free_pages(cache))
+        return false;
+    if (is_few(step))
+        return cache->n_few < MOST_FEW && count_fresh(cache, step) <= kvp_kv_open_pages(&cache->tensors[0]->shape);
+    return cache->n_few == 0 && cache->n_batches < MOST_BATCHES && cache->n_wait < KVP_ENOUGH_ROWS &&
+           cache->n_wait + step->n <= cache->most_wait;
+}
+
+/* Their rows are in no sealed page yet, and nothing is learnt from them. */
+static void add_few(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    kvp_gpu_cells_lose(cache, cache->wait_cells, cache->n_wait, step->cells, step->n);
+    memcpy(cache->few.cells, step->cells, step->n * sizeof(*step->cells));
+    cache->few.n = step->n;
+    cache->n_few++;
 }
 
 bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *from)
@@ -157,40 +199,51 @@ static bool take_pages_back(kvp_gpu_cache *cache)
     return ok;
 }
 
-/* Pages that stay open are copied, as many as there is room for. */
+/* Pages with rows that are nowhere else, then those that stay open, as many as there is room for. */
+static uint32_t find_moved(const kvp_gpu_cache *cache, uint32_t from[KVP_MOST_PAGES])
+{
+    const uint32_t most = kvp_kv_open_pages(&cache->tensors[0]->shape);
+    uint32_t n = 0;
+
+    for (int fresh = 1; fresh >= 0; fresh--)
+        for (uint32_t i = 0; i < cache->n_pages && n < most; i++)
+            if (cache->pages[i].block != KVP_NO_PAGE && (cache->pages[i].fresh != 0) == fresh && (fresh || cache->pages[i].stays))
+                from[n++] = i;
+    return n;
+}
+
 static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_open_page former[KVP_MOST_PAGES];
-    const uint32_t n = cache->n_pages;
-    const char *const waited = cache->wait.at;
-    size_t at = 0;
+    uint32_t from[KVP_MOST_PAGES];
+    const uint32_t n = cache->n_pages, n_moved = find_moved(cache, from);
+    const char *waited = cache->wait.at;
     bool ok;
 
     memcpy(former, cache->pages, sizeof(former));
     ok = take_pages_back(cache);
-    for (uint32_t i = 0, to = 0; i < n && to < cache->n_pages; i++)
-        if (former[i].stays && former[i].block != KVP_NO_PAGE) {
-            kvp_gpu_assign_page(cache, to, former[i].block);
-            cache->pages[to++] = former[i];
-        }
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+    for (uint32_t i = 0; i < n_moved; i++) {
+        kvp_gpu_assign_page(cache, i, former[from[i]].block);
+        cache->pages[i] = former[from[i]];
+    }
+    for (size_t t = 0; t < cache->n_tensors && ok; t++) {
+        const kvp_gpu_cells *cells = cache->tensors[t]->cells;
         const size_t page = cells->n_kv_heads * kvp_gpu_open_page_bytes(cells);
-        for (uint32_t from = 0, to = 0; from < n && to < cache->n_pages && ok; from++)
-            if (former[from].stays && former[from].block != KVP_NO_PAGE)
-                ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base + to++ * page,
-                                                  (cu_address)(uintptr_t)(waited + at + from * page), page, stream),
-                               "copying");
-        at += n * page;
+        for (uint32_t i = 0; i < n_moved && ok; i++)
+            ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)cells->open_pages.base + i * page,
+                                              (cu_address)(uintptr_t)(waited + from[i] * page), page, stream),
+                           "copying");
+        waited += n * page;
     }
     return ok;
 }
 
-/* Where keys that wait go. */
+/* Where keys that wait go, in sealed pages and in open ones; then all slots of pages with rows that are nowhere else. */
 static bool bring_wait_slots(kvp_gpu_cache *cache)
 {
-    const size_t n = cache->n_wait;
-    int64_t *slots = malloc(2 * n * sizeof(*slots));
+    const size_t n = cache->n_wait, most = 2 * n + (size_t)cache->n_pages * KVANT_PAGE_TOKENS;
+    int64_t *slots = malloc(most * sizeof(*slots));
+    size_t end = 2 * n;
     bool ok = slots != NULL;
 
     for (size_t i = 0; i < n && ok; i++) {
@@ -198,7 +251,10 @@ static bool bring_wait_slots(kvp_gpu_cache *cache)
         slots[i] = cell;
         slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
     }
-    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, 2 * n * sizeof(*slots));
+    for (int64_t i = 0; i < (int64_t)cache->n_pages * KVANT_PAGE_TOKENS && ok; i++)
+        if (cache->pages[i / KVANT_PAGE_TOKENS].fresh != 0)
+            slots[end++] = i;
+    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, end * sizeof(*slots));
     free(slots);
     return ok;
 }
@@ -214,11 +270,12 @@ static bool some_wait(const kvp_gpu_cache *cache)
     return waits;
 }
 
-/* What threads learnt, and what waited for it. later: each tensor's when its next rows come. */
+/* What threads learnt, and what waited for it. later: each tensor's when its next rows come, unless there are rows of few tokens. */
 bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream)
 {
     bool ok = true;
 
+    later = later && !(cache->waiting && cache->n_few > 0);
     if (cache->waiting)
         ok = move_pages(cache, stream) && bring_wait_slots(cache);
     ok = (later || kvp_gpu_weigh_settle(cache)) && ok;
@@ -239,7 +296,9 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
         return false;
     if (!on)
         begin_waiting(cache, step);
-    else if (!is_last(cache, step))
+    else if (is_few(step) && !is_last_few(cache, step))
+        add_few(cache, step);
+    else if (!is_few(step) && !is_last(cache, step))
         add_waiting(cache, step);
     return true;
 }
