@@ -102,7 +102,7 @@ typedef struct kvant_queries {
  * keys are written, serve best; without queries there is no matrix. A writer's call. Queries that are
  * not finite are left out. kvant_tensor_wants_queries: whether those of n_tokens tokens would be
  * looked at; never where no codec has transform=first, and once enough was learnt only those of long
- * batches. Once there are 4 queries per channel, of tokens that come alone one in 16 is looked at. */
+ * batches. Once there are 8 queries per channel, of tokens that come alone one in 8 is looked at. */
 KVANT_API kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries,
                                                  uint32_t n_threads);
 KVANT_API int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens);

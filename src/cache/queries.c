@@ -8,8 +8,8 @@
 
 #define MOST_TOKENS 128u   /* of a call whose queries count */
 #define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
-#define ENOUGH_PER_CHANNEL 4u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
-#define SELDOM 16
+#define ENOUGH_PER_CHANNEL 8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
+#define SELDOM 8
 
 void kvant_queries_forget(kvant_learning *l)
 {
