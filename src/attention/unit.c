@@ -193,7 +193,7 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
                     plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
 }
 
-/* Of units whose pages are all of a sequence's, each prepares its queries; others share them (attention.c). */
+/* A unit that has all pages of its query tokens prepares their queries; others share them (attention.c). */
 static void take_version(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
 {
     const uint32_t v = unit->k_version;
