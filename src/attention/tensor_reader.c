@@ -10,8 +10,6 @@
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-#define NUMBERS_AT_ONCE (4u * KVANT_MAX_HEAD_DIM) /* of query rows: 16 of 128 */
-
 /* Query rows of a kv head (plan.h) from the given one on. */
 static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
                       uint32_t row, uint32_t n, float *out, float *offsets)
@@ -19,7 +17,7 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
     const kvant_attention_problem *p = &plan->problem;
     const uint32_t d = plan->k->head_dim, number = plan->k_versions.versions[version], group = plan->group_heads;
     const kvant_affine affine = kvant_version_affine(plan->k, number, kv_head);
-    float x[NUMBERS_AT_ONCE], y[NUMBERS_AT_ONCE];
+    float x[KVANT_TRANSFORM_TOGETHER], y[KVANT_TRANSFORM_TOGETHER];
     for (uint32_t r = 0; r < n; r++) {
         const float *q = p->q + (row + r) / group * p->q_token_stride + (kv_head * group + (row + r) % group) * p->q_head_stride;
         for (uint32_t i = 0; i < d; i++)
@@ -36,7 +34,7 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
 static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
                          uint32_t n, uint32_t kv_head, float *out, float *offsets)
 {
-    const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = NUMBERS_AT_ONCE / plan->k->head_dim;
+    const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = KVANT_TRANSFORM_TOGETHER / plan->k->head_dim;
     for (uint32_t r = 0; r < rows; r += most)
         read_rows(plan, kernels, version, kv_head, first + r, rows - r < most ? rows - r : most, out + (size_t)r * plan->k_dim,
                   offsets + r);
@@ -94,9 +92,8 @@ static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, floa
         ref->codec->quantizer->unpack(ref->codec, kernels, ref->page, tile);
 }
 
-static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
 {
-    (void)kernels;
     fetch(plan, plan->k, unit, unit->first_page);
     fetch(plan, plan->v, unit, unit->first_page);
 }

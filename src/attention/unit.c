@@ -238,7 +238,7 @@ void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kern
     for (uint32_t row = 0; row < unit->n_rows; row++)
         unit->max[row] = -INFINITY;
     if (plan->reader->begin)
-        plan->reader->begin(plan, kernels, unit);
+        plan->reader->begin(plan, unit);
     for (uint32_t page = unit->first_page; page < unit->end_page; page++)
         run_page(plan, kernels, unit, page);
 }

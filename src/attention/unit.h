@@ -36,7 +36,7 @@ typedef struct kvant_attention_reader {
     /* Sets the unit's versions for a page; NULL: there is one. False when the page is hidden. */
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page);
     /* Before the first page; NULL: nothing to do. */
-    void (*begin)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
+    void (*begin)(const kvant_attention_plan *plan, const kvant_attention_unit *unit);
     /* Before the first page of the unit's version of the keys, when its queries are there; NULL: nothing to do. */
     void (*take)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
     /* unit->scores[row][64] = queries x K of the page, anything for tokens beyond the last. */

@@ -57,72 +57,54 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
     const spread_job *job = context;
     const kvant_tensor *tensor = job->tensor;
     const kvant_learning *l = tensor->learning;
-    const bool is_row = unit < SAMPLE_ROWS / SPREAD_TOGETHER;
-    const uint32_t first = (uint32_t)(is_row ? unit : unit - SAMPLE_ROWS / SPREAD_TOGETHER) * SPREAD_TOGETHER;
+    const uint32_t at = (uint32_t)unit * SPREAD_TOGETHER, first = at < SAMPLE_ROWS ? at : at - SAMPLE_ROWS;
     kvant_turning turning;
     (void)worker;
     for (uint32_t part = 0; part < tensor->head_dim / l->part; part++) {
         kvant_turning_begin(&turning, l->turn, part);
         for (uint32_t i = first; i < first + SPREAD_TOGETHER; i++)
             for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-                spread_vector(job, &turning, part, head, i, is_row);
+                spread_vector(job, &turning, part, head, i, at < SAMPLE_ROWS);
     }
 }
 
-#define NUMBERS_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
-
-/* Squared lengths of n vectors behind W, or W^-T: the rotation does not change them. */
-static double stretched(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n, float *x)
+/* A key, or a query, in the version's terms but for W. */
+static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query, const float *x, float *z)
 {
-    if (transform->triangles)
-        kvant_transform_stretch(transform, kernels, dual, n, x, x);
-    return squares(x, n * transform->head_dim);
+    const uint32_t d = transform->head_dim;
+    for (uint32_t j = 0; j < d && is_query; j++)
+        z[j] = affine->scale ? x[j] * affine->scale[j] : x[j];
+    if (!is_query && kvant_transform_normalise(transform, affine, x, z) == x)
+        memcpy(z, x, d * sizeof *z);
 }
 
-/* Of the rows sampled, in the version's terms. */
-static double length_of_keys(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+/* Of a head's rows, or queries, that are sampled: the sum of their squared lengths in the version's terms. The rotation does not change
+ * them. */
+static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t head, bool queries)
 {
     const kvant_learning *l = tensor->learning;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const kvant_affine affine = kvant_version_affine(tensor, version, head);
     const kvant_transform *transform = kvant_version_transform(tensor, version, head);
-    const uint32_t d = tensor->head_dim, most = NUMBERS_TOGETHER / d;
-    float z[NUMBERS_TOGETHER];
+    const uint32_t d = tensor->head_dim, most = KVANT_TRANSFORM_TOGETHER / d, all = queries ? sampled_queries(l, head) : l->n_rows;
+    const float *x = queries ? l->queries + (size_t)head * SAMPLE_QUERIES * d : l->rows + (size_t)head * d;
+    const size_t stride = queries ? d : kvant_tensor_width(tensor);
+    float z[KVANT_TRANSFORM_TOGETHER];
     double sum = 0;
-    for (uint32_t i = 0; i < l->n_rows; i += most) {
-        const uint32_t n = l->n_rows - i < most ? l->n_rows - i : most;
-        for (uint32_t j = 0; j < n; j++) {
-            const float *x = l->rows + (i + j) * kvant_tensor_width(tensor) + (size_t)head * d;
-            const float *from = kvant_transform_normalise(transform, &affine, x, z + j * d);
-            if (from == x)
-                memcpy(z + j * d, x, d * sizeof *z);
-        }
-        sum += stretched(transform, kernels, false, n, z);
-    }
-    return sum;
-}
-
-static double length_of_queries(const kvant_tensor *tensor, uint32_t version, uint32_t head)
-{
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
-    const uint32_t d = tensor->head_dim, most = NUMBERS_TOGETHER / d, n_queries = sampled_queries(tensor->learning, head);
-    const float *q = tensor->learning->queries + (size_t)head * SAMPLE_QUERIES * d;
-    float z[NUMBERS_TOGETHER];
-    double sum = 0;
-    for (uint32_t i = 0; i < n_queries; i += most, q += (size_t)most * d) {
-        const uint32_t n = n_queries - i < most ? n_queries - i : most;
-        for (uint32_t j = 0; j < n * d; j++)
-            z[j] = affine.scale ? q[j] * affine.scale[j % d] : q[j];
-        sum += stretched(transform, kernels, true, n, z);
+    for (uint32_t i = 0; i < all; i += most) {
+        const uint32_t n = all - i < most ? all - i : most;
+        for (uint32_t j = 0; j < n; j++)
+            take_vector(transform, &affine, queries, x + (i + j) * stride, z + j * d);
+        if (transform->triangles)
+            kvant_transform_stretch(transform, kernels, queries, n, z, z);
+        sum += squares(z, n * d);
     }
     return sum;
 }
 
 static double cost_of(const kvant_tensor *tensor, uint32_t version, uint32_t head)
 {
-    return length_of_keys(tensor, version, head) * length_of_queries(tensor, version, head);
+    return length_of(tensor, version, head, false) * length_of(tensor, version, head, true);
 }
 
 typedef struct cost_job {

@@ -32,9 +32,8 @@ void kvant_queries_assume(const kvant_tensor *tensor)
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         l->n_queries[head] = SAMPLE_QUERIES;
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        float *column = l->units[unit].queries;
-        for (uint32_t j = 0; j < l->part; column += kvant_lower_stride(l->part) - j++ / 16 * 16)
-            column[j % 16] = FEWEST_ROWS;
+        for (uint32_t j = 0; j < l->part; j++)
+            l->units[unit].queries[kvant_lower_place(l->part, j, j)] = FEWEST_ROWS;
         l->units[unit].n_queries = FEWEST_ROWS;
     }
 }

@@ -19,11 +19,12 @@
 #define QUERIES_DAMPING 1.0
 
 /* A full matrix of mean outer products. mean: what keys are about; NULL: they are of queries. */
-static void unpack(const float *sums, uint32_t n, const double *mean, size_t d, double *out)
+static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t d, double *out)
 {
-    for (size_t j = 0; j < d; sums += kvant_lower_stride((uint32_t)d) - j++ / 16 * 16)
-        for (size_t i = j; i < d; i++)
-            out[i * d + j] = out[j * d + i] = sums[i - j / 16 * 16] / (double)n - (mean ? mean[i] * mean[j] : 0);
+    for (uint32_t j = 0; j < d; j++)
+        for (uint32_t i = j; i < d; i++)
+            out[(size_t)i * d + j] = out[(size_t)j * d + i] =
+                sums[kvant_lower_place(d, i, j)] / (double)n - (mean ? mean[i] * mean[j] : 0);
 }
 
 /* Beside the diagonal; of n keys or queries. */

@@ -20,15 +20,15 @@ static size_t sums_of_unit(const kvant_learning *l)
 
 static void place(kvant_learning *l, size_t width)
 {
-    const size_t triangle = kvant_lower_floats(l->part);
+    const size_t columns = kvant_lower_floats(l->part);
     l->queries = l->rows + SAMPLE_ROWS * width;
     l->origin = l->queries + SAMPLE_QUERIES * width;
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
         unit_sums *u = &l->units[unit];
         u->key = l->sums + unit * sums_of_unit(l);
         u->keys = u->key + l->part;
-        u->queries = u->keys + triangle;
-        u->noted = u->queries + triangle;
+        u->queries = u->keys + columns;
+        u->noted = u->queries + columns;
     }
 }
 

@@ -114,23 +114,16 @@ static kvant_status prepare(const kvant_tensor *tensor, kvant_weights *weights)
     return KVANT_OK;
 }
 
-/* Of all parts of all kv heads. */
-static size_t inverse_floats(const kvant_tensor *tensor)
-{
-    const uint32_t part = kvant_weights_part(tensor->head_dim);
-    return kvant_tensor_width(tensor) / part * kvant_lower_floats(part);
-}
-
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights)
 {
     const size_t n = kvant_weights_halves(tensor);
     make_job *job = kvant_alloc(1, sizeof *job + tensor->n_kv_heads * sizeof *job->status);
     kvant_weights *w = *weights = kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
-    if (w)
+    if (w) {
         w->triangles = kvant_alloc(n + KVANT_TRIANGLE_PADDING, sizeof *w->triangles);
-    if (w)
-        w->inverses = kvant_alloc(inverse_floats(tensor), sizeof *w->inverses);
+        w->inverses = kvant_alloc(kvant_weights_inverses(tensor), sizeof *w->inverses);
+    }
     kvant_status status = job && w && w->triangles && w->inverses ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         memcpy(w->triangles, triangles, n * sizeof *triangles);
@@ -178,7 +171,7 @@ static size_t square_bytes(const kvant_tensor *tensor)
 static size_t version_bytes(const kvant_tensor *tensor)
 {
     return sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform) +
-           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + inverse_floats(tensor) * sizeof(float) +
+           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float) +
            (tensor->device ? 2 * square_bytes(tensor) : 0);
 }
 

@@ -22,6 +22,13 @@ static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
     return kvant_tensor_width(tensor) / part * kvant_triangle_size(part);
 }
 
+/* Those in their inverses. */
+static inline size_t kvant_weights_inverses(const kvant_tensor *tensor)
+{
+    const uint32_t part = kvant_weights_part(tensor->head_dim);
+    return kvant_tensor_width(tensor) / part * kvant_lower_floats(part);
+}
+
 /* Triangles are copied; rows can be written. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights);

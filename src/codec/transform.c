@@ -237,8 +237,6 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->gain > 1 ? transform->gain : 1;
 }
 
-#define STRETCHED (4u * KVANT_MAX_HEAD_DIM) /* numbers at once */
-
 /* In place: a vector's numbers of a part. */
 typedef void stretch_part(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x);
 
@@ -246,7 +244,7 @@ static void by_parts(const kvant_transform *t, const kvant_kernels *kernels, str
                      float *y)
 {
     const uint32_t d = t->head_dim, part = t->part;
-    float of_part[STRETCHED];
+    float of_part[KVANT_TRANSFORM_TOGETHER];
     for (uint32_t p = 0; p < d / part; p++) {
         for (uint32_t i = 0; i < n; i++)
             kvant_part_gather(d, part, p, x + (size_t)i * d, of_part + (size_t)i * part);
@@ -274,7 +272,7 @@ static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, u
 static void multiply_inverse(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
 {
     const uint32_t stride = kvant_lower_stride(t->part);
-    float y[STRETCHED];
+    float y[KVANT_TRANSFORM_TOGETHER];
     kernels->multiply_lower(t->inverses + part * kvant_lower_floats(t->part), t->part, n, x, y);
     for (uint32_t i = 0; i < n; i++)
         memcpy(x + i * t->part, y + i * stride, t->part * sizeof *x);
@@ -284,8 +282,8 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
                              const float *x, float *y)
 {
     const size_t d = transform->head_dim;
-    const uint32_t most = STRETCHED / kvant_lower_stride(transform->part);
-    if (dual && transform->part == d && d % 16 == 0 && x != y) {
+    const uint32_t most = KVANT_TRANSFORM_TOGETHER / kvant_lower_stride(transform->part);
+    if (dual && transform->part == d && d % 16 == 0 && x != y) { /* nothing to gather, nor to put back */
         kernels->multiply_lower(transform->inverses, transform->part, n, x, y);
         return;
     }

@@ -127,6 +127,9 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
                           float *y);
 
+/* Numbers of vectors that this does at once, and that callers do well to hand over: 16 vectors of head_dim 128. */
+#define KVANT_TRANSFORM_TOGETHER (4u * KVANT_MAX_HEAD_DIM)
+
 /* y = W x, or W^-T x, without R, of a transform with triangles, for n vectors. */
 void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
                              const float *x, float *y);

@@ -220,12 +220,16 @@ static inline uint32_t kvant_lower_stride(uint32_t n)
     return (n + 15) / 16 * 16;
 }
 
+/* Of the number in row i, at least j / 16 * 16, of column j. */
+static inline size_t kvant_lower_place(uint32_t n, uint32_t i, uint32_t j)
+{
+    const size_t stride = kvant_lower_stride(n), first = j / 16 * 16; /* row of the column, and column of as many rows */
+    return first * stride - first * (first - 16) / 2 + (j - first) * (stride - first) + i - first;
+}
+
 static inline size_t kvant_lower_floats(uint32_t n)
 {
-    size_t floats = 0;
-    for (uint32_t j = 0; j < n; j++)
-        floats += kvant_lower_stride(n) - j / 16 * 16;
-    return floats;
+    return kvant_lower_place(n, n / 16 * 16, n);
 }
 
 /* sums += x x^T of rows x of n numbers, as columns of lower triangles (multiply_lower); places above the diagonal or behind

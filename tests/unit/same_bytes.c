@@ -81,10 +81,9 @@ static void print_learnt(uint32_t dim)
             rows[i] = number(&state);
         memset(columns, 0, sizeof columns);
         kvant_kernels_get(KVANT_CPU_AUTO)->add_outers(rows, stride, ROWS, dim, columns);
-        const float *column = columns;
-        for (uint32_t j = 0; j < dim; column += stride - j++ / 16 * 16)
+        for (uint32_t j = 0; j < dim; j++)
             for (uint32_t i = j; i < dim; i++) {
-                const float sum = sums[i * (i + 1) / 2 + j] = column[i - j / 16 * 16];
+                const float sum = sums[i * (i + 1) / 2 + j] = columns[kvant_lower_place(dim, i, j)];
                 moments[which][i * dim + j] = moments[which][j * dim + i] = sum / (double)ROWS;
             }
         hash = hash_page(hash, (const uint8_t *)sums, dim * (dim + 1) / 2 * sizeof(float));

@@ -414,9 +414,8 @@ static void moved_blocks_keep_their_matrices(void **state)
 static void check_expanded(kvant_tensor *tensor, kvant_weights *weights, const float *x, const float *y, bool one_part)
 {
     const uint32_t d = tensor->head_dim;
-    const uint32_t part = kvant_weights_part(d);
-    const size_t inverses = kvant_tensor_width(tensor) / part * kvant_lower_floats(part) * sizeof(float);
-    const size_t least = kvant_weights_halves(tensor) * sizeof(uint16_t) + inverses, square = one_part ? (size_t)d * d * sizeof(float) : 0;
+    const size_t least = kvant_weights_halves(tensor) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float);
+    const size_t square = one_part ? (size_t)d * d * sizeof(float) : 0;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     kvant_transform made = tensor->codecs[0]->transform;
     float z[512];

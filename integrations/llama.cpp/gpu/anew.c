@@ -147,35 +147,26 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *r
     return ok;
 }
 
-/* Open pages with rows of few tokens, which are nowhere else. */
-static void find_fresh(const kvp_gpu_cache *cache, struct list *list)
-{
-    *list = (struct list){ .open = true };
-    for (uint32_t i = 0; i < cache->n_pages; i++)
-        if (cache->pages[i].block != KVP_NO_PAGE && cache->pages[i].fresh != 0)
-            list->blocks[list->n++] = i;
-}
-
-/* Other rows of these pages are those that wait, or nobody's. Their slots lie behind those of these. */
-static bool take_fresh(kvp_gpu_cells *cells, kvant_codec **made, const struct list *list)
+/* Open pages with rows of few tokens, which are nowhere else: the other rows are those that wait, or nobody's. Their slots lie behind
+ * those of these. */
+static bool take_fresh(kvp_gpu_cells *cells, kvant_codec **made, uint32_t n_pages)
 {
     const kvp_gpu_cache *cache = cells->cache;
+    const size_t n = (size_t)n_pages * KVANT_PAGE_TOKENS;
     int64_t *slots;
-    float *room = kvp_gpu_batch_room(cells->gpu, list->n * KVANT_PAGE_TOKENS, kvp_gpu_width(cells), &slots);
+    float *room = kvp_gpu_batch_room(cells->gpu, n, kvp_gpu_width(cells), &slots);
 
-    return room != NULL && decode(cells, list, room) && take(cells, made) &&
-           kvp_gpu_append(cells, KVANT_ROLE_K, true, room, list->n * KVANT_PAGE_TOKENS, cache->wait_slots + 2 * cache->n_wait, NULL) == KVANT_OK;
+    return room != NULL && kvp_gpu_decode_blocks(cells, true, 0, n_pages, room) == KVANT_OK && take(cells, made) &&
+           kvp_gpu_append(cells, KVANT_ROLE_K, true, room, n, cache->wait_slots + 2 * cache->n_wait, NULL) == KVANT_OK;
 }
 
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
 {
     const kvp_gpu_cache *cache = cells->cache;
     const int open = cells->open_pages.base != NULL;
-    struct list fresh;
-    bool ok;
+    const uint32_t fresh = kvp_gpu_wait_fresh(cache);
+    bool ok = made == NULL || (fresh > 0 ? take_fresh(cells, made, fresh) : take(cells, made));
 
-    find_fresh(cache, &fresh);
-    ok = made == NULL || (fresh.n > 0 ? take_fresh(cells, made, &fresh) : take(cells, made));
     for (size_t i = 0; i < cache->n_wait && ok; i += ROWS_AT_ONCE)
         for (int to = 0; to <= open && ok; to++)
             ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting + i * kvp_gpu_width(cells),

@@ -96,15 +96,11 @@ typedef struct kvp_gpu_cache {
     bool waiting;         /* keys of the batch at hand do, for the matrix that threads make of them and of later ones */
     kvp_gpu_memory wait;  /* pages in which attention sees the rows meanwhile, these keys, their cells and slots in open pages */
     int64_t *wait_slots;
-    int64_t *wait_cells;  /* in the computer's memory; -1: another row is there now */
-    size_t n_wait, most_wait, last_wait; /* last: of the last batch */
+    int64_t *wait_cells;  /* in the computer's memory; -1: another row is there now. Behind them those of the last step of few tokens */
+    size_t n_wait, most_wait, last_wait; /* last: of the last batch, or of that step */
     size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
     int n_batches;        /* that wait */
     int n_few;            /* steps of few tokens since: their rows are in these pages, too */
-    struct kvp_gpu_few {  /* cells of the last of these */
-        int64_t cells[KVP_FEW_TOKENS];
-        size_t n;
-    } few;
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
@@ -333,6 +329,7 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
 bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
 bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
 void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
+uint32_t kvp_gpu_wait_fresh(const kvp_gpu_cache *cache); /* pages, the first ones, with rows of few tokens, when it ended */
 
 /* weigh.c. Lists of cells: whether they end with a step's (-sm tensor: a batch is several graphs); those where other rows are now become -1. */
 bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step);

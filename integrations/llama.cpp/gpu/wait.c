@@ -19,7 +19,7 @@
 static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
 {
     const size_t slots = 2 * n_rows + (size_t)KVP_MOST_PAGES * KVANT_PAGE_TOKENS;
-    int64_t *cells = realloc(cache->wait_cells, n_rows * sizeof(*cells));
+    int64_t *cells = realloc(cache->wait_cells, (n_rows + KVP_FEW_TOKENS) * sizeof(*cells));
     size_t bytes = 0;
     char *at;
 
@@ -93,10 +93,12 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
 }
 
-/* -sm tensor: a batch is several graphs. */
+/* -sm tensor: a step is several graphs. */
 static bool is_last(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    return step->n == cache->last_wait && kvp_gpu_cells_end_with(cache->wait_cells, cache->n_wait, step);
+    const size_t behind = cache->n_few > 0 ? cache->last_wait : 0;
+
+    return step->n == cache->last_wait && kvp_gpu_cells_end_with(cache->wait_cells, cache->n_wait + behind, step);
 }
 
 static bool all_wait(const kvp_gpu_cache *cache)
@@ -137,18 +139,12 @@ static bool is_few(const kvp_gpu_step *step)
     return step->n <= KVP_FEW_TOKENS;
 }
 
-/* -sm tensor: a step is several graphs. */
-static bool is_last_few(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
-{
-    return cache->n_few > 0 && kvp_gpu_cells_end_with(cache->few.cells, cache->few.n, step) && cache->few.n == step->n;
-}
-
 /* Whether the rows of a step wait with those that do, or beside them. */
 static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     if (!cache->waiting || cache->n_tensors != cache->n_tensors_wait)
         return false;
-    if (is_few(step) ? is_last_few(cache, step) : cache->n_few == 0 && is_last(cache, step))
+    if (is_last(cache, step))
         return true;
     if (!all_wait(cache) || count_blocks(cache, step) > count_free_pages(cache))
         return false;
@@ -162,8 +158,8 @@ static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 static void add_few(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_cells_lose(cache, cache->wait_cells, cache->n_wait, step->cells, step->n);
-    memcpy(cache->few.cells, step->cells, step->n * sizeof(*step->cells));
-    cache->few.n = step->n;
+    memcpy(cache->wait_cells + cache->n_wait, step->cells, step->n * sizeof(*step->cells));
+    cache->last_wait = step->n;
     cache->n_few++;
 }
 
@@ -212,6 +208,15 @@ static uint32_t find_moved(const kvp_gpu_cache *cache, uint32_t from[KVP_MOST_PA
     return n;
 }
 
+uint32_t kvp_gpu_wait_fresh(const kvp_gpu_cache *cache)
+{
+    uint32_t n = 0;
+
+    while (n < cache->n_pages && cache->pages[n].fresh != 0)
+        n++;
+    return n;
+}
+
 static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_open_page former[KVP_MOST_PAGES];
@@ -241,9 +246,8 @@ static bool move_pages(kvp_gpu_cache *cache, cu_stream stream)
 /* Where keys that wait go, in sealed pages and in open ones; then all slots of pages with rows that are nowhere else. */
 static bool bring_wait_slots(kvp_gpu_cache *cache)
 {
-    const size_t n = cache->n_wait, most = 2 * n + (size_t)cache->n_pages * KVANT_PAGE_TOKENS;
-    int64_t *slots = malloc(most * sizeof(*slots));
-    size_t end = 2 * n;
+    const size_t n = cache->n_wait, fresh = (size_t)kvp_gpu_wait_fresh(cache) * KVANT_PAGE_TOKENS;
+    int64_t *slots = malloc((2 * n + fresh) * sizeof(*slots));
     bool ok = slots != NULL;
 
     for (size_t i = 0; i < n && ok; i++) {
@@ -251,10 +255,9 @@ static bool bring_wait_slots(kvp_gpu_cache *cache)
         slots[i] = cell;
         slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
     }
-    for (int64_t i = 0; i < (int64_t)cache->n_pages * KVANT_PAGE_TOKENS && ok; i++)
-        if (cache->pages[i / KVANT_PAGE_TOKENS].fresh != 0)
-            slots[end++] = i;
-    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, end * sizeof(*slots));
+    for (size_t i = 0; i < fresh && ok; i++)
+        slots[2 * n + i] = (int64_t)i;
+    ok = ok && kvp_gpu_upload(cache->gpu, cache->wait_slots, slots, (2 * n + fresh) * sizeof(*slots));
     free(slots);
     return ok;
 }
@@ -296,10 +299,8 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
         return false;
     if (!on)
         begin_waiting(cache, step);
-    else if (is_few(step) && !is_last_few(cache, step))
-        add_few(cache, step);
-    else if (!is_few(step) && !is_last(cache, step))
-        add_waiting(cache, step);
+    else if (!is_last(cache, step))
+        (is_few(step) ? add_few : add_waiting)(cache, step);
     return true;
 }
 
