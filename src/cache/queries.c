@@ -7,7 +7,7 @@
 #include "../base/parallel.h"
 
 #define MOST_TOKENS 128u   /* of a call whose queries count */
-#define FEW_TOKENS 64u     /* the same, once enough was learnt: in case that rows of another kind come */
+#define FEW_TOKENS 64u     /* the same of a call of less than 1024, and once enough was learnt: in case that rows of another kind come */
 #define ENOUGH_PER_CHANNEL 8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
 #define SELDOM 8
 
@@ -128,7 +128,7 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
                     KVANT_ERR_ARGUMENT);
     if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
-    const uint32_t most = tensor->learning->done ? FEW_TOKENS : MOST_TOKENS;
+    const uint32_t most = tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = { .tensor = tensor,
                       .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
                       .queries = &q,

@@ -8,7 +8,6 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "../base/half.h"
 #include "../base/parallel.h"
 #include "../calibration/moments.h"
 #include "../math/spd.h"
@@ -115,6 +114,19 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
     kvant_free(keys);
 }
 
+static void scale(float factor, size_t n, uint16_t *halves)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    float x[KVANT_MAX_HEAD_DIM];
+    for (size_t i = 0; i < n; i += KVANT_MAX_HEAD_DIM) {
+        const uint32_t some = n - i < KVANT_MAX_HEAD_DIM ? (uint32_t)(n - i) : KVANT_MAX_HEAD_DIM;
+        kernels->half_to_float(halves + i, x, some);
+        for (uint32_t j = 0; j < some; j++)
+            x[j] *= factor;
+        kernels->float_to_half(x, halves + i, some);
+    }
+}
+
 /* The parts of a head share a row's scale: in each the length of keys is to that of queries as in the others. */
 static void balance_parts(const solve_job *job, uint32_t head)
 {
@@ -127,11 +139,8 @@ static void balance_parts(const solve_job *job, uint32_t head)
         before += balance[2 * p];
         after += balance[2 * p] * balance[2 * p + 1];
     }
-    for (uint32_t p = 0; p < parts && parts > 1; p++) {
-        const float factor = (float)sqrt(balance[2 * p + 1] * before / after);
-        for (size_t i = 0; i < size; i++)
-            triangle[p * size + i] = kvant_half_from_float(factor * kvant_half_to_float(triangle[p * size + i]));
-    }
+    for (uint32_t p = 0; p < parts && parts > 1; p++)
+        scale((float)sqrt(balance[2 * p + 1] * before / after), size, triangle + p * size);
 }
 
 static kvant_status solve(solve_job *job, uint32_t n_threads)

@@ -11,6 +11,9 @@
 /* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
 #define MOST_LENGTH 16.0f
 
+/* Of more rows than this at once, every second one counts: matrices are as good (research/calibration.md). */
+#define FEW_ROWS 128u
+
 static size_t sums_of_unit(const kvant_learning *l)
 {
     return l->part + 3 * kvant_lower_floats(l->part);
@@ -356,7 +359,7 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
     begin_rows(&r, job->tensor, unit);
     kvant_outers_begin(&sums, l, u->keys);
     const float most = find_most(&r, sums.rows);
-    for (size_t i = 0; i < rows->n; i++) {
+    for (size_t i = 0; i < rows->n; i += rows->n > FEW_ROWS ? 2 : 1) {
         float *z = kvant_outers_next(&sums);
         if ((rows->slots && is_kept(job->tensor, rows->slots[i])) || !(take_row(&r, rows, i, z) <= most))
             continue;

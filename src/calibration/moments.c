@@ -164,16 +164,21 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
 
 kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, uint16_t *triangle, double *gain)
 {
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const size_t d = n;
     double *room = kvant_alloc(KVANT_MEAN_ROOM(d), sizeof *room), trace = 0, after = 0;
     KVANT_RETURN_IF(!room, KVANT_ERR_MEMORY);
     if (kvant_spd_regularise(n, keys, FLOOR) && kvant_spd_regularise(n, queries, FLOOR)) {
         trace = kvant_trace(n, keys);
-        after = kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor(d, keys, queries, room);
+        after = kernels->mean_factor(d, keys, queries, room);
     }
-    for (size_t i = 0; i < d && after > 0; i++)
+    const double factor = sqrt(trace / after);
+    for (size_t i = 0; i < d && after > 0; triangle += ++i) {
+        float row[KVANT_MAX_HEAD_DIM];
         for (size_t j = 0; j <= i; j++)
-            *triangle++ = kvant_half_from_float((float)(sqrt(trace / after) * queries[j * d + i]));
+            row[j] = (float)(factor * queries[j * d + i]);
+        kernels->float_to_half(row, triangle, (uint32_t)i + 1);
+    }
     kvant_free(room);
     *gain = after / trace;
     return after > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;

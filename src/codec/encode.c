@@ -90,24 +90,30 @@ bool kvant_codec_encodes_slowly(const kvant_codec *codec)
 
 #define TOGETHER 4u /* rows that go through a full W at once */
 
+/* At most TOGETHER rows. */
+static void transform_together(const kvant_transform *transform, const kvant_kernels *kernels, const kvant_affine *affine,
+                               const float *rows, size_t stride, uint32_t n, float *y)
+{
+    const uint32_t d = transform->head_dim;
+    float z[TOGETHER * KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++) {
+        const float *x = rows + i * stride, *source = kvant_transform_normalise(transform, affine, x, z + (size_t)i * d);
+        if (source == x)
+            memcpy(z + (size_t)i * d, x, d * sizeof *z);
+    }
+    kvant_transform_weigh_rows(transform, kernels, n, z, y);
+}
+
 void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,
                                 const kvant_affine *affine, const float *rows, size_t stride, size_t n, float *y)
 {
     const size_t d = transform->head_dim;
-    const bool full = transform->weights && !transform->diagonal;
-    float z[TOGETHER * KVANT_MAX_HEAD_DIM];
-    for (size_t i = 0; i < n; i += full ? TOGETHER : 1) {
-        const uint32_t some = n - i < TOGETHER ? (uint32_t)(n - i) : TOGETHER;
-        for (size_t j = 0; full && j < some; j++) {
-            const float *x = rows + (i + j) * stride, *source = kvant_transform_normalise(transform, affine, x, z + j * d);
-            if (source == x)
-                memcpy(z + j * d, x, d * sizeof *z);
-        }
-        if (full)
-            kernels->combine_rows(transform->weights, z, (uint32_t)d, (uint32_t)d, some, y + i * d);
-        else
-            kvant_transform_forward(transform, kernels, affine, rows + i * stride, y + i * d);
-    }
+    const bool full = kvant_transform_is_full(transform);
+    for (size_t i = 0; full && i < n; i += TOGETHER)
+        transform_together(transform, kernels, affine, rows + i * stride, stride, n - i < TOGETHER ? (uint32_t)(n - i) : TOGETHER,
+                           y + i * d);
+    for (size_t i = 0; !full && i < n; i++)
+        kvant_transform_forward(transform, kernels, affine, rows + i * stride, y + i * d);
 }
 
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,

@@ -326,31 +326,49 @@ kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
                                    .diagonal = transform->diagonal };
 }
 
+/* Some vectors, in place. */
+static void rotate_all(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, float *y)
+{
+    const size_t d = transform->head_dim;
+    float z[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++, y += d)
+        rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
+}
+
+void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
+{
+    if (transform->weights) {
+        kernels->combine_rows(transform->weights, x, transform->head_dim, transform->head_dim, n, y);
+        return;
+    }
+    kvant_transform_stretch(transform, kernels, false, n, x, y);
+    rotate_all(transform, kernels, n, y);
+}
+
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *x, float *y)
 {
     float z[KVANT_MAX_HEAD_DIM];
     const float *source = kvant_transform_normalise(transform, affine, x, z);
-    if (transform->weights) {
+    if (kvant_transform_is_full(transform))
+        kvant_transform_weigh_rows(transform, kernels, 1, source, y);
+    else if (transform->weights)
         weigh(transform, kernels, transform->weights, source, y);
-        return;
-    }
-    if (transform->triangles)
-        kvant_transform_stretch(transform, kernels, false, 1, source, z);
-    rotate(transform, kernels, transform->triangles ? z : source, y);
+    else
+        rotate(transform, kernels, source, y);
 }
 
 void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
                           float *y)
 {
     const size_t d = transform->head_dim;
-    float z[KVANT_MAX_HEAD_DIM];
-    if (transform->triangles)
+    if (transform->triangles) {
         kvant_transform_stretch(transform, kernels, true, n, x, y);
+        rotate_all(transform, kernels, n, y);
+        return;
+    }
     for (const float *end = x + n * d; x < end; x += d, y += d)
-        if (transform->triangles)
-            rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
-        else if (transform->weights)
+        if (transform->weights)
             weigh(transform, kernels, inverse_weights(transform), x, y);
         else
             rotate(transform, kernels, x, y);

@@ -120,6 +120,15 @@ const float *kvant_transform_normalise(const kvant_transform *transform, const k
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *x, float *y);
 
+/* Whether W mixes channels. */
+static inline bool kvant_transform_is_full(const kvant_transform *transform)
+{
+    return transform->triangles || (transform->weights && !transform->diagonal);
+}
+
+/* y = R W x for n vectors, one after another, of a full W. */
+void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y);
+
 /* The transform as plain data, without centre and scale. */
 kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 

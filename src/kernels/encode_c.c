@@ -55,6 +55,17 @@ KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_c)
     }
 }
 
+KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
+{
+    for (uint32_t r = 0; r < n_x; r++, x += n)
+        for (uint32_t j = 0; j < n; j++) {
+            float sum = 0;
+            for (uint32_t i = j; i < n; i++)
+                sum += x[i] * kvant_half_to_float(triangle[(size_t)i * (i + 1) / 2 + j]);
+            x[j] = sum;
+        }
+}
+
 KVANT_ADD_OUTERS_FN(kvant_add_outers_c)
 {
     for (uint32_t j = 0; j < n; j++)

@@ -29,11 +29,6 @@ KVANT_TRIANGLE_FN(kvant_solve_upper_c)
     solve_upper_c(triangle, n, n_x, x);
 }
 
-KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
-{
-    multiply_upper_c(triangle, n, n_x, x);
-}
-
 KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c)
 {
     triplet_codes_c(book, n, t);

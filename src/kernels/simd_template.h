@@ -165,6 +165,7 @@ static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 #include "triangle_loops.h"
+#include "triangle_template.h"
 
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {

@@ -1,5 +1,4 @@
-/* triangle_loops.h - a product and a solution with a lower triangle in binary16, whose numbers become floats a
- * row at a time.
+/* triangle_loops.h - a solution with a lower triangle in binary16, whose numbers become floats a row at a time.
  *
  * Plain C: loops_c.c and the file of each CPU level include it. Every number is
  * a sum in an order that no vector's width changes, so without contraction all levels agree. The
@@ -24,32 +23,6 @@ static KVANT_TRIANGLE_FN(NAME(solve_upper))
             const float factor = of[i] *= inverse;
             for (uint32_t j = 0; j < i; j++)
                 of[j] -= factor * row[j];
-        }
-    }
-}
-
-/* Some rows at once, with zeros behind their numbers. */
-#define ROWS_MULTIPLIED 4u
-
-static KVANT_TRIANGLE_FN(NAME(multiply_upper))
-{
-    float rows[ROWS_MULTIPLIED][KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < n; i += ROWS_MULTIPLIED) {
-        const uint32_t end = i + ROWS_MULTIPLIED < n ? i + ROWS_MULTIPLIED : n;
-        for (uint32_t k = 0; k < ROWS_MULTIPLIED; k++) {
-            if (i + k < n)
-                NAME(read_row)(triangle, i + k, rows[k]);
-            for (uint32_t j = i + k < n ? i + k + 1 : 0; j < end; j++)
-                rows[k][j] = 0;
-        }
-        for (uint32_t r = 0; r < n_x; r++) {
-            float *restrict of = x + (size_t)r * n, f[ROWS_MULTIPLIED] = { 0 };
-            for (uint32_t j = i; j < end; j++) {
-                f[j - i] = of[j];
-                of[j] = 0;
-            }
-            for (uint32_t j = 0; j < end; j++)
-                of[j] = (((of[j] + f[0] * rows[0][j]) + f[1] * rows[1][j]) + f[2] * rows[2][j]) + f[3] * rows[3][j];
         }
     }
 }

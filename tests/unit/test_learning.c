@@ -187,7 +187,7 @@ static void later_matrices_are_for_later_blocks(void **state)
     assert_true(has_matrix(&f, 1) && has_matrix(&f, 31));
     assert_false(kvant_tensor_wants_queries(f.tensor, 1));
     assert_int_equal(tensor_info_of(&f).n_versions, 3);
-    assert_true(score_error(&f, t, 1024, 256) < score_error(&f, t, 64, 16));
+    assert_true(score_error(&f, t, 1024, 256) < score_error(&f, t, 128, 256));
     fixture g = make(spec, 1, BLOCKS, 0); /* the other kind alone */
     memcpy(g.rows, f.rows, MOST * WIDTH * sizeof *g.rows);
     put(&g, u, 2048, 256, 256, 2);
