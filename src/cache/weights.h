@@ -1,16 +1,16 @@
 /* weights.h - matrices of transform=first: a W per kv head, made of lower triangles in binary16.
  *
- * Up to head_dim 128 W is one matrix; beyond, it is block diagonal of parts of at most 128 channels
+ * Up to head_dim 128 W is one matrix; beyond, it is block diagonal of parts of at most 64 channels
  * (transform.h), because the time to solve for a matrix grows with the third power of its size. */
 #pragma once
 
 #include "tensor.h"
 
-/* Channels of a part. */
+/* Channels of a part. On Gemma-3 parts of 128 are no better (research/calibration.md). */
 static inline uint32_t kvant_weights_part(uint32_t head_dim)
 {
     uint32_t parts = 1;
-    while (head_dim > 128 && (head_dim / parts > 128 || head_dim % (2 * parts)) && 2 * parts <= head_dim)
+    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) && 2 * parts <= head_dim)
         parts++;
     return head_dim % (2 * parts) ? head_dim : head_dim / parts;
 }
