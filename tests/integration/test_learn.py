@@ -67,11 +67,11 @@ class Learning(unittest.TestCase):
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)
             self.assertIn(LEARNS, said)
 
-    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"], alone=0):
+    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"], alone=0, **variables):
         """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens come alone."""
-        path, variables = self.home / "state", GPU if on_gpu else {}
+        path = self.home / "state"
         self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, LEARN_PROBE_ALONE=alone,
-                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0", **variables)
+                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0", **variables, **(GPU if on_gpu else {}))
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
         at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
@@ -95,6 +95,14 @@ class Learning(unittest.TestCase):
         text.write_bytes(pathlib.Path(os.environ["KVANT_TEXT"]).read_bytes()[:2000] + 700 * b" the" + 400 * b" and so on")
         cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
         self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+
+    def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
+        """They are the same rows if they do not wait. Of tokens that come alone meanwhile a search may end elsewhere."""
+        for tokens, alone in ((1300, 40), (2100, 0)):
+            roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
+                              for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
+            self.assertEqual(roomy[:tokens], cramped[:tokens])
+            self.assertTrue(all(difference(*rows) < 0.3 for rows in zip(roomy[tokens:], cramped[tokens:])))
 
     def test_tokens_decoded_while_keys_wait_are_kept(self):
         """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the wait is over by then or not. (The

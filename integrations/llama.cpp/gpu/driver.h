@@ -51,6 +51,7 @@ typedef struct cu_copy_2d {
     X(context_set, cuCtxSetCurrent, (cu_context context))                                                              \
     X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                                                  \
     X(memory_free, cuMemFree_v2, (cu_address memory))                                                                  \
+    X(memory_info, cuMemGetInfo_v2, (size_t *free, size_t *total))                                                     \
     X(host_memory_new, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                  \
     X(host_memory_free, cuMemFreeHost, (void *memory))                                                                 \
     X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \

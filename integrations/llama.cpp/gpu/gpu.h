@@ -98,6 +98,7 @@ typedef struct kvp_gpu_cache {
     int64_t *wait_slots;
     int64_t *wait_cells;  /* in the computer's memory; -1: another row is there now. Behind them those of the last step of few tokens */
     size_t n_wait, most_wait, last_wait; /* last: of the last batch, or of that step */
+    size_t most_learnt;   /* of these rows */
     size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
     int n_batches;        /* that wait */
     int n_few;            /* steps of few tokens since: their rows are in these pages, too */

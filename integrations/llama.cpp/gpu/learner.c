@@ -11,7 +11,7 @@
 
 #include "../ggml_api.h"
 
-#define MOST_AT_ONCE 16 /* layers */
+#define MOST_AT_ONCE 7 /* layers: more disturb the GPU's caller, and are not needed before a wait ends */
 #define LOW_PRIORITY 10
 #define WEIGH_BATCH 512u /* rows that the tensor judges together */
 
@@ -170,7 +170,7 @@ kvp_gpu_learner *kvp_gpu_learner_of(kvp_gpu_cells *cells)
 /* As many as will wait: while threads read rows these stay where they are. */
 static bool have_rows(kvp_gpu_learner *l, const kvp_gpu_cells *cells, size_t first, size_t n)
 {
-    const size_t width = kvp_gpu_width(cells), wait = cells->cache->waiting ? cells->cache->most_wait : 0;
+    const size_t width = kvp_gpu_width(cells), wait = cells->cache->waiting ? cells->cache->most_learnt : 0;
     const size_t most = first + n > wait ? first + n : wait;
     float *rows = l->rows;
 

@@ -1,7 +1,7 @@
 /* wait.c - first batches whose keys wait for the matrix that is learnt from them.
  *
- * Of an empty cache the first batch, and the next ones as far as the matrix is learnt from them. Attention
- * sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force: after
+ * Of an empty cache the first batch, the next ones as far as the matrix is learnt from them, and as many rows again while threads
+ * learn. Attention sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force: after
  * so many graphs of a few tokens that threads have learnt it meanwhile, before another batch, and when somebody else needs the rows. So
  * results depend on no clock. Without memory for it each layer waits for its matrix (weigh.c). */
 #include "gpu.h"
@@ -11,9 +11,16 @@
 
 #include "../ggml_api.h"
 
-#define MOST_BATCHES 4 /* each has a thread per layer */
+#define MOST_BATCHES 4 /* that are learnt from: each has a thread per layer */
 #define MOST_FEW 32    /* graphs of a few tokens meanwhile */
-#define MOST_BLOCKS (KVP_ENOUGH_ROWS / KVANT_PAGE_TOKENS + 1)
+
+/* Whether so many bytes are a small part of what is free: others will need memory, too. */
+static bool are_few(const kvp_gpu *gpu, size_t bytes)
+{
+    size_t unused, total;
+
+    return kvp_gpu_enter(gpu) && kvp_cu_ok(kvp_cu.memory_info(&unused, &total), "memory") && bytes < unused / 4;
+}
 
 /* Each tensor's pages behind those of the one before, then keys; false without memory. */
 static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
@@ -30,7 +37,8 @@ static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
         if (!kvp_gpu_have_pages(cache->tensors[i], cache->n_pages))
             return false;
     }
-    if (cells == NULL || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes + slots * sizeof(*cache->wait_slots), true))
+    bytes += slots * sizeof(*cache->wait_slots);
+    if (cells == NULL || (n_rows > KVP_ENOUGH_ROWS && !are_few(cache->gpu, bytes)) || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes, true))
         return false;
     at = cache->wait.at;
     for (size_t i = 0; i < cache->n_tensors; i++) {
@@ -73,20 +81,28 @@ static void add_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     cache->n_batches++;
 }
 
-/* Room for as many rows as are learnt from. */
-static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+/* Pages for the step's rows and for so many; false without memory. */
+static bool have_room(kvp_gpu_cache *cache, const kvp_gpu_step *step, size_t rows)
 {
-    const uint32_t most = cache->n_blocks < MOST_BLOCKS ? cache->n_blocks : MOST_BLOCKS;
-    const size_t rows = step->n > KVP_ENOUGH_ROWS ? step->n : KVP_ENOUGH_ROWS;
-    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
-    const uint32_t blocks = may ? count_blocks(cache, step) : 0, n = blocks < most ? most : blocks;
+    const uint32_t all = (uint32_t)(rows / KVANT_PAGE_TOKENS) + 1, most = cache->n_blocks < all ? cache->n_blocks : all;
+    const uint32_t blocks = count_blocks(cache, step), n = blocks < most ? most : blocks;
 
-    if (!may || n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, rows))
-        return;
+    if (n > KVP_MOST_PAGES || !have_waiting_pages(cache, n, step->n > rows ? step->n : rows))
+        return false;
     kvp_gpu_close_all(cache);
     cache->n_pages = n;
+    return true;
+}
+
+static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
+
+    if (!may || !(have_room(cache, step, 2 * KVP_ENOUGH_ROWS) || have_room(cache, step, KVP_ENOUGH_ROWS)))
+        return;
     kvp_gpu_close_all(cache);
     cache->waiting = true;
+    cache->most_learnt = step->n > KVP_ENOUGH_ROWS ? step->n : KVP_ENOUGH_ROWS;
     cache->n_wait = 0;
     cache->n_batches = cache->n_few = 0;
     add_waiting(cache, step);
@@ -139,6 +155,12 @@ static bool is_few(const kvp_gpu_step *step)
     return step->n <= KVP_FEW_TOKENS;
 }
 
+/* Whether a step, which goes on, is one of those that the matrix is learnt from. */
+static bool is_learnt_from(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    return cache->n_wait - (is_last(cache, step) ? cache->last_wait : 0) < KVP_ENOUGH_ROWS;
+}
+
 /* Whether the rows of a step wait with those that do, or beside them. */
 static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
@@ -150,8 +172,9 @@ static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
         return false;
     if (is_few(step))
         return cache->n_few < MOST_FEW && count_fresh(cache, step) <= kvp_kv_open_pages(&cache->tensors[0]->shape);
-    return cache->n_few == 0 && cache->n_batches < MOST_BATCHES && cache->n_wait < KVP_ENOUGH_ROWS &&
-           cache->n_wait + step->n <= cache->most_wait;
+    if (cache->n_few > 0 || cache->n_wait + step->n > cache->most_wait)
+        return false;
+    return !is_learnt_from(cache, step) || (cache->n_batches < MOST_BATCHES && cache->n_wait + step->n <= cache->most_learnt);
 }
 
 /* Their rows are in no sealed page yet, and nothing is learnt from them. */
@@ -295,7 +318,7 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
     if (!on && !(kvp_gpu_wait_end(cache, kvp_gpu_weigh_later(cache, step), stream) &&
                  (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream))))
         return false;
-    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, step))
+    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, !on || is_few(step) || is_learnt_from(cache, step) ? step : NULL))
         return false;
     if (!on)
         begin_waiting(cache, step);

@@ -147,7 +147,7 @@ bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_t
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     abi_tensor copy = { 0 };
 
-    if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < LEAST_ROWS)
+    if (!cells->weighs || cells->weighed || node->src[0]->ne[1] < LEAST_ROWS || cells->cache->plain.last == 0)
         return false;
     if (!b->looked && !decodes)
         b->monotonous = values != NULL && kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) && are_alike(&copy);
