@@ -11,7 +11,8 @@
 /* Rows so many times longer than the middle one, after centre and scale, say nothing of others. */
 #define MOST_LENGTH 16.0f
 
-/* Of more rows than this at once, every second one counts: matrices are as good (research/calibration.md). */
+/* Of more rows than this at once, every second one counts: of the first 1024 tokens the KLD grows by a twentieth, of others by
+ * nothing (research/calibration.md). */
 #define FEW_ROWS 128u
 
 static size_t sums_of_unit(const kvant_learning *l)

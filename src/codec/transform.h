@@ -126,7 +126,7 @@ static inline bool kvant_transform_is_full(const kvant_transform *transform)
     return transform->triangles || (transform->weights && !transform->diagonal);
 }
 
-/* y = R W x for n vectors, one after another, of a full W. */
+/* y = R W x for n vectors, one after another, of a full W. x and y may not overlap. */
 void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y);
 
 /* The transform as plain data, without centre and scale. */

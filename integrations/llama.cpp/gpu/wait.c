@@ -1,9 +1,10 @@
 /* wait.c - first batches whose keys wait for the matrix that is learnt from them.
  *
- * Of an empty cache the first batch, the next ones as far as the matrix is learnt from them, and as many rows again while threads
- * learn. Attention sees their rows in open pages that are had for them alone; keys are kept as they came, and stored when the matrix is in force: after
- * so many graphs of a few tokens that threads have learnt it meanwhile, before another batch, and when somebody else needs the rows. So
- * results depend on no clock. Without memory for it each layer waits for its matrix (weigh.c). */
+ * Of an empty cache the first batch, the next ones as far as the matrix is learnt from them, and as many rows again while threads learn
+ * (half of all where little memory is free). Attention sees their rows in open pages that are had for them alone; keys are kept as they
+ * came, and stored when the matrix is in force: after so many graphs of a few tokens that threads have learnt it meanwhile, before
+ * another batch, and when somebody else needs the rows. So results depend on no clock. Without memory for it each layer waits for its
+ * matrix (weigh.c). */
 #include "gpu.h"
 
 #include <stdlib.h>

@@ -17,7 +17,7 @@
 #include "../log.h"
 #include "../rope.h"
 
-#define ASKED_TOKENS 64u /* of a batch, whose queries kvant_tensor_note_queries looks at */
+#define ASKED_TOKENS 64u /* of a batch, whose queries kvant_tensor_note_queries looks at; of 1024 tokens it would at twice as many */
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
 #define MOST_PLAIN 2048u /* rows in the computer's memory */
 
