@@ -68,7 +68,7 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
-/* A key, or a query, in the version's terms but for W. */
+/* A key, or a query, in the version's terms, without W. */
 static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query, const float *x, float *z)
 {
     const uint32_t d = transform->head_dim;

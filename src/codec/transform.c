@@ -291,17 +291,12 @@ void kvant_transform_stretch(const kvant_transform *transform, const kvant_kerne
         by_parts(transform, kernels, dual ? multiply_inverse : multiply_part, n - i < most ? n - i : most, x + i * d, y + i * d);
 }
 
-/* y = R W x when weights are W; y = R W^-T x when weights are W^-T. */
-static void weigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
-                  const float *x, float *y)
+/* y = R W x of a diagonal W whose factors are weights. */
+static void weigh_diagonal(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights, const float *x,
+                           float *y)
 {
-    uint32_t d = transform->head_dim;
-    if (!transform->diagonal) {
-        kernels->combine_rows(weights, x, d, d, 1, y);
-        return;
-    }
     float z[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < d; i++)
+    for (uint32_t i = 0; i < transform->head_dim; i++)
         z[i] = x[i] * weights[i];
     rotate(transform, kernels, z, y);
 }
@@ -353,7 +348,7 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
     if (kvant_transform_is_full(transform))
         kvant_transform_weigh_rows(transform, kernels, 1, source, y);
     else if (transform->weights)
-        weigh(transform, kernels, transform->weights, source, y);
+        weigh_diagonal(transform, kernels, transform->weights, source, y);
     else
         rotate(transform, kernels, source, y);
 }
@@ -361,15 +356,19 @@ void kvant_transform_forward(const kvant_transform *transform, const kvant_kerne
 void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x,
                           float *y)
 {
-    const size_t d = transform->head_dim;
+    const uint32_t d = transform->head_dim;
     if (transform->triangles) {
         kvant_transform_stretch(transform, kernels, true, n, x, y);
         rotate_all(transform, kernels, n, y);
         return;
     }
-    for (const float *end = x + n * d; x < end; x += d, y += d)
+    if (kvant_transform_is_full(transform)) {
+        kernels->combine_rows(inverse_weights(transform), x, d, d, n, y);
+        return;
+    }
+    for (const float *end = x + (size_t)n * d; x < end; x += d, y += d)
         if (transform->weights)
-            weigh(transform, kernels, inverse_weights(transform), x, y);
+            weigh_diagonal(transform, kernels, inverse_weights(transform), x, y);
         else
             rotate(transform, kernels, x, y);
 }

@@ -319,7 +319,7 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
     if (!on && !(kvp_gpu_wait_end(cache, kvp_gpu_weigh_later(cache, step), stream) &&
                  (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream))))
         return false;
-    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, !on || is_few(step) || is_learnt_from(cache, step) ? step : NULL))
+    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, !on || is_learnt_from(cache, step) ? step : NULL))
         return false;
     if (!on)
         begin_waiting(cache, step);
