@@ -123,6 +123,9 @@ typedef struct kvant_cuda_rows {
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
+/* Of attention (kvant_cuda_merge). */
+#define KVANT_CUDA_MOST_PARTS 16u
+
 typedef struct kvant_cuda_query_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
     const kvant_cuda_codec *k_codec;
@@ -131,7 +134,11 @@ typedef struct kvant_cuda_query_args {
     const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
     const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
-    float *out;                           /* batch x n_heads x head_dim, contiguous */
+    float *out;                           /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
+    /* Zeros from here on, or a smaller size: none of this. The same queries through other matrices, too, for parts
+     * (kvant_cuda_merge) whose keys have these. */
+    uint32_t n_further;
+    const float *further[KVANT_CUDA_MOST_PARTS - 1]; /* as inverse_weights */
 } kvant_cuda_query_args;
 
 typedef struct kvant_cuda_append_args {
@@ -287,23 +294,29 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
-/* ---- sinks beside keys with a centre ---- */
+/* ---- parts of a sequence ---- */
 
-/* Keys with a centre c lack <q, c> in their scores, which a softmax ignores, but sinks do not. Attention without
- * sinks, with lse; then this: out becomes out * w / (w + exp(sink)), w = exp(lse + scale <q, c>). */
-typedef struct kvant_cuda_sinks_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_sinks_args) */
-    uint32_t n_queries, n_heads, n_kv_heads, head_dim;
+/* Attention over parts of a sequence, each by a call of its own with an lse and without sinks, made whole: parts differ
+ * in the centre c of their keys, or in their matrix. Keys with a centre lack <q, c> in their scores, which a softmax
+ * ignores, but neither sinks do nor other parts. So scale * <q, c> is added to each part's log-sum-exp; then parts are
+ * weighed by these, and the sinks. One part alone may be its own output: with sinks, or for the lse. */
+typedef struct kvant_cuda_merge_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_merge_args) */
+    uint32_t n_parts, n_queries, n_heads, n_kv_heads, head_dim; /* at most KVANT_CUDA_MOST_PARTS parts */
+    const float *outs; /* n_parts x n_queries x n_heads x head_dim, contiguous */
+    const float *lses; /* n_parts x n_queries x n_heads */
+    const float *centers[KVANT_CUDA_MOST_PARTS]; /* of each part's keys: n_kv_heads x head_dim, or NULL */
     const float *q; /* n_queries x n_heads x head_dim, as the model has them */
     size_t q_token_stride, q_head_stride;
     float scale;
-    const float *center; /* n_kv_heads x head_dim */
-    const float *sinks;  /* n_heads */
-    const float *lse;    /* n_queries x n_heads */
-    float *out;          /* n_queries x n_heads x head_dim, contiguous */
-} kvant_cuda_sinks_args;
+    const float *sinks; /* n_heads, or NULL */
+    float *out;
+    size_t out_token_stride, out_head_stride;
+    float *lse; /* n_queries x n_heads, or NULL */
+} kvant_cuda_merge_args;
 
-KVANT_API kvant_status kvant_cuda_add_sinks(const kvant_cuda_sinks_args *args, kvant_cuda_stream stream);
+/* KVANT_ERR_ARGUMENT for no part or no query, or too many of them. */
+KVANT_API kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream);
 
 /* ---- attention over rows in ggml's block formats ---- */
 

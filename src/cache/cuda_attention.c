@@ -439,7 +439,8 @@ static kvant_status merge(attention_call *c)
     const kvant_attention_problem *p = c->p;
     const size_t rows = (size_t)c->batch * p->n_queries * p->n_heads;
     const float *outs = c->memory->partial.at;
-    kvant_cuda_merge_args args = { .n_parts = c->n_parts,
+    kvant_cuda_merge_args args = { .size = sizeof args,
+                                   .n_parts = c->n_parts,
                                    .n_queries = c->batch * p->n_queries,
                                    .n_heads = p->n_heads,
                                    .n_kv_heads = c->n_kv_heads,

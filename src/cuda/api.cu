@@ -176,22 +176,27 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
 
 bool valid_queries(const kvant_cuda_query_args &args)
 {
+    if (args.n_further >= KVANT_CUDA_MOST_PARTS ||
+        std::any_of(args.further, args.further + args.n_further, [](const float *matrix) { return !matrix; }))
+        return false;
     return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) && args.n_kv_heads > 0 &&
            args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.n_kv_heads <= MAX_GRID_Y &&
-           args.batch <= MAX_GRID_Y && args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
+           args.batch <= MAX_GRID_Y / (1 + args.n_further) && args.k_codec->params.weighting == KVANT_CUDA_WEIGHTING_FULL;
 }
 
 QueryArgs queries_of(const kvant_cuda_query_args &args)
 {
-    return QueryArgs{ args.type, args.q,   args.q_batch_stride,           args.q_head_stride, args.inverse_weights,
-                      args.out,  args.n_heads / args.n_kv_heads };
+    QueryArgs queries{ args.type,  args.q,          args.q_batch_stride,           args.q_head_stride, args.out,
+                       args.batch, args.n_further + 1, args.n_heads / args.n_kv_heads, { args.inverse_weights } };
+    std::copy_n(args.further, args.n_further, queries.inverse_weights + 1);
+    return queries;
 }
 
 kvant_status transform_queries(const kvant_cuda_query_args &args, kvant_cuda_stream stream)
 {
     if (args.batch == 0)
         return KVANT_OK;
-    return from_cuda(launch_queries(queries_of(args), args.k_codec->params.head_dim, args.batch, args.n_kv_heads,
+    return from_cuda(launch_queries(queries_of(args), args.k_codec->params.head_dim, args.n_kv_heads,
                                     static_cast<cudaStream_t>(stream)));
 }
 

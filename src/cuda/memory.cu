@@ -2,6 +2,8 @@
  * the largest of many numbers, what centres and
  * scales are learnt from, and attention made whole of parts. */
 #include "checks.h"
+#include "launch.h"
+#include "ptx.cuh"
 #include "rotate.cuh"
 #include "table.h"
 
@@ -67,6 +69,8 @@ __global__ void __launch_bounds__(THREADS) merge_kernel(const __grid_constant__ 
     const uint32_t at = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, query = at / args.n_heads,
                    head = at % args.n_heads;
     const int lane = threadIdx.x % 32;
+    kvant::begin_next();
+    kvant::wait_for_former();
     if (query >= args.n_queries)
         return;
     float weights[KVANT_CUDA_MOST_PARTS], top = args.sinks ? args.sinks[head] : -INFINITY, sum = 0;
@@ -189,9 +193,11 @@ kvant_status kvant_cuda_table_note_rows(const kvant_cuda_note_args *args, kvant_
 
 kvant_status kvant_cuda_table_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
 {
-    const uint64_t rows = (uint64_t)args->n_queries * args->n_heads;
-    if (rows == 0 || rows > INT32_MAX || args->n_parts == 0 || args->n_parts > KVANT_CUDA_MOST_PARTS)
+    const uint64_t rows = args && args->size == sizeof *args ? (uint64_t)args->n_queries * args->n_heads : 0;
+    if (rows == 0 || !args->n_kv_heads || args->n_heads % args->n_kv_heads || rows > INT32_MAX || args->n_parts == 0 || args->n_parts > KVANT_CUDA_MOST_PARTS)
         return KVANT_ERR_ARGUMENT;
-    merge_kernel<<<(uint32_t)((rows + THREADS / 32 - 1) / (THREADS / 32)), THREADS, 0, stream_of(stream)>>>(*args);
-    return from_cuda(cudaGetLastError());
+    kvant_cuda_merge_args p = *args;
+    void *parameters[] = { &p };
+    return from_cuda(kvant::launch_early((const void *)merge_kernel, dim3((uint32_t)((rows + THREADS / 32 - 1) / (THREADS / 32))), THREADS,
+                                         parameters, 0, stream_of(stream)));
 }

@@ -237,6 +237,7 @@ TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
 TABLE_CALL(block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
+TABLE_CALL(merge, kvant_cuda_merge_args, lse)
 
 /* A call that the table takes as it is. */
 #define FORWARD(name, parameters, arguments)                                                                       \
@@ -261,31 +262,6 @@ FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_
         (numbers, largest, stream))
 FORWARD(note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream), (args, stream))
 FORWARD(turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream), (args, stream))
-FORWARD(merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream), (args, stream))
-
-/* One part, whose sum is weighed against the sinks. */
-kvant_status kvant_cuda_add_sinks(const kvant_cuda_sinks_args *args, kvant_cuda_stream stream)
-{
-    KVANT_RETURN_IF(!args || args->size != sizeof *args || !args->n_kv_heads || args->n_heads % args->n_kv_heads,
-                    KVANT_ERR_ARGUMENT);
-    const kvant_cuda_merge_args merge = { .n_parts = 1,
-                                          .n_queries = args->n_queries,
-                                          .n_heads = args->n_heads,
-                                          .n_kv_heads = args->n_kv_heads,
-                                          .head_dim = args->head_dim,
-                                          .outs = args->out,
-                                          .lses = args->lse,
-                                          .centers = { args->center },
-                                          .q = args->q,
-                                          .q_token_stride = args->q_token_stride,
-                                          .q_head_stride = args->q_head_stride,
-                                          .scale = args->scale,
-                                          .sinks = args->sinks,
-                                          .out = args->out,
-                                          .out_token_stride = (size_t)args->n_heads * args->head_dim,
-                                          .out_head_stride = args->head_dim };
-    return kvant_cuda_merge(&merge, stream);
-}
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
 {

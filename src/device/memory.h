@@ -1,4 +1,4 @@
-/* memory.h - memory of the GPU for the caches of src/cache, and two kernels that they alone need:
+/* memory.h - memory of the GPU for the caches of src/cache, and kernels that they alone need:
  * calls of libkvant_cuda.so, since libkvant links no CUDA. Work is ordered on a stream of the
  * current GPU. The functions leave no message. */
 #pragma once
@@ -66,27 +66,6 @@ kvant_status kvant_cuda_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream
 /* kvant_cuda_codec_from with codecs of a dense rotation too. Their rows, queries and outputs are the caller's to turn:
  * append takes transformed rows alone. */
 kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen);
-
-#define KVANT_CUDA_MOST_PARTS 16u
-
-/* Attention over parts of a sequence that differ in the centre of keys, made whole. Arrays are on
- * the device. */
-typedef struct kvant_cuda_merge_args {
-    uint32_t n_parts, n_queries, n_heads, n_kv_heads, head_dim;
-    const float *outs; /* n_parts x n_queries x n_heads x head_dim */
-    const float *lses; /* n_parts x n_queries x n_heads, without <q, c> */
-    const float *centers[KVANT_CUDA_MOST_PARTS]; /* of each part's keys: n_kv_heads x head_dim, or NULL */
-    const float *q;
-    size_t q_token_stride, q_head_stride;
-    float scale;
-    const float *sinks; /* n_heads, or NULL */
-    float *out;
-    size_t out_token_stride, out_head_stride;
-    float *lse; /* n_queries x n_heads, or NULL */
-} kvant_cuda_merge_args;
-
-/* Adds scale * <q, c> to each part's log-sum-exp, then weighs the parts by them and the sinks. */
-kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream);
 
 #ifdef __cplusplus
 }

@@ -408,10 +408,49 @@ static void compare_queries(const problem *p, const float *gpu)
     free(got);
 }
 
+/* The same queries through another matrix, behind them: bits of a call of its own. */
+static void compare_further(const problem *p, const kvant_cuda_query_args *queries)
+{
+    const size_t bytes = (size_t)BATCH * QUERY_HEADS * p->k.d * sizeof(float);
+    uint8_t *got = malloc(bytes), *want = malloc(bytes);
+    kvant_cuda_query_args alone = *queries;
+    alone.inverse_weights = queries->further[0];
+    alone.n_further = 0;
+    alone.out = device_new(bytes, 0xff);
+    assert_int_equal(kvant_cuda_transform_queries(&alone, NULL), KVANT_OK);
+    device_read(want, alone.out, bytes);
+    device_read(got, (const uint8_t *)queries->out + bytes, bytes);
+    assert_memory_equal(got, want, bytes);
+    cudaFree(alone.out);
+    free(got);
+    free(want);
+}
+
+/* Many tokens, here one again and again, have a kernel of their own, with the same bits. */
+static void transform_many_queries(const problem *p, const kvant_cuda_query_args *queries)
+{
+    enum { MANY = 203 };
+    const size_t token = (size_t)QUERY_HEADS * p->k.d, part = MANY * token;
+    float *got = malloc(2 * part * sizeof *got), *want = malloc(2 * BATCH * token * sizeof *want);
+    kvant_cuda_query_args many = *queries;
+    many.batch = MANY;
+    many.q_batch_stride = 0;
+    many.out = device_new(2 * part * sizeof *got, 0xff);
+    assert_int_equal(kvant_cuda_transform_queries(&many, NULL), KVANT_OK);
+    device_read(got, many.out, 2 * part * sizeof *got);
+    device_read(want, queries->out, 2 * BATCH * token * sizeof *want);
+    for (size_t i = 0; i < 2 * MANY; i++)
+        assert_memory_equal(got + i * token, want + i / MANY * BATCH * token, token * sizeof *got);
+    cudaFree(many.out);
+    free(got);
+    free(want);
+}
+
 /* The same in the launch of rows, of which none is stored. */
 static void transform_queries_with_rows(const problem *p, const kvant_cuda_query_args *queries)
 {
     const uint32_t d = p->k.d;
+    const size_t part = (size_t)BATCH * QUERY_HEADS * d;
     const int64_t none[BATCH] = { -1, -1, -1 };
     for (int open = 0; open < 2; open++) {
         void *slots = device_copy(none, sizeof none), *rows = device_new((size_t)BATCH * HEADS * d * sizeof(float), 0);
@@ -428,9 +467,11 @@ static void transform_queries_with_rows(const problem *p, const kvant_cuda_query
                                         .n_kv_heads = HEADS,
                                         .slots = slots,
                                         .queries = *queries };
-        check_cuda(cudaMemset(queries->out, 0xff, (size_t)BATCH * QUERY_HEADS * d * sizeof(float)));
+        args.queries.further[0] = queries->inverse_weights;
+        check_cuda(cudaMemset(queries->out, 0xff, 2 * part * sizeof(float)));
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         compare_queries(p, queries->out);
+        compare_queries(p, queries->out + part);
         args.queries.batch = BATCH - 1;
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
         cudaFree(slots);
@@ -441,7 +482,7 @@ static void transform_queries_with_rows(const problem *p, const kvant_cuda_query
 static float *transform_queries(const problem *p, const void *gpu_q)
 {
     const uint32_t d = p->k.d;
-    const size_t n = (size_t)BATCH * QUERY_HEADS * d;
+    const size_t n = 2 * (size_t)BATCH * QUERY_HEADS * d;
     float *out = device_new(n * sizeof *out, 0xff);
     kvant_cuda_query_args args = { .size = sizeof args,
                                    .k_codec = p->k.gpu,
@@ -452,10 +493,17 @@ static float *transform_queries(const problem *p, const void *gpu_q)
                                    .q_batch_stride = QUERY_HEADS * d,
                                    .q_head_stride = d,
                                    .inverse_weights = p->k.inverse,
-                                   .out = out };
+                                   .out = out,
+                                   .n_further = 1,
+                                   .further = { p->k.weights } };
     assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_OK);
     compare_queries(p, out);
+    compare_further(p, &args);
+    transform_many_queries(p, &args);
     transform_queries_with_rows(p, &args);
+    args.n_further = 2;
+    assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
+    args.n_further = 0;
     args.k_codec = p->v.gpu;
     assert_int_equal(kvant_cuda_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
     return out;

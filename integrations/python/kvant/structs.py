@@ -475,6 +475,8 @@ class CudaQueryArgs(Struct):
         ("q_head_stride", c.c_size_t),
         ("inverse_weights", c.c_void_p),
         ("out", c.c_void_p),
+        ("n_further", c.c_uint32),
+        ("further", c.c_void_p * 15),
     ]
 
 

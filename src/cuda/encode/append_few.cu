@@ -51,7 +51,8 @@ template <class Book> struct FewArgs {
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
-    QueryArgs queries; /* of a last role, with a matrix; q NULL: none */
+    uint32_t n_roles;  /* behind them, a matrix of queries each */
+    QueryArgs queries;
 };
 
 /* Where a warp begins: one works, the others rehearse. */
@@ -199,12 +200,13 @@ KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type 
 }
 
 /* A token's queries of a kv head through their matrix: four heads at a time, a channel a thread. */
-template <int D> KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t token, int kv_head, int n_kv_heads)
+template <int D>
+KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t matrix, uint32_t token, int kv_head, int n_kv_heads)
 {
     constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
     __shared__ float4 q[D];
     const int channel = threadIdx.x, n = (int)args.heads_a_kv;
-    const float *column = args.inverse_weights + (size_t)kv_head * D * D + channel;
+    const float *column = args.inverse_weights[matrix] + (size_t)kv_head * D * D + channel;
     float weights[AHEAD];
     unrolled_for (int i = 0; i < AHEAD; i++)
         weights[i] = column[(size_t)i * D];
@@ -234,7 +236,7 @@ template <int D> KVANT_INLINE void few_queries(const QueryArgs &args, uint32_t t
         }
         unrolled_for (int h = 0; h < HEADS; h++)
             if (head + h < n)
-                args.out[(((size_t)token * n_kv_heads + kv_head) * n + head + h) * D + channel] = sum[h];
+                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n + head + h) * D + channel] = sum[h];
     }
 }
 
@@ -420,8 +422,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     const int lane = threadIdx.x & 31, kv_head = blockIdx.y, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0); /* so the compiler knows that branches are the warp's */
     if (32 * (warp + 1) == blockDim.x)
         return let_next_begin();
-    if (MATRIX && args.queries.q && blockIdx.z == gridDim.z - 1)
-        return few_queries<D>(args.queries, blockIdx.x, blockIdx.y, gridDim.y);
+    if (MATRIX && blockIdx.z >= args.n_roles)
+        return few_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.y, gridDim.y);
     __shared__ Book books[1];
     const FewRole &role = args.roles[blockIdx.z];
     const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = warp == 0;
@@ -505,14 +507,14 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {}, args.queries };
+    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {}, (uint32_t)n_roles, args.queries };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);
         fill_book(p.books[i], *args.roles[i].source);
         matrix |= args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
     }
-    const dim3 grid(args.n_tokens, n_kv_heads, n_roles + (args.queries.q ? 1 : 0));
+    const dim3 grid(args.n_tokens, n_kv_heads, n_roles + (args.queries.q ? args.queries.n_matrices : 0));
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         void *parameters[] = { &p };

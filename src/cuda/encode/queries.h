@@ -12,9 +12,9 @@ struct QueryArgs {
     kvant_cuda_type type;
     const void *q;
     size_t batch_stride, head_stride; /* elements */
-    const float *inverse_weights;     /* of all kv heads */
-    float *out;
-    uint32_t heads_a_kv;
+    float *out;                       /* of the first matrix, then of the next one */
+    uint32_t batch, n_matrices, heads_a_kv;
+    const float *inverse_weights[KVANT_CUDA_MOST_PARTS]; /* of all kv heads */
 };
 
 constexpr uint32_t QUERY_HEADS = 8; /* of one kv head that a block of threads takes */
@@ -24,7 +24,6 @@ inline uint32_t groups_of(const QueryArgs &args)
     return (args.heads_a_kv + QUERY_HEADS - 1) / QUERY_HEADS;
 }
 
-cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t batch, uint32_t n_kv_heads,
-                           cudaStream_t stream);
+cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads, cudaStream_t stream);
 
 } // namespace kvant

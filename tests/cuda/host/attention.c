@@ -282,11 +282,11 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 
 void host_turn_queries(const kvant_cuda_query_args *args)
 {
-    const size_t d = args->k_codec->params.head_dim;
-    for (size_t i = 0; i < (size_t)args->batch * args->n_heads; i++) {
+    const size_t d = args->k_codec->params.head_dim, rows = (size_t)args->batch * args->n_heads;
+    for (size_t i = 0; i < (1 + args->n_further) * rows; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
-        const size_t at = i / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
-        const float *m = args->inverse_weights + kv * d * d;
+        const size_t at = i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
+        const float *m = (i < rows ? args->inverse_weights : args->further[i / rows - 1]) + kv * d * d;
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)
