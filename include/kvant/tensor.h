@@ -192,6 +192,16 @@ KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32
 KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                                const kvant_codec *like, kvant_codec **codec);
 
+/* The same, one per kv head, of the matrices that what was learnt so far gives for keys at positions `first` to `last`,
+ * whatever n_positions the rope has: for the octaves ([0, 512), [512, 1024), [1024, 2048) ...) from that of first to that
+ * of last, each of which counts as much as the others. likes and codecs: n_kv_heads; the caller frees the codecs, of which
+ * there are none on an error. A writer's call, which changes nothing that is stored; takes a millisecond or two per kv
+ * head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough
+ * rows and queries came. */
+KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
+                                                      const kvant_codec *const *likes, kvant_codec **codecs,
+                                                      uint32_t n_threads);
+
 typedef struct kvant_tensor_info {
     size_t size; /* set by the caller to sizeof(kvant_tensor_info) */
     kvant_role role;

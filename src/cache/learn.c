@@ -206,3 +206,46 @@ void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)
     tensor->learning->stamp = tensor->versions[version].stamp;
     tensor->versions[version].kin = tensor->learning->kin;
 }
+
+/* Ranges of a caller */
+
+static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes, kvant_codec **codecs)
+{
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        KVANT_FORWARD(kvant_version_codec(tensor, KVANT_CANDIDATE, head, likes[head], &codecs[head]));
+    return KVANT_OK;
+}
+
+/* As if there were all positions. */
+static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t n_threads)
+{
+    kvant_turn *const turn = tensor->learning->turn, whole = *turn;
+    whole.n_octaves = KVANT_MOST_OCTAVES;
+    whole.n_positions = INT32_MAX;
+    const kvant_range range = { (uint8_t)kvant_turn_octave(&whole, first), (uint8_t)(kvant_turn_octave(&whole, last) + 1) };
+    tensor->learning->turn = &whole;
+    const kvant_status status = kvant_solve(tensor, range, n_threads);
+    tensor->learning->turn = turn;
+    return status;
+}
+
+kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
+                                            const kvant_codec *const *likes, kvant_codec **codecs, uint32_t n_threads)
+{
+    KVANT_RETURN_IF(!tensor || !likes || !codecs || first < 0 || last < first, KVANT_ERR_ARGUMENT);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        codecs[head] = NULL;
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        KVANT_RETURN_IF(!kvant_version_takes(tensor, likes[head]), KVANT_ERR_ARGUMENT);
+    const kvant_learning *l = tensor->learning;
+    KVANT_RETURN_IF(!l || !l->turn || !suffices(l), KVANT_ERR_UNSUPPORTED);
+    kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE]; /* nobody's between two judgements */
+    candidate->learnt = true; /* it has a centre */
+    kvant_status status = solve_range(tensor, first, last, n_threads);
+    if (status == KVANT_OK)
+        status = make_codecs(tensor, likes, codecs);
+    for (uint32_t head = 0; head < tensor->n_kv_heads && status != KVANT_OK; head++)
+        kvant_codec_free(&codecs[head]);
+    kvant_weights_free(&candidate->weights);
+    return status;
+}

@@ -269,14 +269,18 @@ kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, u
     return status;
 }
 
+bool kvant_version_takes(const kvant_tensor *tensor, const kvant_codec *like)
+{
+    return like && like->info.role == kvant_tensor_codec_info(tensor)->role && like->info.head_dim == tensor->head_dim &&
+           !like->transform.weights;
+}
+
 kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                      const kvant_codec *like, kvant_codec **codec)
 {
     KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
     *codec = NULL;
-    KVANT_RETURN_IF(!tensor || !like || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(like->info.role != kvant_tensor_codec_info(tensor)->role || like->info.head_dim != tensor->head_dim ||
-                        like->transform.weights,
-                    KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_version_takes(tensor, like), KVANT_ERR_ARGUMENT);
     return kvant_version_codec(tensor, tensor->blocks[block].version, kv_head, like, codec);
 }

@@ -418,6 +418,76 @@ static void hostile_prompts_do_not_spoil(void **state)
     free(hostile);
 }
 
+/* Rows of tokens first .. end - 1 as these codecs, one per kv head, store them. */
+static void store_with(fixture *f, kvant_codec **codecs, uint32_t first, uint32_t end)
+{
+    uint8_t page[64 * HEAD_DIM * sizeof(float)];
+    for (uint32_t token = first; token < end; token += 64)
+        for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+            const kvant_affine affine = { codecs[h]->file_center, NULL };
+            float *at = f->rows + (size_t)token * WIDTH + h * HEAD_DIM;
+            memset(page, 0, sizeof page);
+            assert_non_null(affine.center);
+            assert_int_equal(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page), KVANT_OK);
+            assert_int_equal(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH), KVANT_OK);
+        }
+}
+
+/* As of error_near, of rows that codecs of the range stored. */
+static double error_of_range(fixture *f, const text *t, uint32_t first, uint32_t end)
+{
+    const kvant_codec *likes[N_KV_HEADS];
+    kvant_codec *codecs[N_KV_HEADS];
+    fixture rows = make("f32", 1, BLOCKS, 0);
+    for (uint32_t h = 0; h < N_KV_HEADS; h++)
+        likes[h] = block_of(f, 0, h).codec;
+    assert_int_equal(kvant_tensor_make_range_codecs(f->tensor, (int32_t)first, (int32_t)end - 1, likes, codecs, 2), KVANT_OK);
+    memcpy(rows.rows, t->rows, sizeof t->rows);
+    store_with(&rows, codecs, first, end);
+    write_rows(&rows, first, end - first, rows.rows + (size_t)first * WIDTH, end - first, 1);
+    memcpy(rows.rows, t->rows, sizeof t->rows);
+    const double error = error_near(&rows, t, first, end, 0);
+    for (uint32_t h = 0; h < N_KV_HEADS; h++)
+        kvant_codec_free(&codecs[h]);
+    drop(&rows);
+    return error;
+}
+
+/* From what one version for all positions was learnt from, too. Blocks stay as they are. */
+static void codecs_of_a_range_are_as_good_as_a_version(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 13);
+    fixture f = make_turned(&l, 2048, 1), plain = make(spec, 1, BLOCKS, 0);
+    const kvant_codec *likes[N_KV_HEADS] = { NULL };
+    kvant_codec *codecs[N_KV_HEADS];
+    uint64_t rng = 14;
+    (void)state;
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, likes, codecs, 1), KVANT_ERR_ARGUMENT);
+    for (uint32_t h = 0; h < N_KV_HEADS; h++)
+        likes[h] = block_of(&f, 0, h).codec;
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 0, 511, likes, codecs, 1), KVANT_ERR_UNSUPPORTED);
+    put_all(&f, t, 0, 1024, BATCH, 0);
+    put_all(&plain, t, 0, 1024, BATCH, 0);
+    exported before = export_block(&f, 15);
+    assert_true(error_of_range(&f, t, 4096, MOST) < 1.06 * error_of_own(t, 4096, MOST, &rng));
+    const double two = error_of_range(&f, t, 2048, MOST);
+    put_all(&f, t, 2048, MOST, BATCH, 0);
+    put_all(&plain, t, 2048, MOST, BATCH, 0);
+    assert_true(two < error_near(&f, t, 2048, MOST, 0) && two < 0.9 * error_near(&plain, t, 2048, MOST, 0));
+    exported after = export_block(&f, 15);
+    assert_memory_equal(before.data, after.data, before.bytes);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, -1, 511, likes, codecs, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 512, 511, likes, codecs, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_make_range_codecs(plain.tensor, 0, 511, likes, codecs, 1), KVANT_ERR_UNSUPPORTED);
+    assert_null(codecs[0]);
+    free(before.data);
+    free(after.data);
+    drop(&f);
+    drop(&plain);
+    free(t);
+}
+
 /* Single tokens past what was learnt: a version for their positions comes from the sums there are. */
 static void single_tokens_turn_too(void **state)
 {
@@ -470,7 +540,7 @@ int main(void)
         cmocka_unit_test(bad_ropes_are_refused), cmocka_unit_test(later_positions_are_as_good_as_early_ones),
         cmocka_unit_test(short_tails_belong_to_the_octave_before), cmocka_unit_test(positions_may_be_given), cmocka_unit_test(unknown_positions_are_rows_all_the_same),
         cmocka_unit_test(one_version_serves_all_positions), cmocka_unit_test(hostile_prompts_do_not_spoil),
-        cmocka_unit_test(single_tokens_turn_too), cmocka_unit_test(levels_and_calls_do_not_change_bytes),
+        cmocka_unit_test(codecs_of_a_range_are_as_good_as_a_version), cmocka_unit_test(single_tokens_turn_too), cmocka_unit_test(levels_and_calls_do_not_change_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
