@@ -587,6 +587,65 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
+/* Tokens at positions at which keys get a further matrix: FAR is 1024 behind the first of these. before: tokens of another sequence, which
+ * is hidden. parts: of which the last attention consists, in one launch; 0: not ours. Returns the state, which the caller frees. */
+enum { FAR = 2048 + 1024, N_NEAR = 1680, N_FAR = 100 };
+
+static uint8_t *far_steps(const char *spec, const char *graphs, int before, uint32_t parts, float *logits, size_t *size)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 4096, .n_seq = 2, .unified = true };
+    const size_t n = harness_n_vocab();
+    struct llama_context *context;
+    llama_pos pos = FAR - N_NEAR;
+    uint8_t *saved;
+
+    setenv("KVANT_GRAPH", graphs, 1);
+    context = harness_context(&options);
+    unsetenv("KVANT_GRAPH");
+    if (before > 0)
+        harness_decode(context, tokens, before, 0, 1, false);
+    for (int n_batch = 112; pos < FAR; pos += n_batch)
+        harness_decode(context, tokens + pos % 30, n_batch, pos, 0, false);
+    harness_decode(context, tokens + 7, N_FAR, pos, 0, false);
+    for (int i = 0; i < N_STEPS; i++) {
+        harness_decode(context, tokens + N_PROMPT + i, 1, pos + N_FAR + i, 0, false);
+        memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+    }
+    assert_true(!harness_has_standin() || parts == 0 || last_attention()->batch == parts);
+    saved = harness_save_state(context, size);
+    llama_free(context);
+    return saved;
+}
+
+/* Attention has two parts then: in one launch where masks are plain. Results err as int-8 does, which is what rows are stored as. */
+static void far_rows_have_a_matrix_of_their_own(void **state)
+{
+    float *stock = new_logits(), *ours = new_logits(), *graphs = new_logits();
+    size_t size, stock_size;
+    double rival, kld;
+
+    (void)state;
+    harness_need_floats();
+    uint8_t *const rows = far_steps(NULL, "1", 0, 0, stock, &stock_size);
+    free(far_steps("int-8", "1", 0, 1, ours, &size));
+    rival = harness_mean_kld(stock, ours, N_STEPS);
+    free(far_steps("int-8:transform=first", "0", 0, 2, ours, &size));
+    uint8_t *const own = far_steps("int-8:transform=first", "1", 0, 0, graphs, &size);
+    assert_memory_equal(ours, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
+    assert_int_equal(size, stock_size);
+    assert_true(harness_state_difference(rows, own, size) < 0.02);
+    kld = harness_mean_kld(stock, graphs, N_STEPS);
+    print_message("mean KLD behind position %d: %.6f, without matrices %.6f\n", FAR, kld, rival);
+    assert_true(kld > 1e-8 && kld < 2 * rival);
+    free(far_steps("int-8:transform=first", "1", 70, 0, ours, &size));
+    assert_true(harness_mean_kld(stock, ours, N_STEPS) < 2 * rival);
+    free(rows);
+    free(own);
+    free(stock);
+    free(ours);
+    free(graphs);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -598,6 +657,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(blocks_that_prompts_share_are_whole),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),
         cmocka_unit_test(masks_are_read_where_they_must_be),
+        cmocka_unit_test(far_rows_have_a_matrix_of_their_own),
         cmocka_unit_test(drafts_are_taken_back),
         cmocka_unit_test(rows_that_are_no_numbers_are_refused),
     };

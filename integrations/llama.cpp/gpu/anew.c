@@ -47,8 +47,8 @@ static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, con
     bool ok = kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots));
 
     for (size_t i = 0; i < n && ok; i += ROWS_AT_ONCE)
-        ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows + i * kvp_gpu_width(cells), n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE,
-                            slots + i, NULL) == KVANT_OK;
+        ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows, (kvp_gpu_run){ i, n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE, 0 }, slots,
+                            NULL) == KVANT_OK;
     return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
@@ -127,7 +127,7 @@ static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list l
     const bool open = cells->open_pages.base != NULL;
     bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
               kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") &&
-              kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
+              kvp_gpu_bring_numbers(cells, &cells->numbers, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
 
     ok = ok && append_blocks(cells, &lists[0], room, slots) &&
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
@@ -157,7 +157,7 @@ static bool take_fresh(kvp_gpu_cells *cells, kvant_codec **made, uint32_t n_page
     float *room = kvp_gpu_batch_room(cells->gpu, n, kvp_gpu_width(cells), &slots);
 
     return room != NULL && kvp_gpu_decode_blocks(cells, true, 0, n_pages, room) == KVANT_OK && take(cells, made) &&
-           kvp_gpu_append(cells, KVANT_ROLE_K, true, room, n, cache->wait_slots + 2 * cache->n_wait, NULL) == KVANT_OK;
+           kvp_gpu_append(cells, KVANT_ROLE_K, true, room, (kvp_gpu_run){ 0, n, 0 }, cache->wait_slots + 2 * cache->n_wait, NULL) == KVANT_OK;
 }
 
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
@@ -169,9 +169,9 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
 
     for (size_t i = 0; i < cache->n_wait && ok; i += ROWS_AT_ONCE)
         for (int to = 0; to <= open && ok; to++)
-            ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting + i * kvp_gpu_width(cells),
-                                cache->n_wait - i < ROWS_AT_ONCE ? cache->n_wait - i : ROWS_AT_ONCE,
-                                cache->wait_slots + (size_t)to * cache->n_wait + i, NULL) == KVANT_OK;
+            ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting,
+                                (kvp_gpu_run){ i, cache->n_wait - i < ROWS_AT_ONCE ? cache->n_wait - i : ROWS_AT_ONCE, 0 },
+                                cache->wait_slots + (size_t)to * cache->n_wait, NULL) == KVANT_OK;
     cells->waits = false;
     return ok;
 }

@@ -293,8 +293,6 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
 
     *waits = true;
     to_ours(b);
-    if (!kvp_gpu_prepare_attended(b))
-        return false;
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
         kvp_gpu_step step;
@@ -304,7 +302,7 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->gpu->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
-    return ok;
+    return ok && kvp_gpu_prepare_attended(b); /* parts of caches are known */
 }
 
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
@@ -423,7 +421,7 @@ static void release(kvp_gpu_backend *b)
     kvp_gpu_release(&b->workspace);
     kvp_gpu_release(&b->queries);
     kvp_gpu_release(&b->lengths);
-    kvp_gpu_release(&b->lse);
+    kvp_gpu_release(&b->partial);
     if (b->refused != NULL)
         kvp_cu.host_memory_free(b->refused);
     if (b->compute.cpu != NULL)

@@ -113,7 +113,7 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
     }
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, kvp_gpu_memory *to, const kvant_codec *const *codecs, cu_stream stream)
 {
     const size_t total = 2 * cells->n_kv_heads * cells->most_weights + 3 * kvp_gpu_width(cells);
     float *host = calloc(total, sizeof(*host));
@@ -122,8 +122,8 @@ bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codec
     if (host == NULL)
         return false;
     read_numbers(cells, codecs, host);
-    ok = kvp_gpu_grow(cells->gpu, &cells->numbers, total * sizeof(*host), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->numbers.at, host, total * sizeof(*host), stream), "copying") &&
+    ok = kvp_gpu_grow(cells->gpu, to, total * sizeof(*host), false) &&
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, total * sizeof(*host), stream), "copying") &&
          kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
     free(host);
     return ok;
@@ -192,6 +192,8 @@ static void destroy(kvp_kv *kv)
         kvp_gpu_finish(cells->gpu);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->open);
+        for (uint32_t i = 0; i < KVP_MOST_RANGES - 1; i++)
+            kvp_gpu_release(&cells->further[i]);
         pthread_mutex_lock(&cells->gpu->lock);
         kvp_gpu_cache_leave(kv);
         pthread_mutex_unlock(&cells->gpu->lock);
@@ -224,7 +226,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, cells->gpu->stream) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, &cells->numbers, cells->sources, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     if (ok)
@@ -258,16 +260,18 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
 
 /* Rows */
 
-kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride)
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run)
 {
+    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.range);
+
     return (kvant_cuda_rows){ .codec = cells->codec,
                               .pages = cells->pages,
-                              .rows = rows,
+                              .rows = rows + run.first * stride,
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
-                              .center = cells->center,
+                              .center = matrix.center,
                               .scale = cells->scale,
-                              .weights = cells->weights };
+                              .weights = matrix.weights };
 }
 
 /* Room on the GPU for a batch of rows and their slots; gpu->lock is held. */
@@ -281,24 +285,37 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
     return gpu->batch.at;
 }
 
-/* open: open pages of these numbers. */
-kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
+static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
+    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.range);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
-                                          .blocks = kvp_gpu_numbers(cells->gpu) + first,
-                                          .n_blocks = (uint32_t)n,
+                                          .blocks = kvp_gpu_numbers(cells->gpu) + run.first,
+                                          .n_blocks = (uint32_t)run.n,
                                           .n_kv_heads = cells->n_kv_heads,
                                           .type = KVANT_CUDA_F32,
                                           .out = out,
                                           .token_stride = kvp_gpu_width(cells),
                                           .head_stride = cells->head_dim,
-                                          .center = cells->center,
+                                          .center = matrix.center,
                                           .scale = cells->scale,
-                                          .inverse_weights = cells->inverse_weights };
+                                          .inverse_weights = matrix.inverse_weights };
 
     return kvant_cuda_decode(&args, cells->gpu->stream);
+}
+
+/* open: open pages of these numbers. */
+kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out)
+{
+    kvant_status status = KVANT_OK;
+    kvp_gpu_run run;
+
+    for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
+        run = kvp_gpu_run_of_blocks(cells, open, first + i, n - i);
+        status = decode_run(cells, open, run, out + i * KVANT_PAGE_TOKENS * kvp_gpu_width(cells));
+    }
+    return status;
 }
 
 /* A cell of a tensor that is all zeros still decodes to its centre; so does one on the CPU. */
@@ -327,24 +344,38 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     return status;
 }
 
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)n,
+                                    .n_tokens = (uint32_t)run.n,
                                     .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots,
+                                    .slots = slots + run.first,
                                     .refused = (uint32_t *)refused };
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
-    *at = kvp_gpu_rows(cells, rows, kvp_gpu_width(cells));
+    *at = kvp_gpu_rows(cells, rows, kvp_gpu_width(cells), run);
     if (open) {
         at->codec = cells->open_codec;
         at->pages = cells->open_pages;
     }
     return kvant_cuda_append(&args, cells->gpu->stream);
+}
+
+/* numbers: in the computer's memory, as slots are on the GPU. */
+static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows, const int64_t *slots)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvant_status status = KVANT_OK;
+    kvp_gpu_run run;
+
+    for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
+        run = kvp_gpu_run_of_cells(cells, numbers, i, n);
+        status = kvp_gpu_append(cells, kv->shape.role, false, rows, run, slots, cells->gpu->refused);
+    }
+    return status;
 }
 
 static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n, const float *rows)
@@ -363,7 +394,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
         kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) && (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
-        status = kvp_gpu_append(cells, kv->shape.role, false, room, n, slots, gpu->refused);
+        status = append_runs(kv, cell_numbers, n, room, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
@@ -389,6 +420,7 @@ static void clear(kvp_kv *kv)
     if (cells->learns) {
         cells->center = cells->scale = NULL;
         if (cells->weighs) {
+            cells->further_made = 0;
             cells->weights = cells->inverse_weights = NULL;
             cells->n_weights = 0;
             cells->codec = cells->codecs[0];
@@ -414,6 +446,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
     pthread_mutex_lock(&source->gpu->lock);
     ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);
     kvp_gpu_cache_holds(source->cache, to_first, n);
+    kvp_gpu_ranges_copy(source->cache, first, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
                                       (cu_address)(uintptr_t)source->pages.base + first * block, n * block,

@@ -8,12 +8,14 @@
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
+ *   attention.c attention among them
  *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first)
  *   learner.c   what these are learnt with, in threads
+ *   ranges.c    further matrices, for rows at later positions
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
@@ -27,6 +29,7 @@
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
+ * Positions from 2048 on have further matrices.
  * With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
@@ -59,6 +62,9 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
 
+#define KVP_MOST_RANGES 7u /* of positions (ranges.c); the last one has no end */
+#define KVP_FIRST_RANGE 2048u
+
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {
     const int64_t *cells;
@@ -73,6 +79,36 @@ typedef struct kvp_open_page {
     uint64_t fresh; /* rows that are not encoded yet */
     uint64_t used;
 } kvp_open_page;
+
+/* Rows of a batch one behind the other, in blocks whose keys have one matrix. */
+typedef struct kvp_gpu_run {
+    size_t first, n;
+    uint32_t range;
+} kvp_gpu_run;
+
+#define KVP_MOST_STREAMS 256
+
+/* Which blocks' keys have which matrix. Attention takes the blocks of each range, a part, by themselves. */
+typedef struct kvp_gpu_ranges {
+    uint8_t *of;   /* by block: its range */
+    uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
+    uint32_t asked; /* threads make that of this one; 0: of none */
+    size_t since;  /* rows that were stored since */
+    bool ended;    /* no others can be had */
+    bool changed;  /* parts, or where their blocks lie */
+    uint32_t n_parts; /* 0: no block has rows yet */
+    struct kvp_gpu_part {
+        uint32_t range;
+        struct kvp_gpu_span {
+            uint32_t first, end; /* blocks, of a stream */
+        } spans[KVP_MOST_STREAMS];
+    } parts[KVP_MOST_RANGES];
+    kvp_gpu_memory tables; /* by part and stream, from the first block of the span on */
+    kvp_gpu_run *runs;     /* of the batch at hand */
+    size_t n_runs;
+    int64_t *last; /* its cells */
+    size_t n_last, most_last;
+} kvp_gpu_ranges;
 
 /* The tensors of one buffer, whose cells are the same tokens. */
 typedef struct kvp_gpu_cache {
@@ -103,6 +139,8 @@ typedef struct kvp_gpu_cache {
     int n_batches;        /* that wait */
     int n_few;            /* steps of few tokens since: their rows are in these pages, too */
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
+    uint32_t n_streams;
+    kvp_gpu_ranges ranges;
     struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
         int64_t *cells;
         int32_t *positions; /* -1: not known */
@@ -119,7 +157,6 @@ typedef struct kvp_gpu_seen {
     size_t bytes;
 } kvp_gpu_seen;
 
-#define KVP_MOST_STREAMS 256
 #define KVP_MOST_MASKS 8
 
 /* Where copies of tensors are in the computer's memory. */
@@ -190,6 +227,8 @@ typedef struct kvp_gpu_cells {
     size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
     size_t most_weights;          /* the same, with a matrix of the first rows */
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
+    kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* the same of later ranges */
+    uint32_t further_made;        /* a bit for each range that has some */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
@@ -222,7 +261,7 @@ struct kvp_gpu_backend {
         void *at;
         size_t bytes;
     } scratch;
-    kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
+    kvp_gpu_memory partial; /* outputs of attention's parts, then their log-sum-exp */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
     abi_tensor **nodes;   /* of a part of a graph, behind the front */
@@ -238,9 +277,12 @@ struct kvp_gpu_backend {
         const void *mask;
         size_t n_cells, n_rows, n_streams;
         bool plain;
+        const kvp_gpu_cache *cache;
+        size_t first_stream;    /* of the cache's */
+        uint32_t causal;        /* if plain: a bit for each part whose last tokens are the queries' own */
     } attended[KVP_MOST_MASKS];
     int n_attended;
-    kvp_gpu_memory lengths; /* of the streams of each of these */
+    kvp_gpu_memory lengths; /* of the streams of each of these, then by part */
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
@@ -286,7 +328,7 @@ size_t kvp_gpu_width(const kvp_gpu_cells *cells);
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, size_t n,
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
 
@@ -314,6 +356,7 @@ bool kvp_gpu_weigh_keys(const abi_tensor *node);
 void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q); /* of attention that will come: makes room for its copies */
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_weigh_end(kvp_gpu_cache *cache); /* the same, and nothing more is learnt */
 bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
 bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
 
@@ -348,9 +391,35 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells)
     return (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
+/* Of a range; where it has none, of the one before that has. */
+typedef struct kvp_gpu_matrix {
+    const float *weights, *inverse_weights, *center;
+} kvp_gpu_matrix;
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
+
+/* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be made; then, once blocks have these rows,
+ * the tables of parts. forget: all rows are of the past. The lock is held. */
+bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
+void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
+void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
+void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
+
+/* How many parts attention on the keys has; how many tokens one has of a stream of so many cells. plain: the last n_rows cells are the queries'
+ * own, and each sees those up to its own; *causal: of some cells of the part this has to be said. */
+uint32_t kvp_gpu_parts(const kvp_gpu_cells *keys);
+kvp_gpu_matrix kvp_gpu_part_matrix(const kvp_gpu_cells *keys, uint32_t part);
+int32_t kvp_gpu_part_length(const kvp_gpu_cache *cache, uint32_t part, size_t stream, size_t n_cells, size_t n_rows, bool plain, bool *causal);
+const int32_t *kvp_gpu_part_table(const kvp_gpu_cache *cache, uint32_t part, size_t stream);
+
+/* The longest run of blocks (open: of open pages), or of cells, whose keys have one matrix: from the first-th on, of n blocks, or before
+ * the n-th cell. */
+kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cells *cells, const int64_t *numbers, size_t first, size_t n);
+
 /* cells.c: what codecs say, one per kv head: weights, centres and scales are brought to the GPU (which waits for the stream; NULL: one
  * that orders nothing), and become the cells'. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream);
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, kvp_gpu_memory *to, const kvant_codec *const *codecs, cu_stream stream);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */
@@ -378,8 +447,8 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);
 
-/* Rows on the GPU as an append takes them. */
-kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
+/* Rows on the GPU as an append takes them: those of a run. */
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run);
 
 /* The numbers 0, 1, ... on the GPU. */
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
@@ -413,6 +482,7 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 /* Before a graph: which masks are plain, and how many cells each stream has, on the GPU. */
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
+const int32_t *kvp_gpu_part_lengths(const kvp_gpu_backend *b, int attended, uint32_t part);
 
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */
@@ -431,11 +501,16 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 /* Whether attention sees the rows of a pair, one per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
+/* attention.c. new_cells: NULL, or those of the newest rows, one per stream. transformed: queries went through their matrix with the rows of
+ * their tokens, by what queries_of_pair said; q NULL: they need none, or go by themselves. False without memory. */
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed);
+bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries);
+
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair; attending: NULL, or the attention
  * that comes with a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
 
-/* Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
+/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */

@@ -184,7 +184,7 @@ static bool store_first(const kvp_kv *kv, const float *rows)
             slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
         }
         ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
-             kvp_gpu_append(cells, kv->shape.role, open, room, n, room_slots, NULL) == KVANT_OK &&
+             kvp_gpu_append(cells, kv->shape.role, open, room, (kvp_gpu_run){ 0, n, 0 }, room_slots, NULL) == KVANT_OK &&
              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
     }
     free(slots);

@@ -278,7 +278,7 @@ static bool make_codecs(const struct kvp_gpu_batch *batch)
     ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
         ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
-    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, &cells->numbers, (const kvant_codec *const *)l->made, NULL));
 }
 
 /* Where a batch's queries are copied to; NULL without memory. */
@@ -347,4 +347,61 @@ void kvp_gpu_learner_start(struct kvp_gpu_batch *batch)
     batch->alone = pthread_create(&batch->thread, NULL, learn_apart, batch) == 0;
     if (!batch->alone)
         learn(batch, take_copies(batch));
+}
+
+/* Later ranges */
+
+void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
+{
+    kvp_gpu_learner_finish(l);
+    kvp_gpu_learner_drop(cells, l);
+    free(l->rows);
+    free(l->queries);
+    l->rows = NULL;
+    l->queries = NULL;
+    l->most = 0;
+}
+
+static void *make_range(void *context)
+{
+    kvp_gpu_cells *cells = context;
+    kvp_gpu_learner *l = cells->learner;
+    kvant_codec **codecs = calloc(cells->n_kv_heads, sizeof(kvant_codec *));
+
+    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
+    sem_wait(&at_once);
+    l->made_range = codecs != NULL && kvp_gpu_enter(cells->gpu) &&
+                    kvant_tensor_make_range_codecs(l->tensor, l->positions[0], l->positions[1], cells->sources, codecs, 1) == KVANT_OK &&
+                    kvp_gpu_bring_numbers(cells, &cells->further[l->range - 1], (const kvant_codec *const *)codecs, NULL);
+    sem_post(&at_once);
+    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
+        kvant_codec_free(&codecs[head]);
+    free(codecs);
+    return NULL;
+}
+
+bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, uint32_t range, int32_t first, int32_t last)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l == NULL || l->tensor == NULL || l->making)
+        return false;
+    l->range = range;
+    l->positions[0] = first;
+    l->positions[1] = last;
+    l->made_range = false;
+    l->making = pthread_create(&l->maker, NULL, make_range, cells) == 0;
+    return l->making;
+}
+
+bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    if (l == NULL || !l->making)
+        return true;
+    pthread_join(l->maker, NULL);
+    l->making = false;
+    cells->further_made |= (uint32_t)l->made_range << l->range;
+    return l->made_range;
 }

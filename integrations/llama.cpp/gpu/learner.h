@@ -32,8 +32,11 @@ typedef struct kvp_gpu_learner {
     struct kvp_gpu_batch *last;   /* whose thread may run, or which waits for its queries */
     kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
     bool failed;          /* a thread, since what was learnt was taken */
-    pthread_t maker; /* of codec, tensor and memory */
+    pthread_t maker; /* of codec, tensor and memory, later of a further matrix */
     bool making;
+    uint32_t range; /* that this one is for */
+    int32_t positions[2]; /* its first and its last */
+    bool made_range;
 } kvp_gpu_learner;
 
 /* Makes codec, tensor and memory in a thread, once. */
@@ -48,5 +51,11 @@ bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys);
 void kvp_gpu_learner_start(struct kvp_gpu_batch *batch);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
+
+/* Everything was learnt; what later ranges need is kept. ask: a thread makes the matrix of one; false: there is nothing to make it of.
+ * answer waits for it; false: it failed. True where nothing was asked. */
+void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
+bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, uint32_t range, int32_t first, int32_t last);
+bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
 #endif /* KVP_CUDA_LEARNER_H */

@@ -30,8 +30,13 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     if (cache == NULL)
         return NULL;
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
+    cache->n_streams = kv->shape.n_streams;
     cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
-    if (cache->held == NULL) {
+    cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
+    cache->ranges.made = 1;
+    if (cache->held == NULL || cache->ranges.of == NULL) {
+        free(cache->held);
+        free(cache->ranges.of);
         free(cache);
         return NULL;
     }
@@ -49,7 +54,7 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
         cache->table[i] = (int32_t)i;
     for (uint32_t i = 0; i < cache->n_pages; i++)
         cache->pages[i] = (kvp_open_page){ .block = KVP_NO_PAGE };
-    cache->table_changed = true;
+    cache->table_changed = cache->ranges.changed = true;
 }
 
 /* Room for the table, and for the slots of sealed and of open pages behind it. */
@@ -142,6 +147,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
     kvp_gpu_release(&cache->wait);
+    kvp_gpu_ranges_free(cache);
     free(cache->table);
     free(cache->held);
     free(cache->wait_cells);
@@ -302,7 +308,7 @@ void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->pages[page] = (kvp_open_page){ .block = block };
     if (block != KVP_NO_PAGE)
         cache->table[block] = -1 - (int32_t)page;
-    cache->table_changed = true;
+    cache->table_changed = cache->ranges.changed = true;
 }
 
 /* Chooses a page for a block that is not open, if one can be had. What a page still holds of another block is hidden, as rows that were
@@ -433,11 +439,12 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stre
 
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    const bool ok = in_range(cache, step) && kvp_gpu_wait_prepare(cache, step, stream) && (!cache->keeps || place(cache, step, stream));
+    const bool ok = in_range(cache, step) && kvp_gpu_wait_prepare(cache, step, stream) && kvp_gpu_ranges_prepare(cache, step) &&
+                    (!cache->keeps || place(cache, step, stream));
 
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), 1);
-    return ok;
+    return ok && kvp_gpu_ranges_bring(cache, stream);
 }
 
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
@@ -472,6 +479,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     memset(cache->held, 0, cache->n_blocks);
     cache->learning = cache->learns;
     cache->n_first = 0;
+    kvp_gpu_ranges_forget(cache);
     kvp_gpu_weigh_forget(cache);
 }
 

@@ -11,7 +11,6 @@
 #include "../log.h"
 
 #define MOST_HEADS_PER_KV_HEAD 64 /* of kvant_cuda_attention */
-#define MOST_QUERIES 65535        /* of kvant_cuda_transform_queries */
 
 /* Which nodes are ours */
 
@@ -90,9 +89,9 @@ bool kvp_gpu_capturable(const abi_tensor *node)
     return node->op != kvp_api.op.rope;
 }
 
-static kvant_cuda_rows rows_of(const abi_tensor *node)
+static kvant_cuda_rows rows_of(const abi_tensor *node, kvp_gpu_run run)
 {
-    return kvp_gpu_rows(kvp_gpu_cells_of(node), node->src[0]->data, node->src[0]->nb[1] / sizeof(float));
+    return kvp_gpu_rows(kvp_gpu_cells_of(node), node->src[0]->data, node->src[0]->nb[1] / sizeof(float), run);
 }
 
 static bool takes_cells(const abi_tensor *node)
@@ -135,21 +134,22 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
 }
 
-/* open: to open pages. queries: NULL, or those of the same tokens. */
-static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, const kvant_cuda_query_args *queries)
+static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, kvp_gpu_run run,
+                               const kvant_cuda_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
+    const int64_t *slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data;
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
+                                    .n_tokens = (uint32_t)run.n,
                                     .n_kv_heads = first->n_kv_heads,
-                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
+                                    .slots = slots + run.first,
                                     .refused = (uint32_t *)b->refused,
                                     .slots_ready = 1 };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
-        kvant_cuda_rows rows = rows_of(nodes[i]);
+        kvant_cuda_rows rows = rows_of(nodes[i], run);
         if (open) {
             rows.codec = cells->open_codec;
             rows.pages = cells->open_pages;
@@ -161,8 +161,19 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     return kvant_cuda_append(&args, b->gpu->stream);
 }
 
-static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries);
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed);
+/* open: to open pages. queries: NULL, or those of the same tokens, which need one run for all of them. */
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open, const kvant_cuda_query_args *queries)
+{
+    const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
+    const kvp_gpu_ranges *ranges = &first->cache->ranges;
+    const kvp_gpu_run whole = { 0, (size_t)nodes[0]->src[0]->ne[1], 0 };
+    const size_t n_runs = first->further_made != 0 ? ranges->n_runs : 1;
+    kvant_status status = KVANT_OK;
+
+    for (size_t i = 0; i < n_runs && status == KVANT_OK; i++)
+        status = append_run(b, nodes, n, open, first->further_made != 0 ? ranges->runs[i] : whole, n_runs == 1 ? queries : NULL);
+    return status;
+}
 
 /* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. attending: NULL, or
  * attention of the same layer, which comes next. */
@@ -179,7 +190,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!takes_cells(nodes[i]) || !kvp_gpu_weigh_join(kvp_kv_of(nodes[i])) || !learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
-    if (attending != NULL && !queries_of_pair(b, attending, &queries))
+    if (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
@@ -191,7 +202,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     else if (attending != NULL)
-        return attention(b, attending, node->src[1]->data, queries.q != NULL);
+        return kvp_gpu_attention(b, attending, node->src[1]->data, queries.q != NULL);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
@@ -209,267 +220,6 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
     const kvp_gpu_cells *cells = node->op == kvp_api.op.set_rows ? kvp_gpu_cells_of(node) : NULL;
 
     return cells != NULL && (cells->cache->keeps || cells->cache->learns) && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
-}
-
-/* FLASH_ATTN_EXT */
-
-/* A part of a node: all of its streams, or one where their masks or queries do not stand one behind the other. */
-typedef struct part {
-    size_t first, n;
-} part;
-
-static const void *stream_of(const abi_tensor *tensor, size_t stream)
-{
-    return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
-}
-
-/* Rows of two streams stand as far apart as those of one. */
-static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
-{
-    return rows == NULL || n_streams == 1 ||
-           (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
-}
-
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams,
-                                              const int64_t *new_cells)
-{
-    const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
-    const kvp_kv *kv = kvp_kv_of(view);
-    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
-    const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
-    const int attended = kvp_gpu_attended_of(b, node);
-    float parameters[3]; /* scale, max_bias, logit_softcap */
-
-    memcpy(parameters, node->op_params, sizeof(parameters));
-    if (b->attended[attended].plain)
-        mask = NULL;
-    return (kvant_cuda_attention_args){
-        .size = sizeof(kvant_cuda_attention_args),
-        .k_codec = k->codec,
-        .v_codec = v->codec,
-        .k = k->pages,
-        .v = v->pages,
-        .k_open = k->open_pages,
-        .v_open = v->open_pages,
-        .block_table = (k->open_pages.base != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
-                       first_stream * n_blocks,
-        .table_stride = n_blocks,
-        .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
-        .lengths = kvp_gpu_lengths(b, attended) + streams.first,
-        .batch = (uint32_t)streams.n,
-        .n_heads = (uint32_t)q->ne[2],
-        .n_kv_heads = k->n_kv_heads,
-        .type = KVANT_CUDA_F32,
-        .q = stream_of(q, streams.first),
-        .q_batch_stride = q->nb[3] / sizeof(float),
-        .q_head_stride = q->nb[2] / sizeof(float),
-        .out = (void *)(uintptr_t)stream_of(node, streams.first),
-        .out_batch_stride = node->nb[3] / sizeof(float),
-        .out_head_stride = node->nb[1] / sizeof(float),
-        .scale = parameters[0],
-        .v_center = v->center,
-        .k_scale = k->query_scale,
-        .v_scale = v->query_scale,
-        .workspace = b->scratch.at,
-        .workspace_bytes = b->scratch.bytes,
-        .query_tokens = (uint32_t)q->ne[1],
-        .causal = b->attended[attended].plain && q->ne[1] > 1,
-        .q_token_stride = q->nb[1] / sizeof(float),
-        .out_token_stride = node->nb[2] / sizeof(float),
-        .logit_softcap = parameters[2],
-        .max_bias = mask != NULL ? parameters[1] : 0,
-        .mask = stream_of(mask, streams.first),
-        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
-        .sinks = sinks != NULL ? sinks->data : NULL,
-        .table_ready = 1,
-        .new_cells = new_cells,
-        .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
-        .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-    };
-}
-
-static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
-{
-    return (kvant_cuda_query_args){ .size = sizeof(kvant_cuda_query_args),
-                                    .k_codec = k->codec,
-                                    .batch = args->batch * args->query_tokens,
-                                    .n_heads = args->n_heads,
-                                    .n_kv_heads = args->n_kv_heads,
-                                    .type = KVANT_CUDA_F32,
-                                    .q = args->q,
-                                    .q_batch_stride = args->q_token_stride,
-                                    .q_head_stride = args->q_head_stride,
-                                    .inverse_weights = k->inverse_weights,
-                                    .out = b->queries.at };
-}
-
-/* Queries through the matrix of transform=file, unless they went there with the rows. */
-static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args, bool transformed)
-{
-    const size_t width = (size_t)args->n_heads * k->head_dim;
-    const kvant_cuda_query_args queries = queries_of(b, k, args);
-
-    args->q = b->queries.at;
-    args->q_token_stride = width;
-    args->q_batch_stride = args->query_tokens * width;
-    args->q_head_stride = k->head_dim;
-    return transformed ? KVANT_OK : kvant_cuda_transform_queries(&queries, b->gpu->stream);
-}
-
-static bool is_full(const kvp_gpu_cells *k)
-{
-    return k->n_weights > k->head_dim;
-}
-
-/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
-static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain,
-                                     kvant_cuda_attention_args args)
-{
-    const bool apart = args.sinks != NULL && k->center != NULL;
-    const kvant_cuda_sinks_args sinks = { .size = sizeof(sinks),
-                                          .n_queries = plain->batch * plain->query_tokens,
-                                          .n_heads = plain->n_heads,
-                                          .n_kv_heads = plain->n_kv_heads,
-                                          .head_dim = k->head_dim,
-                                          .q = plain->q,
-                                          .q_token_stride = plain->q_token_stride,
-                                          .q_head_stride = plain->q_head_stride,
-                                          .scale = plain->scale,
-                                          .center = k->center,
-                                          .sinks = plain->sinks,
-                                          .lse = b->lse.at,
-                                          .out = plain->out };
-    kvant_status status;
-
-    if (apart) {
-        args.sinks = NULL;
-        args.lse = b->lse.at;
-    }
-    status = kvant_cuda_attention(&args, b->gpu->stream);
-    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->gpu->stream) : status;
-}
-
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
-{
-    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
-    kvant_cuda_attention_args args = plain;
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    kvant_status status = KVANT_OK;
-
-    if (is_full(k) && (uint64_t)args.batch * args.query_tokens > MOST_QUERIES)
-        return KVANT_ERR_UNSUPPORTED;
-    if (is_full(k))
-        status = transform_queries(b, k, &args, transformed);
-    return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
-}
-
-/* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
-static size_t unpacked_bytes(const abi_tensor *node)
-{
-    const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
-    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
-    const size_t blocks = (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
-    const size_t bytes = blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
-
-    if (rows <= KVANT_CUDA_SCRATCH_ROWS)
-        return 0;
-    return bytes < KVANT_CUDA_SCRATCH_BYTES ? bytes : KVANT_CUDA_SCRATCH_BYTES;
-}
-
-#define ROOM_ALIGN 256u
-
-size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
-{
-    kvp_gpu_cells *k;
-    size_t unpacked;
-
-    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) || !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
-        return 0;
-    k = kvp_gpu_cells_of(node->src[1]);
-    if (k != NULL)
-        k->has_room = true;
-    unpacked = unpacked_bytes(node);
-    return unpacked > 0 ? kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked + ROOM_ALIGN : 0;
-}
-
-/* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
-static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
-    const uintptr_t behind = ((uintptr_t)node->data + kvp_api.nbytes(node) + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
-
-    if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
-        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
-        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
-    }
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
-        return false;
-    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes };
-    return true;
-}
-
-static size_t rows_of_queries(const abi_tensor *q)
-{
-    return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
-}
-
-static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
-}
-
-static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    return have_workspace(b, node, k) && have_queries(b, node, k) &&
-           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows_of_queries(node->src[0]) * sizeof(float), false));
-}
-
-/* Whether one launch takes all streams of a node. */
-static bool at_once(const abi_tensor *node)
-{
-    return in_a_row(node->src[3], node->src[0]->ne[3]) && in_a_row(node->src[0], node->src[0]->ne[3]);
-}
-
-/* Queries that go through their matrix with the rows of their tokens; q NULL: they need none, or go by themselves, as those
- * of many tokens do, which may bring another matrix. */
-static bool queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries)
-{
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    kvant_cuda_attention_args args;
-
-    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
-        return true;
-    if (!have_queries(b, node, k))
-        return false;
-    args = arguments_of(b, node, (part){ 0, (size_t)node->src[0]->ne[3] }, NULL);
-    *queries = queries_of(b, k, &args);
-    return true;
-}
-
-/* new_cells: NULL, or those of the newest rows, one per stream. transformed: queries went through their matrix. */
-static int32_t attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed)
-{
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const size_t n_streams = (size_t)node->src[0]->ne[3];
-    kvant_status status = KVANT_OK;
-    part streams = { 0, n_streams };
-
-    if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
-        return ABI_STATUS_FAILED;
-    if (!kvp_gpu_weigh_queries(b, node))
-        return ABI_STATUS_FAILED;
-    if (!have_memory(b, node, k))
-        return ABI_STATUS_ALLOC_FAILED;
-    if (!at_once(node))
-        streams.n = 1;
-    if (streams.n < n_streams)
-        new_cells = NULL;
-    for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        status = attend(b, node, streams, new_cells, transformed);
-    if (status != KVANT_OK)
-        kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
-    return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
 /* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
@@ -495,7 +245,7 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values, attending);
     if (node->op == kvp_api.op.flash_attn_ext)
-        return attention(b, node, NULL, false);
+        return kvp_gpu_attention(b, node, NULL, false);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
     kvp_error("%s: operation %s on a compressed cache is not supported", node->name, kvp_api.op_name(node->op));

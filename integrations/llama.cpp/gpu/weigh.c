@@ -1,8 +1,8 @@
 /* weigh.c - matrices of keys from the first rows and queries (transform=first).
  *
  * A tensor in the computer's memory learns, as it does there, from prompts: its matrices are those of a CPU's cache.
- * It keeps several versions. Here there is one: when the tensor makes a better one, the rows that were stored meanwhile take it
- * (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a matrix, tokens that are too much
+ * It keeps several versions. Here there is one, and others for later positions (ranges.c): when the tensor makes a better one, the rows
+ * that were stored meanwhile take it (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a matrix, tokens that are too much
  * alike make none.
  *
  * Keys of first batches wait for the matrix of the last of these (wait.c); later a layer's matrix is in force from the next graph on. So
@@ -24,7 +24,13 @@
 /* What is in force stays. */
 static void end(kvp_gpu_cells *cells)
 {
-    kvp_gpu_weigh_free(cells);
+    const kvp_gpu_cache *cache = cells->cache;
+    const bool more = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS > KVP_FIRST_RANGE;
+
+    if (cells->learner != NULL && cells->n_weights > cells->head_dim && more)
+        kvp_gpu_learner_keep(cells, cells->learner);
+    else
+        kvp_gpu_weigh_free(cells);
     cells->weighed = true;
 }
 
@@ -218,6 +224,19 @@ bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache)
 
     for (size_t i = 0; i < cache->n_tensors; i++)
         ok = kvp_gpu_weigh_join(cache->tensors[i]) && ok;
+    return ok;
+}
+
+bool kvp_gpu_weigh_end(kvp_gpu_cache *cache)
+{
+    const bool ok = kvp_gpu_weigh_settle(cache);
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->weighs && !cells->weighed)
+            end(cells);
+    }
+    still_weighing(cache);
     return ok;
 }
 

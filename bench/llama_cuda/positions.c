@@ -1,0 +1,149 @@
+/* positions.c - divergence of a cache from llama.cpp's own, token by token: where in a context it errs.
+ *
+ *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT]
+ *
+ * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which every third one counts from the 500th on. Without OUT
+ * their logits are written to LOGITS, by llama.cpp alone (PLUGIN "none"); with it OUT gets a line for each: its divergence from those.
+ * A model of floating-point weights shows the cache's errors alone: activations that are rounded to 8 bits differ by more. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+enum { BATCH = 512, FROM = 500, STEP = 3, LEFT = 192 };
+
+static int vocabulary;
+
+static void check(bool ok, const char *what)
+{
+    if (ok)
+        return;
+    fprintf(stderr, "positions: %s failed\n", what);
+    exit(1);
+}
+
+static llama_token *read_tokens(const struct llama_vocab *vocab, const char *path, int skip, int n)
+{
+    FILE *file = fopen(path, "rb");
+    long bytes;
+    char *text;
+    llama_token *tokens;
+
+    check(file != NULL && fseek(file, 0, SEEK_END) == 0 && (bytes = ftell(file)) > 0, "reading the text");
+    rewind(file);
+    text = malloc((size_t)bytes);
+    tokens = malloc((size_t)bytes * sizeof(*tokens));
+    check(text != NULL && tokens != NULL && fread(text, 1, (size_t)bytes, file) == (size_t)bytes, "reading the text");
+    fclose(file);
+    check(llama_tokenize(vocab, text, (int32_t)bytes, tokens, (int32_t)bytes, true, false) >= skip + n, "finding so many tokens");
+    free(text);
+    tokens[skip] = llama_vocab_bos(vocab);
+    return tokens + skip;
+}
+
+static void to_logarithms(const float *logits, double *out)
+{
+    double most = logits[0], sum = 0;
+
+    for (int i = 0; i < vocabulary; i++)
+        most = logits[i] > most ? logits[i] : most;
+    for (int i = 0; i < vocabulary; i++)
+        sum += exp(logits[i] - most);
+    for (int i = 0; i < vocabulary; i++)
+        out[i] = logits[i] - most - log(sum);
+}
+
+static double divergence(const float *logits, const float *from)
+{
+    double *p = malloc(2 * (size_t)vocabulary * sizeof(*p)), *q = p + vocabulary, sum = 0;
+
+    check(p != NULL, "memory");
+    to_logarithms(from, p);
+    to_logarithms(logits, q);
+    for (int i = 0; i < vocabulary; i++)
+        sum += exp(p[i]) * (p[i] - q[i]);
+    free(p);
+    return sum;
+}
+
+static bool counts(int position)
+{
+    return position >= FROM && (position - FROM) % STEP == 0;
+}
+
+/* out: NULL, or a line for each token that counts. */
+static void run(struct llama_context *context, llama_token *tokens, int n, FILE *file, FILE *out)
+{
+    struct llama_batch batch = llama_batch_init(BATCH, 0, 1);
+    float *from = malloc((size_t)vocabulary * sizeof(*from));
+
+    for (int at = 0; at < n; at += batch.n_tokens) {
+        batch.n_tokens = n - at < BATCH ? n - at : BATCH;
+        for (int i = 0; i < batch.n_tokens; i++) {
+            batch.token[i] = tokens[at + i];
+            batch.pos[i] = at + i;
+            batch.n_seq_id[i] = 1;
+            batch.seq_id[i][0] = 0;
+            batch.logits[i] = counts(at + i);
+        }
+        check(llama_decode(context, batch) == 0, "decoding");
+        for (int i = 0; i < batch.n_tokens; i++) {
+            const float *logits = batch.logits[i] ? llama_get_logits_ith(context, i) : NULL;
+            if (logits == NULL)
+                continue;
+            if (out == NULL)
+                check(fwrite(logits, sizeof(*logits), (size_t)vocabulary, file) == (size_t)vocabulary, "writing logits");
+            else {
+                check(fread(from, sizeof(*from), (size_t)vocabulary, file) == (size_t)vocabulary, "reading logits");
+                fprintf(out, "%d %.8g\n", at + i, divergence(logits, from));
+            }
+        }
+    }
+    free(from);
+    llama_batch_free(batch);
+}
+
+static void quiet(enum ggml_log_level level, const char *message, void *data)
+{
+    (void)level;
+    (void)message;
+    (void)data;
+}
+
+int main(int argc, char **argv)
+{
+    struct llama_model_params params = llama_model_default_params();
+    struct llama_context_params context_params = llama_context_default_params();
+    ggml_backend_dev_t devices[2] = { NULL, NULL };
+    FILE *file, *out = NULL;
+
+    if (argc < 8 || atoi(argv[6]) <= LEFT)
+        return 2;
+    llama_log_set(quiet, NULL);
+    ggml_backend_load_all_from_path(argv[1]);
+    if (strcmp(argv[2], "none") != 0) {
+        devices[0] = ggml_backend_reg_dev_get(ggml_backend_load(argv[2]), 0);
+        params.devices = devices;
+    }
+    params.n_gpu_layers = 99;
+    struct llama_model *model = llama_model_load_from_file(argv[3], params);
+    check(model != NULL, "loading the model");
+    context_params.n_ctx = (uint32_t)atoi(argv[6]);
+    context_params.n_batch = context_params.n_ubatch = BATCH;
+    context_params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    struct llama_context *context = llama_init_from_model(model, context_params);
+    check(context != NULL, "making a context");
+    vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    file = fopen(argv[7], argc > 8 ? "rb" : "wb");
+    if (argc > 8)
+        out = fopen(argv[8], "w");
+    check(file != NULL && (argc == 8 || out != NULL), "opening files");
+    run(context, read_tokens(llama_model_get_vocab(model), argv[4], atoi(argv[5]), atoi(argv[6]) - LEFT), atoi(argv[6]) - LEFT, file, out);
+    check(fclose(file) == 0 && (out == NULL || fclose(out) == 0), "writing");
+    llama_free(context);
+    llama_model_free(model);
+    return 0;
+}

@@ -1,0 +1,91 @@
+/* token_times.c - how long contexts take for a prompt and for each token behind it, which ggml's own benches do not tell.
+ *
+ *   token_times LIBRARIES PLUGIN MODEL PROMPT ALONE ROUNDS      PLUGIN "none": llama.cpp's own device and cache
+ *
+ * A line a context: milliseconds of the prompt, in batches of 512, then of each token. The first context also loads kernels. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+enum { BATCH = 512, MOST = 65536, KINDS = 30000 };
+
+static llama_token tokens[MOST];
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* Milliseconds of n tokens from the first-th on. */
+static double decode(struct llama_context *context, int first, int n)
+{
+    const double begin = now();
+
+    for (int i = 0, some; i < n; i += some) {
+        some = n - i < BATCH ? n - i : BATCH;
+        if (llama_decode(context, llama_batch_get_one(tokens + first + i, some)) != 0)
+            exit(1);
+    }
+    llama_synchronize(context);
+    return now() - begin;
+}
+
+static void round_of(struct llama_model *model, int prompt, int alone)
+{
+    struct llama_context_params params = llama_context_default_params();
+    struct llama_context *context;
+
+    params.n_ctx = (uint32_t)((prompt + alone + 511) / 256 * 256);
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    context = llama_init_from_model(model, params);
+    if (context == NULL)
+        exit(1);
+    sleep(1);
+    printf("%.1f:", decode(context, 0, prompt));
+    for (int i = 0; i < alone; i++)
+        printf(" %.3f", decode(context, prompt + i, 1));
+    printf("\n");
+    fflush(stdout);
+    llama_free(context);
+}
+
+static void quiet(enum ggml_log_level level, const char *message, void *data)
+{
+    (void)level;
+    (void)message;
+    (void)data;
+}
+
+int main(int argc, char **argv)
+{
+    struct llama_model_params params = llama_model_default_params();
+    ggml_backend_dev_t devices[2] = { NULL, NULL };
+    struct llama_model *model;
+
+    if (argc < 7 || atoi(argv[4]) + atoi(argv[5]) > MOST)
+        return 2;
+    llama_log_set(quiet, NULL);
+    ggml_backend_load_all_from_path(argv[1]);
+    if (strcmp(argv[2], "none") != 0) {
+        devices[0] = ggml_backend_reg_dev_get(ggml_backend_load(argv[2]), 0);
+        params.devices = devices;
+    }
+    params.n_gpu_layers = 99;
+    model = llama_model_load_from_file(argv[3], params);
+    if (model == NULL)
+        return 1;
+    for (int i = 0; i < MOST; i++)
+        tokens[i] = (llama_token)(((unsigned)i * 2654435761u >> 8) % KINDS);
+    for (int i = 0; i < atoi(argv[6]); i++)
+        round_of(model, atoi(argv[4]), atoi(argv[5]));
+    llama_model_free(model);
+    return 0;
+}

@@ -1,0 +1,352 @@
+/* attention.c - FLASH_ATTN_EXT nodes on cache tensors as launches of libkvant_cuda.
+ *
+ * Queries go through the matrix of their keys, if these have one. Where keys have several (ranges.c), attention is that on parts: in one
+ * launch where a query token of each stream sees all of its cells, else in one for each part and stream. */
+#include "gpu.h"
+
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define MOST_QUERIES 65535 /* of kvant_cuda_transform_queries */
+
+/* A part of a node: all of its streams, or one where their masks or queries do not stand one behind the other. */
+typedef struct part {
+    size_t first, n;
+} part;
+
+static const void *stream_of(const abi_tensor *tensor, size_t stream)
+{
+    return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
+}
+
+/* Rows of two streams stand as far apart as those of one. */
+static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
+{
+    return rows == NULL || n_streams == 1 ||
+           (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
+}
+
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams,
+                                              const int64_t *new_cells)
+{
+    const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
+    const kvp_kv *kv = kvp_kv_of(view);
+    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
+    const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
+    const int attended = kvp_gpu_attended_of(b, node);
+    float parameters[3]; /* scale, max_bias, logit_softcap */
+
+    memcpy(parameters, node->op_params, sizeof(parameters));
+    if (b->attended[attended].plain)
+        mask = NULL;
+    return (kvant_cuda_attention_args){
+        .size = sizeof(kvant_cuda_attention_args),
+        .k_codec = k->codec,
+        .v_codec = v->codec,
+        .k = k->pages,
+        .v = v->pages,
+        .k_open = k->open_pages,
+        .v_open = v->open_pages,
+        .block_table = (k->open_pages.base != NULL && k->cache->keeps ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+                       first_stream * n_blocks,
+        .table_stride = n_blocks,
+        .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
+        .lengths = kvp_gpu_lengths(b, attended) + streams.first,
+        .batch = (uint32_t)streams.n,
+        .n_heads = (uint32_t)q->ne[2],
+        .n_kv_heads = k->n_kv_heads,
+        .type = KVANT_CUDA_F32,
+        .q = stream_of(q, streams.first),
+        .q_batch_stride = q->nb[3] / sizeof(float),
+        .q_head_stride = q->nb[2] / sizeof(float),
+        .out = (void *)(uintptr_t)stream_of(node, streams.first),
+        .out_batch_stride = node->nb[3] / sizeof(float),
+        .out_head_stride = node->nb[1] / sizeof(float),
+        .scale = parameters[0],
+        .v_center = v->center,
+        .k_scale = k->query_scale,
+        .v_scale = v->query_scale,
+        .workspace = b->scratch.at,
+        .workspace_bytes = b->scratch.bytes,
+        .query_tokens = (uint32_t)q->ne[1],
+        .causal = b->attended[attended].plain && q->ne[1] > 1,
+        .q_token_stride = q->nb[1] / sizeof(float),
+        .out_token_stride = node->nb[2] / sizeof(float),
+        .logit_softcap = parameters[2],
+        .max_bias = mask != NULL ? parameters[1] : 0,
+        .mask = stream_of(mask, streams.first),
+        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
+        .sinks = sinks != NULL ? sinks->data : NULL,
+        .table_ready = 1,
+        .new_cells = new_cells,
+        .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
+        .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
+    };
+}
+
+/* Through the matrix of each part. */
+static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
+{
+    kvant_cuda_query_args queries = { .size = sizeof(kvant_cuda_query_args),
+                                      .k_codec = k->codec,
+                                      .batch = args->batch * args->query_tokens,
+                                      .n_heads = args->n_heads,
+                                      .n_kv_heads = args->n_kv_heads,
+                                      .type = KVANT_CUDA_F32,
+                                      .q = args->q,
+                                      .q_batch_stride = args->q_token_stride,
+                                      .q_head_stride = args->q_head_stride,
+                                      .inverse_weights = kvp_gpu_part_matrix(k, 0).inverse_weights,
+                                      .out = b->queries.at,
+                                      .n_further = kvp_gpu_parts(k) - 1 };
+
+    for (uint32_t i = 0; i < queries.n_further; i++)
+        queries.further[i] = kvp_gpu_part_matrix(k, i + 1).inverse_weights;
+    return queries;
+}
+
+/* Queries that went through a matrix. */
+static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args)
+{
+    const size_t width = (size_t)args->n_heads * k->head_dim;
+
+    args->q = b->queries.at;
+    args->q_token_stride = width;
+    args->q_batch_stride = args->query_tokens * width;
+    args->q_head_stride = k->head_dim;
+}
+
+static bool is_full(const kvp_gpu_cells *k)
+{
+    return k->n_weights > k->head_dim;
+}
+
+/* Where parts' outputs lie, and their log-sum-exp. rows: of one part. */
+static kvant_cuda_attention_args to_partial(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args args, size_t rows)
+{
+    const size_t width = (size_t)args.n_heads * k->head_dim;
+
+    args.sinks = NULL;
+    args.out = b->partial.at;
+    args.out_token_stride = width;
+    args.out_batch_stride = args.query_tokens * width;
+    args.out_head_stride = k->head_dim;
+    args.lse = (float *)b->partial.at + kvp_gpu_parts(k) * rows * k->head_dim;
+    return args;
+}
+
+static kvant_status merge(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain, size_t rows)
+{
+    kvant_cuda_merge_args args = { .size = sizeof(args),
+                                   .n_parts = kvp_gpu_parts(k),
+                                   .n_queries = plain->batch * plain->query_tokens,
+                                   .n_heads = plain->n_heads,
+                                   .n_kv_heads = plain->n_kv_heads,
+                                   .head_dim = k->head_dim,
+                                   .outs = b->partial.at,
+                                   .lses = (const float *)b->partial.at + kvp_gpu_parts(k) * rows * k->head_dim,
+                                   .q = plain->q,
+                                   .q_token_stride = plain->q_token_stride,
+                                   .q_head_stride = plain->q_head_stride,
+                                   .scale = plain->scale,
+                                   .sinks = plain->sinks,
+                                   .out = plain->out,
+                                   .out_token_stride = plain->out_token_stride,
+                                   .out_head_stride = plain->out_head_stride };
+
+    for (uint32_t i = 0; i < args.n_parts; i++)
+        args.centers[i] = kvp_gpu_part_matrix(k, i).center;
+    return kvant_cuda_merge(&args, b->gpu->stream);
+}
+
+/* A query token of each stream sees all of its cells: parts are sequences more. */
+static kvant_status attend_parts_at_once(const kvp_gpu_backend *b, const kvp_gpu_cells *k, int attended, kvant_cuda_attention_args args)
+{
+    args.block_table = kvp_gpu_part_table(k->cache, 0, b->attended[attended].first_stream);
+    args.table_stride *= k->cache->n_streams / args.batch;
+    args.lengths = kvp_gpu_part_lengths(b, attended, 0);
+    args.batch *= kvp_gpu_parts(k);
+    return kvant_cuda_attention(&args, b->gpu->stream);
+}
+
+/* stream: of the node's. The mask begins with the part's first cell. */
+static kvant_status attend_part(const kvp_gpu_backend *b, const kvp_gpu_cells *k, int attended, uint32_t part, size_t stream, size_t rows,
+                                kvant_cuda_attention_args args)
+{
+    const size_t in_cache = b->attended[attended].first_stream + stream, at = part * rows + stream * args.query_tokens * args.n_heads;
+
+    args.block_table = kvp_gpu_part_table(k->cache, part, in_cache);
+    args.lengths = kvp_gpu_part_lengths(b, attended, part) + stream;
+    args.batch = 1;
+    args.q = (const float *)args.q + at * k->head_dim;
+    args.out = (float *)args.out + at * k->head_dim;
+    args.lse += at;
+    args.causal = b->attended[attended].causal >> part & 1;
+    if (args.mask != NULL)
+        args.mask += stream * args.query_tokens * args.mask_token_stride + (size_t)k->cache->ranges.parts[part].spans[in_cache].first * KVANT_PAGE_TOKENS;
+    return kvant_cuda_attention(&args, b->gpu->stream);
+}
+
+static kvant_status attend_parts(kvp_gpu_backend *b, const abi_tensor *node, const kvant_cuda_attention_args *plain)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    const int attended = kvp_gpu_attended_of(b, node);
+    const size_t rows = (size_t)plain->batch * plain->query_tokens * plain->n_heads;
+    kvant_cuda_attention_args args = to_partial(b, k, *plain, rows);
+    kvant_status status = KVANT_OK;
+
+    args.new_cells = NULL; /* a token's place in its part is another one */
+    take_queries(b, k, &args);
+    if (args.query_tokens == 1 && args.mask == NULL && (args.batch == 1 || args.batch == k->cache->n_streams))
+        status = attend_parts_at_once(b, k, attended, args);
+    else
+        for (uint32_t part = 0; part < kvp_gpu_parts(k); part++)
+            for (size_t stream = 0; stream < plain->batch && status == KVANT_OK; stream++)
+                status = attend_part(b, k, attended, part, stream, rows, args);
+    return status == KVANT_OK ? merge(b, k, plain, rows) : status;
+}
+
+/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
+static kvant_status attend_whole(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain)
+{
+    const bool apart = plain->sinks != NULL && k->center != NULL;
+    const size_t rows = (size_t)plain->batch * plain->query_tokens * plain->n_heads;
+    kvant_cuda_attention_args args = apart ? to_partial(b, k, *plain, rows) : *plain;
+    kvant_status status;
+
+    if (is_full(k))
+        take_queries(b, k, &args);
+    status = kvant_cuda_attention(&args, b->gpu->stream);
+    return apart && status == KVANT_OK ? merge(b, k, plain, rows) : status;
+}
+
+/* transformed: queries went through their matrix with the rows. */
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
+{
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    const kvant_cuda_query_args queries = queries_of(b, k, &plain);
+    kvant_status status = KVANT_OK;
+
+    if (is_full(k) && (uint64_t)queries.batch * kvp_gpu_parts(k) > MOST_QUERIES)
+        return KVANT_ERR_UNSUPPORTED;
+    if (is_full(k) && !transformed)
+        status = kvant_cuda_transform_queries(&queries, b->gpu->stream);
+    if (status != KVANT_OK)
+        return status;
+    return kvp_gpu_parts(k) > 1 ? attend_parts(b, node, &plain) : attend_whole(b, k, &plain);
+}
+
+/* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
+static size_t unpacked_bytes(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
+    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t blocks = (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
+    const size_t bytes = blocks * (size_t)view->ne[2] * KVANT_CUDA_SCRATCH_PER_BLOCK(view->ne[0]) + 1024;
+
+    if (rows <= KVANT_CUDA_SCRATCH_ROWS)
+        return 0;
+    return bytes < KVANT_CUDA_SCRATCH_BYTES ? bytes : KVANT_CUDA_SCRATCH_BYTES;
+}
+
+#define ROOM_ALIGN 256u
+
+size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
+{
+    kvp_gpu_cells *k;
+    size_t unpacked;
+
+    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) || !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
+        return 0;
+    k = kvp_gpu_cells_of(node->src[1]);
+    if (k != NULL)
+        k->has_room = true;
+    unpacked = unpacked_bytes(node);
+    return unpacked > 0 ? kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked + ROOM_ALIGN : 0;
+}
+
+/* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
+static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
+    const uintptr_t behind = ((uintptr_t)node->data + kvp_api.nbytes(node) + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+
+    if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
+        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
+    }
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
+        return false;
+    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes };
+    return true;
+}
+
+static size_t rows_of_queries(const abi_tensor *q)
+{
+    return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
+}
+
+static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_parts(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
+}
+
+static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const size_t partial = kvp_gpu_parts(k) * rows_of_queries(node->src[0]) * (k->head_dim + 1) * sizeof(float);
+    const bool merged = kvp_gpu_parts(k) > 1 || node->src[4] != NULL;
+
+    return have_workspace(b, node, k) && have_queries(b, node, k) && (!merged || kvp_gpu_grow(b->gpu, &b->partial, partial, false));
+}
+
+/* Whether one launch takes all streams of a node. */
+static bool at_once(const abi_tensor *node)
+{
+    return in_a_row(node->src[3], node->src[0]->ne[3]) && in_a_row(node->src[0], node->src[0]->ne[3]);
+}
+
+/* Queries of many tokens go by themselves: they may bring another matrix. So do those of rows that take several. */
+bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_cuda_query_args *queries)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    kvant_cuda_attention_args args;
+
+    if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
+        return true;
+    if (k->further_made != 0 && k->cache->ranges.n_runs > 1)
+        return true;
+    if (!have_queries(b, node, k))
+        return false;
+    args = arguments_of(b, node, (part){ 0, (size_t)node->src[0]->ne[3] }, NULL);
+    *queries = queries_of(b, k, &args);
+    return true;
+}
+
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells, bool transformed)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    const size_t n_streams = (size_t)node->src[0]->ne[3];
+    kvant_status status = KVANT_OK;
+    part streams = { 0, n_streams };
+
+    if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
+        return ABI_STATUS_FAILED;
+    if (!kvp_gpu_weigh_queries(b, node))
+        return ABI_STATUS_FAILED;
+    if (!have_memory(b, node, k))
+        return ABI_STATUS_ALLOC_FAILED;
+    if (!at_once(node))
+        streams.n = 1;
+    if (streams.n < n_streams)
+        new_cells = NULL;
+    for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
+        status = attend(b, node, streams, new_cells, transformed);
+    if (status != KVANT_OK)
+        kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
+    return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
