@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -587,25 +588,23 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
-/* Tokens at positions at which keys get a further matrix: FAR is 1024 behind the first of these. before: tokens of another sequence, which
- * is hidden. parts: of which the last attention consists, in one launch; 0: not ours. Returns the state, which the caller frees. */
-enum { FAR = 2048 + 1024, N_NEAR = 1680, N_FAR = 100 };
+/* Tokens at positions at which keys get a further matrix: FAR is a batch and 1024 tokens behind the first of these; N_NEAR makes learning
+ * end before. hidden: tokens of another sequence. parts: of which the last attention consists, in one launch; 0: not ours. Returns the state, which the caller
+ * frees. */
+enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
 
-static uint8_t *far_steps(const char *spec, const char *graphs, int before, uint32_t parts, float *logits, size_t *size)
+static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32_t parts, float *logits, size_t *size)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 4096, .n_seq = 2, .unified = true };
+    const harness_options options = { .spec = spec, .type = type, .n_ctx = 4096, .n_seq = 2, .unified = true };
+    struct llama_context *context = harness_context(&options);
     const size_t n = harness_n_vocab();
-    struct llama_context *context;
     llama_pos pos = FAR - N_NEAR;
     uint8_t *saved;
 
-    setenv("KVANT_GRAPH", graphs, 1);
-    context = harness_context(&options);
-    unsetenv("KVANT_GRAPH");
-    if (before > 0)
-        harness_decode(context, tokens, before, 0, 1, false);
-    for (int n_batch = 112; pos < FAR; pos += n_batch)
-        harness_decode(context, tokens + pos % 30, n_batch, pos, 0, false);
+    if (hidden > 0)
+        harness_decode(context, tokens, hidden, 0, 1, false);
+    for (; pos < FAR; pos += N_AT_ONCE)
+        harness_decode(context, tokens + pos % 20, N_AT_ONCE, pos, 0, false);
     harness_decode(context, tokens + 7, N_FAR, pos, 0, false);
     for (int i = 0; i < N_STEPS; i++) {
         harness_decode(context, tokens + N_PROMPT + i, 1, pos + N_FAR + i, 0, false);
@@ -617,28 +616,39 @@ static uint8_t *far_steps(const char *spec, const char *graphs, int before, uint
     return saved;
 }
 
-/* Attention has two parts then: in one launch where masks are plain. Results err as int-8 does, which is what rows are stored as. */
+/* Attention has two parts then: in one launch where masks are plain. Results err as int-8 does, which is what rows are stored as (bounds as
+ * above), captured or not. The last test: so many tokens want a tiny model, which takes the other's place. */
 static void far_rows_have_a_matrix_of_their_own(void **state)
 {
-    float *stock = new_logits(), *ours = new_logits(), *graphs = new_logits();
+    static const char spec[] = "int-8:transform=first";
+    float *stock, *ours, *graphs;
     size_t size, stock_size;
     double rival, kld;
+    char path[4096];
 
     (void)state;
-    harness_need_floats();
-    uint8_t *const rows = far_steps(NULL, "1", 0, 0, stock, &stock_size);
-    free(far_steps("int-8", "1", 0, 1, ours, &size));
+    if (getenv("KVANT_CALIBRATION") != NULL)
+        skip(); /* it is the other model's */
+    snprintf(path, sizeof(path), "%s/llama.gguf", getenv("KVANT_TINY_MODELS"));
+    assert_int_equal(harness_load_models(path), 0);
+    harness_tokens(tokens, N_PROMPT + N_STEPS);
+    stock = new_logits(), ours = new_logits(), graphs = new_logits();
+    uint8_t *const rows = far_steps(NULL, NULL, 0, 0, stock, &stock_size);
+    free(far_steps(NULL, "q8_0", 0, 0, ours, &size));
     rival = harness_mean_kld(stock, ours, N_STEPS);
-    free(far_steps("int-8:transform=first", "0", 0, 2, ours, &size));
-    uint8_t *const own = far_steps("int-8:transform=first", "1", 0, 0, graphs, &size);
+    setenv("KVANT_GRAPH", "0", 1);
+    free(far_steps(spec, NULL, 0, 2, ours, &size));
+    unsetenv("KVANT_GRAPH");
+    uint8_t *const own = far_steps(spec, NULL, 0, 0, graphs, &size);
     assert_memory_equal(ours, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
     assert_int_equal(size, stock_size);
     assert_true(harness_state_difference(rows, own, size) < 0.02);
     kld = harness_mean_kld(stock, graphs, N_STEPS);
-    print_message("mean KLD behind position %d: %.6f, without matrices %.6f\n", FAR, kld, rival);
-    assert_true(kld > 1e-8 && kld < 2 * rival);
-    free(far_steps("int-8:transform=first", "1", 70, 0, ours, &size));
-    assert_true(harness_mean_kld(stock, ours, N_STEPS) < 2 * rival);
+    free(far_steps(spec, NULL, 70, 0, ours, &size));
+    print_message("mean KLD behind position %d: %.6f, beside a hidden sequence %.6f, q8_0 %.6f\n", FAR, kld,
+                  harness_mean_kld(stock, ours, N_STEPS), rival);
+    assert_true(kld > 1e-8 && kld <= 1.6 * rival);
+    assert_true(harness_mean_kld(stock, ours, N_STEPS) <= 1.6 * rival);
     free(rows);
     free(own);
     free(stock);
@@ -657,9 +667,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(blocks_that_prompts_share_are_whole),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),
         cmocka_unit_test(masks_are_read_where_they_must_be),
-        cmocka_unit_test(far_rows_have_a_matrix_of_their_own),
         cmocka_unit_test(drafts_are_taken_back),
         cmocka_unit_test(rows_that_are_no_numbers_are_refused),
+        cmocka_unit_test(far_rows_have_a_matrix_of_their_own),
     };
 
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);

@@ -356,7 +356,6 @@ bool kvp_gpu_weigh_keys(const abi_tensor *node);
 void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q); /* of attention that will come: makes room for its copies */
 bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
-bool kvp_gpu_weigh_end(kvp_gpu_cache *cache); /* the same, and nothing more is learnt */
 bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
 bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
 

@@ -40,24 +40,21 @@ static int32_t last_position(const kvp_gpu_step *step)
 
 /* Matrices */
 
-/* Rows that take another matrix have all the first one. */
-static bool ask(kvp_gpu_cache *cache, int32_t last)
+/* Rows that take another matrix have all the first one; and little is known before enough was learnt. */
+static void ask(kvp_gpu_cache *cache, int32_t last)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
     const uint32_t range = last >= 0 ? range_of(last + LATE) : 0;
     bool any = false;
 
-    if (ranges->asked > 0 || ranges->ended || cache->waiting || !cache->weighs || (ranges->made >> range & 1) ||
+    if (ranges->asked > 0 || ranges->ended || cache->weighing || !cache->weighs || (ranges->made >> range & 1) ||
         cache->n_streams > KVP_MOST_STREAMS)
-        return true;
-    if (cache->weighing && !kvp_gpu_weigh_end(cache))
-        return false;
+        return;
     for (size_t i = 0; i < cache->n_tensors; i++)
         any = kvp_gpu_learner_ask(cache->tensors[i]->cells, range, first_positions[range], first_positions[range + 1] - 1) || any;
     ranges->asked = any ? range : 0;
     ranges->ended = !any;
     ranges->since = 0;
-    return true;
 }
 
 /* Attention needs open pages where parts have holes. */
@@ -181,7 +178,8 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         return true;
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
-    if (!ask(cache, last) || !note_last(ranges, step))
+    ask(cache, last);
+    if (!note_last(ranges, step))
         return false;
     ranges->since += step->n;
     assign(cache, step);

@@ -227,19 +227,6 @@ bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache)
     return ok;
 }
 
-bool kvp_gpu_weigh_end(kvp_gpu_cache *cache)
-{
-    const bool ok = kvp_gpu_weigh_settle(cache);
-
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->weighs && !cells->weighed)
-            end(cells);
-    }
-    still_weighing(cache);
-    return ok;
-}
-
 /* Blocks of few tokens, of first and of recent ones are opened, which may decode them. */
 bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
