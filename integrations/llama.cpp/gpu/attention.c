@@ -224,6 +224,24 @@ static kvant_status attend_whole(kvp_gpu_backend *b, const kvp_gpu_cells *k, con
     return apart && status == KVANT_OK ? merge(b, k, plain, rows) : status;
 }
 
+/* Through all matrices in one launch, or one after the other where there are too many queries. */
+static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_query_args *queries)
+{
+    const size_t part = (size_t)queries->batch * queries->n_heads * k->head_dim;
+    kvant_cuda_query_args one = *queries;
+    kvant_status status = KVANT_OK;
+
+    if ((uint64_t)queries->batch * (1 + queries->n_further) <= MOST_QUERIES)
+        return kvant_cuda_transform_queries(queries, b->gpu->stream);
+    one.n_further = 0;
+    for (uint32_t i = 0; i <= queries->n_further && status == KVANT_OK; i++) {
+        one.inverse_weights = i == 0 ? queries->inverse_weights : queries->further[i - 1];
+        one.out = queries->out + i * part;
+        status = kvant_cuda_transform_queries(&one, b->gpu->stream);
+    }
+    return status;
+}
+
 /* transformed: queries went through their matrix with the rows. */
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
 {
@@ -232,10 +250,10 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part stre
     const kvant_cuda_query_args queries = queries_of(b, k, &plain);
     kvant_status status = KVANT_OK;
 
-    if (is_full(k) && (uint64_t)queries.batch * kvp_gpu_parts(k) > MOST_QUERIES)
+    if (is_full(k) && queries.batch > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k) && !transformed)
-        status = kvant_cuda_transform_queries(&queries, b->gpu->stream);
+        status = transform_queries(b, k, &queries);
     if (status != KVANT_OK)
         return status;
     return kvp_gpu_parts(k) > 1 ? attend_parts(b, node, &plain) : attend_whole(b, k, &plain);
