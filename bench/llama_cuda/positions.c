@@ -8,10 +8,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "ggml-backend.h"
-#include "llama.h"
+#include "plugin_model.h"
 
 enum { BATCH = 512, FROM = 500, STEP = 3, LEFT = 192 };
 
@@ -106,31 +104,14 @@ static void run(struct llama_context *context, llama_token *tokens, int n, FILE 
     llama_batch_free(batch);
 }
 
-static void quiet(enum ggml_log_level level, const char *message, void *data)
-{
-    (void)level;
-    (void)message;
-    (void)data;
-}
-
 int main(int argc, char **argv)
 {
-    struct llama_model_params params = llama_model_default_params();
     struct llama_context_params context_params = llama_context_default_params();
-    ggml_backend_dev_t devices[2] = { NULL, NULL };
     FILE *file, *out = NULL;
 
     if (argc < 8 || atoi(argv[6]) <= LEFT)
         return 2;
-    llama_log_set(quiet, NULL);
-    ggml_backend_load_all_from_path(argv[1]);
-    if (strcmp(argv[2], "none") != 0) {
-        devices[0] = ggml_backend_reg_dev_get(ggml_backend_load(argv[2]), 0);
-        params.devices = devices;
-    }
-    params.n_gpu_layers = 99;
-    struct llama_model *model = llama_model_load_from_file(argv[3], params);
-    check(model != NULL, "loading the model");
+    struct llama_model *model = load_model(argv[1], argv[2], argv[3]);
     context_params.n_ctx = (uint32_t)atoi(argv[6]);
     context_params.n_batch = context_params.n_ubatch = BATCH;
     context_params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;

@@ -5,12 +5,10 @@
  * A line a context: milliseconds of the prompt, in batches of 512, then of each token. The first context also loads kernels. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "ggml-backend.h"
-#include "llama.h"
+#include "plugin_model.h"
 
 enum { BATCH = 512, MOST = 65536, KINDS = 30000 };
 
@@ -57,31 +55,13 @@ static void round_of(struct llama_model *model, int prompt, int alone)
     llama_free(context);
 }
 
-static void quiet(enum ggml_log_level level, const char *message, void *data)
-{
-    (void)level;
-    (void)message;
-    (void)data;
-}
-
 int main(int argc, char **argv)
 {
-    struct llama_model_params params = llama_model_default_params();
-    ggml_backend_dev_t devices[2] = { NULL, NULL };
     struct llama_model *model;
 
     if (argc < 7 || atoi(argv[4]) + atoi(argv[5]) > MOST)
         return 2;
-    llama_log_set(quiet, NULL);
-    ggml_backend_load_all_from_path(argv[1]);
-    if (strcmp(argv[2], "none") != 0) {
-        devices[0] = ggml_backend_reg_dev_get(ggml_backend_load(argv[2]), 0);
-        params.devices = devices;
-    }
-    params.n_gpu_layers = 99;
-    model = llama_model_load_from_file(argv[3], params);
-    if (model == NULL)
-        return 1;
+    model = load_model(argv[1], argv[2], argv[3]);
     for (int i = 0; i < MOST; i++)
         tokens[i] = (llama_token)(((unsigned)i * 2654435761u >> 8) % KINDS);
     for (int i = 0; i < atoi(argv[6]); i++)

@@ -589,8 +589,8 @@ static void masks_are_read_where_they_must_be(void **state)
 }
 
 /* Tokens at positions at which keys get a further matrix: FAR is a batch and 1024 tokens behind the first of these; N_NEAR makes learning
- * end before. hidden: tokens of another sequence. parts: of which the last attention consists, in one launch; 0: not ours. Returns the state, which the caller
- * frees. */
+ * end before. hidden: tokens of another sequence. parts: of which the last attention consists, in one launch; 0: not ours. Returns the
+ * state, which the caller frees. */
 enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
 
 static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32_t parts, float *logits, size_t *size)

@@ -12,10 +12,10 @@
 
 #define MOST_QUERIES 65535 /* of kvant_cuda_transform_queries */
 
-/* A part of a node: all of its streams, or one where their masks or queries do not stand one behind the other. */
-typedef struct part {
+/* Of a node: all of them, or one where their masks or queries do not stand one behind the other. */
+typedef struct streams_at_once {
     size_t first, n;
-} part;
+} streams_at_once;
 
 static const void *stream_of(const abi_tensor *tensor, size_t stream)
 {
@@ -29,7 +29,7 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
            (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams,
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
                                               const int64_t *new_cells)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
@@ -125,8 +125,19 @@ static bool is_full(const kvp_gpu_cells *k)
     return k->n_weights > k->head_dim;
 }
 
-/* Where parts' outputs lie, and their log-sum-exp. rows: of one part. */
-static kvant_cuda_attention_args to_partial(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args args, size_t rows)
+/* Of one part. */
+static size_t rows_of(const kvant_cuda_attention_args *args)
+{
+    return (size_t)args->batch * args->query_tokens * args->n_heads;
+}
+
+/* Log-sum-exps of parts, behind their outputs. */
+static float *lses_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
+{
+    return (float *)b->partial.at + kvp_gpu_parts(k) * rows_of(args) * k->head_dim;
+}
+
+static kvant_cuda_attention_args to_partial(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args args)
 {
     const size_t width = (size_t)args.n_heads * k->head_dim;
 
@@ -135,11 +146,11 @@ static kvant_cuda_attention_args to_partial(const kvp_gpu_backend *b, const kvp_
     args.out_token_stride = width;
     args.out_batch_stride = args.query_tokens * width;
     args.out_head_stride = k->head_dim;
-    args.lse = (float *)b->partial.at + kvp_gpu_parts(k) * rows * k->head_dim;
+    args.lse = lses_of(b, k, &args);
     return args;
 }
 
-static kvant_status merge(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain, size_t rows)
+static kvant_status merge(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain)
 {
     kvant_cuda_merge_args args = { .size = sizeof(args),
                                    .n_parts = kvp_gpu_parts(k),
@@ -148,7 +159,7 @@ static kvant_status merge(const kvp_gpu_backend *b, const kvp_gpu_cells *k, cons
                                    .n_kv_heads = plain->n_kv_heads,
                                    .head_dim = k->head_dim,
                                    .outs = b->partial.at,
-                                   .lses = (const float *)b->partial.at + kvp_gpu_parts(k) * rows * k->head_dim,
+                                   .lses = lses_of(b, k, plain),
                                    .q = plain->q,
                                    .q_token_stride = plain->q_token_stride,
                                    .q_head_stride = plain->q_head_stride,
@@ -173,7 +184,7 @@ static kvant_status attend_parts_at_once(const kvp_gpu_backend *b, const kvp_gpu
     return kvant_cuda_attention(&args, b->gpu->stream);
 }
 
-/* stream: of the node's. The mask begins with the part's first cell. */
+/* stream: of the node's; rows: of a part. The mask begins with the part's first cell. */
 static kvant_status attend_part(const kvp_gpu_backend *b, const kvp_gpu_cells *k, int attended, uint32_t part, size_t stream, size_t rows,
                                 kvant_cuda_attention_args args)
 {
@@ -195,8 +206,7 @@ static kvant_status attend_parts(kvp_gpu_backend *b, const abi_tensor *node, con
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const int attended = kvp_gpu_attended_of(b, node);
-    const size_t rows = (size_t)plain->batch * plain->query_tokens * plain->n_heads;
-    kvant_cuda_attention_args args = to_partial(b, k, *plain, rows);
+    kvant_cuda_attention_args args = to_partial(b, k, *plain);
     kvant_status status = KVANT_OK;
 
     args.new_cells = NULL; /* a token's place in its part is another one */
@@ -206,54 +216,50 @@ static kvant_status attend_parts(kvp_gpu_backend *b, const abi_tensor *node, con
     else
         for (uint32_t part = 0; part < kvp_gpu_parts(k); part++)
             for (size_t stream = 0; stream < plain->batch && status == KVANT_OK; stream++)
-                status = attend_part(b, k, attended, part, stream, rows, args);
-    return status == KVANT_OK ? merge(b, k, plain, rows) : status;
+                status = attend_part(b, k, attended, part, stream, rows_of(plain), args);
+    return status == KVANT_OK ? merge(b, k, plain) : status;
 }
 
 /* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
 static kvant_status attend_whole(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain)
 {
     const bool apart = plain->sinks != NULL && k->center != NULL;
-    const size_t rows = (size_t)plain->batch * plain->query_tokens * plain->n_heads;
-    kvant_cuda_attention_args args = apart ? to_partial(b, k, *plain, rows) : *plain;
+    kvant_cuda_attention_args args = apart ? to_partial(b, k, *plain) : *plain;
     kvant_status status;
 
     if (is_full(k))
         take_queries(b, k, &args);
     status = kvant_cuda_attention(&args, b->gpu->stream);
-    return apart && status == KVANT_OK ? merge(b, k, plain, rows) : status;
+    return apart && status == KVANT_OK ? merge(b, k, plain) : status;
 }
 
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
-static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_query_args *queries)
+static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
 {
-    const size_t part = (size_t)queries->batch * queries->n_heads * k->head_dim;
-    kvant_cuda_query_args one = *queries;
+    const kvant_cuda_query_args all = queries_of(b, k, args);
+    kvant_cuda_query_args one = all;
     kvant_status status = KVANT_OK;
 
-    if ((uint64_t)queries->batch * (1 + queries->n_further) <= MOST_QUERIES)
-        return kvant_cuda_transform_queries(queries, b->gpu->stream);
+    if (all.batch > MOST_QUERIES)
+        return KVANT_ERR_UNSUPPORTED;
+    if ((uint64_t)all.batch * (1 + all.n_further) <= MOST_QUERIES)
+        return kvant_cuda_transform_queries(&all, b->gpu->stream);
     one.n_further = 0;
-    for (uint32_t i = 0; i <= queries->n_further && status == KVANT_OK; i++) {
-        one.inverse_weights = i == 0 ? queries->inverse_weights : queries->further[i - 1];
-        one.out = queries->out + i * part;
+    for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
+        one.inverse_weights = i == 0 ? all.inverse_weights : all.further[i - 1];
+        one.out = all.out + i * rows_of(args) * k->head_dim;
         status = kvant_cuda_transform_queries(&one, b->gpu->stream);
     }
     return status;
 }
 
 /* transformed: queries went through their matrix with the rows. */
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams, const int64_t *new_cells, bool transformed)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams, const int64_t *new_cells, bool transformed)
 {
     const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const kvant_cuda_query_args queries = queries_of(b, k, &plain);
-    kvant_status status = KVANT_OK;
+    const kvant_status status = is_full(k) && !transformed ? transform_queries(b, k, &plain) : KVANT_OK;
 
-    if (is_full(k) && queries.batch > MOST_QUERIES)
-        return KVANT_ERR_UNSUPPORTED;
-    if (is_full(k) && !transformed)
-        status = transform_queries(b, k, &queries);
     if (status != KVANT_OK)
         return status;
     return kvp_gpu_parts(k) > 1 ? attend_parts(b, node, &plain) : attend_whole(b, k, &plain);
@@ -336,11 +342,11 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_c
 
     if (k == NULL || !is_full(k) || node->src[0]->ne[3] > KVP_FEW_TOKENS || !at_once(node) || !kvp_attention_supported(node))
         return true;
-    if (k->further_made != 0 && k->cache->ranges.n_runs > 1)
+    if (kvp_gpu_runs(k) > 1)
         return true;
     if (!have_queries(b, node, k))
         return false;
-    args = arguments_of(b, node, (part){ 0, (size_t)node->src[0]->ne[3] }, NULL);
+    args = arguments_of(b, node, (streams_at_once){ 0, (size_t)node->src[0]->ne[3] }, NULL);
     *queries = queries_of(b, k, &args);
     return true;
 }
@@ -350,7 +356,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
     kvant_status status = KVANT_OK;
-    part streams = { 0, n_streams };
+    streams_at_once streams = { 0, n_streams };
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;

@@ -132,7 +132,7 @@ bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, kvp_gpu_memory *to, const kvant
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
 {
     const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights;
-    float *at = kvp_gpu_affine(cells);
+    float *at = kvp_gpu_affine(cells, &cells->numbers);
     bool weights = false, center = false, scale = false;
 
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
@@ -149,11 +149,25 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
 }
 
-static void free_own(kvp_gpu_cells *cells)
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range)
 {
-    for (uint32_t head = 0; cells->own != NULL && head < cells->n_kv_heads; head++)
-        kvant_codec_free(&cells->own[head]);
-    free(cells->own);
+    const kvp_gpu_memory *memory;
+    const float *at;
+
+    while (range > 0 && !(cells->further_made >> range & 1))
+        range--;
+    if (range == 0)
+        return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights, cells->center };
+    memory = &cells->further[range - 1];
+    at = memory->at;
+    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights, cells->center != NULL ? kvp_gpu_affine(cells, memory) : NULL };
+}
+
+void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
+{
+    for (uint32_t i = 0; codecs != NULL && i < n; i++)
+        kvant_codec_free(&codecs[i]);
+    free(codecs);
 }
 
 /* Kernels know no dense rotation, the default where head_dim is no power of two. A Hadamard matrix per block of channels takes its
@@ -203,7 +217,7 @@ static void destroy(kvp_kv *kv)
         kvant_cuda_codec_free(&cells->codecs[matrix]);
     }
     kvant_codec_free(&cells->made);
-    free_own(cells);
+    kvp_gpu_free_codecs(cells->own, cells->n_kv_heads);
     free(cells);
     kv->cells = NULL;
 }
@@ -372,7 +386,7 @@ static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t
     kvp_gpu_run run;
 
     for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
-        run = kvp_gpu_run_of_cells(cells, numbers, i, n);
+        run = kvp_gpu_run_of_cells(cells->cache, numbers, i, n);
         status = kvp_gpu_append(cells, kv->shape.role, false, rows, run, slots, cells->gpu->refused);
     }
     return status;

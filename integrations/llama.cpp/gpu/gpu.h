@@ -331,6 +331,7 @@ kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t
 kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
+void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n); /* of n, and the array; NULL: none */
 
 /* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
 #define KVP_LEARN_ROWS 64u
@@ -384,13 +385,13 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew, as free in learner.c; what a tensor needs for it is made in a thread */
 void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
 
-/* The centre in numbers; scale and query scale are behind it. */
-static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells)
+/* The centre in numbers of a matrix; scale and query scale are behind it. */
+static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
 {
-    return (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->most_weights;
+    return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* Of a range; where it has none, of the one before that has. */
+/* cells.c. Of a range; where it has none, of the one before that has. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights, *center;
 } kvp_gpu_matrix;
@@ -404,6 +405,9 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
 
+/* How many runs the batch at hand has. */
+size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
+
 /* How many parts attention on the keys has; how many tokens one has of a stream of so many cells. plain: the last n_rows cells are the queries'
  * own, and each sees those up to its own; *causal: of some cells of the part this has to be said. */
 uint32_t kvp_gpu_parts(const kvp_gpu_cells *keys);
@@ -414,7 +418,7 @@ const int32_t *kvp_gpu_part_table(const kvp_gpu_cache *cache, uint32_t part, siz
 /* The longest run of blocks (open: of open pages), or of cells, whose keys have one matrix: from the first-th on, of n blocks, or before
  * the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
-kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cells *cells, const int64_t *numbers, size_t first, size_t n);
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
 /* cells.c: what codecs say, one per kv head: weights, centres and scales are brought to the GPU (which waits for the stream; NULL: one
  * that orders nothing), and become the cells'. */

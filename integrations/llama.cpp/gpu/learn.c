@@ -93,7 +93,7 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
         codecs[head] = quick != NULL ? quick : cells->sources[head];
     if (numbers != NULL && codecs != NULL)
         tensor = learn_tensor(cells, codecs, rows, n, &memory);
-    at = kvp_gpu_affine(cells);
+    at = kvp_gpu_affine(cells, &cells->numbers);
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
     if (ok) {

@@ -27,9 +27,7 @@ static void count_cpus(void)
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
-    for (uint32_t head = 0; l->made != NULL && head < cells->n_kv_heads; head++)
-        kvant_codec_free(&l->made[head]);
-    free(l->made);
+    kvp_gpu_free_codecs(l->made, cells->n_kv_heads);
     l->made = NULL;
 }
 
@@ -374,9 +372,7 @@ static void *make_range(void *context)
                     kvant_tensor_make_range_codecs(l->tensor, l->positions[0], l->positions[1], cells->sources, codecs, 1) == KVANT_OK &&
                     kvp_gpu_bring_numbers(cells, &cells->further[l->range - 1], (const kvant_codec *const *)codecs, NULL);
     sem_post(&at_once);
-    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
-        kvant_codec_free(&codecs[head]);
-    free(codecs);
+    kvp_gpu_free_codecs(codecs, cells->n_kv_heads);
     return NULL;
 }
 

@@ -167,7 +167,7 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
     const kvp_gpu_ranges *ranges = &first->cache->ranges;
     const kvp_gpu_run whole = { 0, (size_t)nodes[0]->src[0]->ne[1], 0 };
-    const size_t n_runs = first->further_made != 0 ? ranges->n_runs : 1;
+    const size_t n_runs = kvp_gpu_runs(first);
     kvant_status status = KVANT_OK;
 
     for (size_t i = 0; i < n_runs && status == KVANT_OK; i++)

@@ -47,8 +47,7 @@ static void ask(kvp_gpu_cache *cache, int32_t last)
     const uint32_t range = last >= 0 ? range_of(last + LATE) : 0;
     bool any = false;
 
-    if (ranges->asked > 0 || ranges->ended || cache->weighing || !cache->weighs || (ranges->made >> range & 1) ||
-        cache->n_streams > KVP_MOST_STREAMS)
+    if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range & 1) || cache->n_streams > KVP_MOST_STREAMS)
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
         any = kvp_gpu_learner_ask(cache->tensors[i]->cells, range, first_positions[range], first_positions[range + 1] - 1) || any;
@@ -83,23 +82,10 @@ static void take_asked(kvp_gpu_cache *cache)
     ranges->asked = 0;
 }
 
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range)
-{
-    const size_t room = cells->n_kv_heads * cells->most_weights;
-    const float *at;
-
-    while (range > 0 && !(cells->further_made >> range & 1))
-        range--;
-    if (range == 0)
-        return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights, cells->center };
-    at = cells->further[range - 1].at;
-    return (kvp_gpu_matrix){ at, at + room, cells->center != NULL ? at + 2 * room : NULL };
-}
-
 /* Blocks */
 
 /* -sm tensor: a step is several graphs. */
-static bool is_last(kvp_gpu_ranges *ranges, const kvp_gpu_step *step)
+static bool is_last(const kvp_gpu_ranges *ranges, const kvp_gpu_step *step)
 {
     return ranges->n_last == step->n && kvp_gpu_cells_end_with(ranges->last, ranges->n_last, step);
 }
@@ -156,13 +142,13 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     kvp_gpu_ranges *ranges = &cache->ranges;
     size_t n_runs = 0;
     bool other = false;
+    kvp_gpu_run run;
 
-    for (size_t i = 0, n; i < step->n; i += n) {
-        const uint32_t range = ranges->of[step->cells[i] / KVANT_PAGE_TOKENS];
-        for (n = rows_of_block(step, i); i + n < step->n && ranges->of[step->cells[i + n] / KVANT_PAGE_TOKENS] == range;)
-            n++;
-        other = other || n_runs >= ranges->n_runs || ranges->runs[n_runs].first != i || ranges->runs[n_runs].range != range;
-        ranges->runs[n_runs++] = (kvp_gpu_run){ i, n, range };
+    for (size_t i = 0; i < step->n; i += run.n) {
+        const kvp_gpu_run *former = &ranges->runs[n_runs];
+        run = kvp_gpu_run_of_cells(cache, step->cells, i, step->n);
+        other = other || n_runs >= ranges->n_runs || former->first != i || former->range != run.range;
+        ranges->runs[n_runs++] = run;
     }
     if (other || n_runs != ranges->n_runs)
         atomic_fetch_add(&cache->gpu->epoch, 1);
@@ -172,10 +158,11 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const int32_t last = last_position(step);
+    int32_t last;
 
-    if (is_last(ranges, step))
-        return true;
+    if (!cache->weighs || is_last(ranges, step))
+        return true; /* keys that learn nothing have one matrix, or none */
+    last = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
     ask(cache, last);
@@ -281,6 +268,11 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
     return ok;
 }
 
+size_t kvp_gpu_runs(const kvp_gpu_cells *keys)
+{
+    return keys->further_made != 0 ? keys->cache->ranges.n_runs : 1;
+}
+
 uint32_t kvp_gpu_parts(const kvp_gpu_cells *keys)
 {
     const kvp_gpu_ranges *ranges = &keys->cache->ranges;
@@ -310,7 +302,7 @@ const int32_t *kvp_gpu_part_table(const kvp_gpu_cache *cache, uint32_t part, siz
     return (const int32_t *)cache->ranges.tables.at + ((size_t)part * cache->n_streams + stream) * (cache->n_blocks / cache->n_streams);
 }
 
-/* Rows outside of graphs */
+/* Runs */
 
 static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
 {
@@ -329,9 +321,9 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
     return run;
 }
 
-kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cells *cells, const int64_t *numbers, size_t first, size_t n)
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n)
 {
-    const uint8_t *of = cells->cache->ranges.of;
+    const uint8_t *of = cache->ranges.of;
     kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
 
     while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.range)

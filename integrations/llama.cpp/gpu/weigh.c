@@ -2,8 +2,8 @@
  *
  * A tensor in the computer's memory learns, as it does there, from prompts: its matrices are those of a CPU's cache.
  * It keeps several versions. Here there is one, and others for later positions (ranges.c): when the tensor makes a better one, the rows
- * that were stored meanwhile take it (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a matrix, tokens that are too much
- * alike make none.
+ * that were stored meanwhile take it (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a
+ * matrix, tokens that are too much alike make none.
  *
  * Keys of first batches wait for the matrix of the last of these (wait.c); later a layer's matrix is in force from the next graph on. So
  * results depend on no clock, though threads learn while the GPU goes on (learner.c). */

@@ -162,13 +162,13 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_
     }
     const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
-        constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS;
+        constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS, MANY = D == 256 ? ALL / 2 : ALL;
         if constexpr (D <= 128) /* beyond, a thread's part of the matrix is too large */
             if (!few)
                 return launch_query_rows<D>(args, n_kv_heads, stream);
         QueryArgs p = args;
         void *parameters[] = { &p };
-        return launch_early(few ? (const void *)queries_kernel<D, ALL> : (const void *)queries_kernel<D, ALL / 2>, grid,
+        return launch_early(few ? (const void *)queries_kernel<D, ALL> : (const void *)queries_kernel<D, MANY>, grid,
                             QUARTERS * D, parameters, sizeof(QuerySpace<D>), stream);
     });
 }
