@@ -123,8 +123,7 @@ typedef struct kvant_cuda_rows {
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
-/* Of attention (kvant_cuda_merge). */
-#define KVANT_CUDA_MOST_PARTS 16u
+#define KVANT_CUDA_MOST_MATRICES 8u
 
 typedef struct kvant_cuda_query_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
@@ -135,10 +134,10 @@ typedef struct kvant_cuda_query_args {
     size_t q_batch_stride, q_head_stride; /* elements */
     const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
     float *out;                           /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
-    /* Zeros from here on, or a smaller size: none of this. The same queries through other matrices, too, for parts
-     * (kvant_cuda_merge) whose keys have these. */
+    /* Zeros from here on, or a smaller size: none of this. The same queries through other matrices, too, that keys of
+     * other blocks have (n_matrices of attention). */
     uint32_t n_further;
-    const float *further[KVANT_CUDA_MOST_PARTS - 1]; /* as inverse_weights */
+    const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
 } kvant_cuda_query_args;
 
 typedef struct kvant_cuda_append_args {
@@ -257,6 +256,14 @@ typedef struct kvant_cuda_attention_args {
      * b * new_stride, and blocks without such a token are as ready as the table */
     const int64_t *new_cells;
     int64_t new_first, new_stride;
+    /* device: n_matrices x n_kv_heads x head_dim, or NULL: what keys lack, so that <q, k_center> is part of every
+     * score; of keys with a matrix W and a centre c, W c. Not beside a softcap */
+    const float *k_center;
+    /* 2 to KVANT_CUDA_MOST_MATRICES: keys of block_table's entry i have been through matrix matrices[i], and q has
+     * queries for each of them, q_matrix_stride elements apart. 0 or 1: all keys are alike */
+    uint32_t n_matrices;
+    const uint8_t *matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
+    size_t q_matrix_stride;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -295,6 +302,8 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
 /* ---- parts of a sequence ---- */
+
+#define KVANT_CUDA_MOST_PARTS 16u
 
 /* Attention over parts of a sequence, each by a call of its own with an lse and without sinks, made whole: parts differ
  * in the centre c of their keys, or in their matrix. Keys with a centre lack <q, c> in their scores, which a softmax

@@ -176,7 +176,7 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
 
 bool valid_queries(const kvant_cuda_query_args &args)
 {
-    if (args.n_further >= KVANT_CUDA_MOST_PARTS ||
+    if (args.n_further >= KVANT_CUDA_MOST_MATRICES ||
         std::any_of(args.further, args.further + args.n_further, [](const float *matrix) { return !matrix; }))
         return false;
     return args.k_codec && args.q && args.out && args.inverse_weights && valid_type(args.type) && args.n_kv_heads > 0 &&

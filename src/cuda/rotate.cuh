@@ -167,6 +167,13 @@ KVANT_INLINE float largest_of(float x)
     return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
+/* A power of two above |x|, as bits of a float; its inverse is as exact. */
+KVANT_INLINE float power_above(float x)
+{
+    uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
+    return __uint_as_float((exponent + 1) << 23);
+}
+
 KVANT_INLINE float warp_sum(float x)
 {
 #pragma unroll 1

@@ -15,6 +15,8 @@
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
+ *   what a centre of keys adds is a sum in fp32, and references are moved by it between matrices: 2^-19 of the
+ *   sum of its products' magnitudes;
  *   the output is rounded to its type.
  * Tile kernels round every number of a page to fp16 in the page's unit: u
  * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
@@ -324,9 +326,37 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
     return isinf(bias) ? 0 : error + fabs(bias) * 0x1p-20;
 }
 
-/* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, units wanted, uint32_t kv, const float *given, double *scores)
+/* A row as the GPU multiplies it, and what its keys' centre adds to its scores. */
+typedef struct transformed {
+    float q[MAX_D], rotated[MAX_D];
+    double q1, unit, bias, bias_size;
+} transformed;
+
+/* Through matrix m. Rows are decoded without scale, so queries get them. */
+static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m, transformed *r)
 {
+    const uint32_t d = f->c->head_dim;
+    const float *given = f->q + (((size_t)m * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads + at->head) * d;
+    const float *center = f->k_center ? f->k_center + ((size_t)m * f->c->n_kv_heads + kv) * d : NULL;
+    double largest = 0;
+    *r = (transformed){ 0 };
+    for (uint32_t j = 0; j < d; j++) {
+        r->q[j] = f->k_scale ? given[j] * f->k_scale[kv * d + j] : given[j];
+        r->bias += center ? (double)given[j] * center[j] : 0;
+        r->bias_size += center ? fabs((double)given[j] * center[j]) : 0;
+    }
+    kvant_codec_transform_query(f->cache.k, NULL, r->q, r->rotated);
+    for (uint32_t j = 0; j < d; j++) {
+        largest = fmax(largest, fabs(r->rotated[j]));
+        r->q1 += fabs(r->rotated[j]);
+    }
+    r->unit = exp2(floor(log2(largest)) + 1);
+}
+
+/* Fills scores; returns the largest error of one that is seen. */
+static double score_errors(const fixture *f, const query *at, units wanted, uint32_t kv, double *scores)
+{
+    static transformed rows[KVANT_CUDA_MOST_MATRICES];
     const units units = units_for(wanted, f->cache.gpu_k);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b;
@@ -334,17 +364,14 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
     const kvant_cuda_codec *codec = f->cache.gpu_k;
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = f->c->head_dim;
-    double scale = 1 / sqrtf((float)d), largest_q = 0, q1 = 0, delta = 0, k_error = step_error(f->cache.gpu_k);
-    float rotated[MAX_D], y[MAX_D], q[MAX_D] = { 0 };
-    for (uint32_t j = 0; j < d; j++) /* rows are decoded without scale, so queries get them */
-        q[j] = f->k_scale ? given[j] * f->k_scale[kv * d + j] : given[j];
-    kvant_codec_transform_query(f->cache.k, NULL, q, rotated);
-    for (uint32_t j = 0; j < d; j++) {
-        largest_q = fmax(largest_q, fabs(rotated[j]));
-        q1 += fabs(rotated[j]);
-    }
-    double unit = exp2(floor(log2(largest_q)) + 1);
+    double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k);
+    float y[MAX_D];
+    for (uint32_t m = 0; m == 0 || m < f->n_matrices; m++) /* 0: a fixture that others made */
+        transform(f, at, kv, m, &rows[m]);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
+        const transformed *own = &rows[matrix_of(f, b, t)];
+        const float *q = own->q, *rotated = own->rotated;
+        const double q1 = own->q1, unit = own->unit;
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
         double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0, squares = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
@@ -355,8 +382,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
             qy += fabs((double)rotated[j] * y[j]);
             largest = fmax(largest, fabs(y[j]));
         }
-        scores[t] = scale * sum;
-        const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]);
+        scores[t] = scale * (sum + own->bias);
+        const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]) + scale * own->bias_size * 0x1p-19;
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
@@ -396,7 +423,7 @@ static void compute_row(const fixture *f, const query *at, units wanted, referen
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY;
     const double bytes_error = step_error(f->cache.gpu_v), v_error = units == ROW_UNITS ? 0 : bytes_error;
-    double delta = score_errors(f, at, wanted, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
+    double delta = score_errors(f, at, wanted, kv, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
     if (isinf(top)) { /* sees nothing */

@@ -131,6 +131,29 @@ static void make_mask(fixture *f)
     f->gpu_mask = device_copy(f->mask, n * sizeof *f->mask);
 }
 
+uint32_t matrix_of(const fixture *f, uint32_t b, int32_t t)
+{
+    return f->matrices ? f->matrices[b * f->blocks_per_row + (uint32_t)t / 64] : 0;
+}
+
+static void make_matrices(fixture *f)
+{
+    const uint32_t n = f->c->batch * f->blocks_per_row, width = f->c->n_kv_heads * f->c->head_dim;
+    f->n_matrices = f->p.matrices ? f->p.matrices : 1;
+    if (f->p.matrices) {
+        f->matrices = malloc(n);
+        for (uint32_t i = 0; i < n; i++)
+            f->matrices[i] = i > 0 && random_bits() % 3 != 0 ? f->matrices[i - 1] : (uint8_t)(random_bits() % f->n_matrices);
+        f->gpu_matrices = device_copy(f->matrices, n);
+    }
+    if (f->p.key_center) {
+        f->k_center = malloc(f->n_matrices * width * sizeof *f->k_center);
+        for (uint32_t i = 0; i < f->n_matrices * width; i++)
+            f->k_center[i] = random_normal() * f->c->key_size;
+        f->gpu_k_center = device_copy(f->k_center, f->n_matrices * width * sizeof *f->k_center);
+    }
+}
+
 static void make_sinks(fixture *f)
 {
     f->sinks = malloc(f->c->n_heads * sizeof *f->sinks);
@@ -173,14 +196,15 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
         make_mask(f);
     if (f->p.sinks)
         make_sinks(f);
-    size_t n = (size_t)f->n_rows * c->n_heads * d;
+    make_matrices(f);
+    size_t n = (size_t)f->n_matrices * f->n_rows * c->n_heads * d;
     f->q = malloc(n * sizeof *f->q);
     for (size_t i = 0; i < n; i++)
         f->q[i] = round_to_type(random_normal(), c->type);
     void *typed = to_type(f->q, n, c->type, &f->q_bytes);
     f->gpu_q = device_copy(typed, f->q_bytes);
     free(typed);
-    f->out_bytes = f->q_bytes;
+    f->out_bytes = f->q_bytes / f->n_matrices;
     f->gpu_out = device_new(f->out_bytes, 0xff);
     f->gpu_lse = device_new((size_t)f->n_rows * c->n_heads * sizeof(float), 0xff);
     for (uint32_t i = 0; f->p.no_blocks && i < c->batch * longest; i++)
@@ -205,6 +229,10 @@ void fixture_close(fixture *f)
     free(f->starts);
     free(f->mask);
     free(f->sinks);
+    free(f->matrices);
+    free(f->k_center);
+    cudaFree(f->gpu_matrices);
+    cudaFree(f->gpu_k_center);
     cudaFree(f->gpu_starts);
     cudaFree(f->gpu_mask);
     cudaFree(f->gpu_sinks);

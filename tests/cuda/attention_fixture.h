@@ -28,12 +28,17 @@ typedef struct attention_problem {
     bool mask, sinks;
     bool scratch; /* room for the unpacked pages of two kv heads */
     bool no_blocks; /* every block hidden */
+    uint32_t matrices; /* of keys, a random one each few blocks; 0: none */
+    bool key_center;   /* of each of these */
 } attention_problem;
 
 typedef struct fixture {
     const attention_case *c;
     attention_problem p;
-    uint32_t n_rows, mask_stride;
+    uint32_t n_rows, mask_stride, n_matrices;
+    uint8_t *matrices; /* as table; NULL: there is one */
+    float *k_center;
+    void *gpu_matrices, *gpu_k_center;
     int32_t *starts;
     uint16_t *mask;
     float *sinks;
@@ -42,7 +47,7 @@ typedef struct fixture {
     test_open_pool open;
     uint32_t blocks_per_row;
     int32_t *table;
-    float *q, *center, *k_scale, *v_scale;
+    float *q, *center, *k_scale, *v_scale; /* q: of each matrix */
     void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale, *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
@@ -67,6 +72,7 @@ located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_
 uint32_t row_of(const fixture *f, uint32_t b, uint32_t token);
 int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
+uint32_t matrix_of(const fixture *f, uint32_t b, int32_t t);
 float slope_of(const fixture *f, uint32_t head);
 
 /* Softmax in double precision, and how far the GPU may be from it (L2 norm of out). */

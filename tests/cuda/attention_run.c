@@ -46,7 +46,11 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                         .max_bias = f->p.max_bias,
                                         .mask = f->gpu_mask,
                                         .mask_token_stride = f->mask_stride,
-                                        .sinks = f->gpu_sinks };
+                                        .sinks = f->gpu_sinks,
+                                        .k_center = f->gpu_k_center,
+                                        .n_matrices = f->p.matrices,
+                                        .matrices = f->gpu_matrices,
+                                        .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim };
 }
 
 void run_problem(const attention_case *c, const attention_problem *p)
@@ -83,9 +87,9 @@ void run_problem(const attention_case *c, const attention_problem *p)
     printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
            c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
     if (p)
-        printf("  tokens %u%s%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
-               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "", p->window, p->softcap,
-               p->max_bias);
+        printf("  tokens %u%s%s%s%s%s%s  window %u  softcap %g  bias %g  matrices %u", p->query_tokens, p->counts ? " ragged" : "",
+               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "",
+               p->key_center ? " centre" : "", p->window, p->softcap, p->max_bias, p->matrices);
     printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);

@@ -312,6 +312,47 @@ static void test_prefill(void **unused)
     }
 }
 
+/* Keys of several matrices, with centres: every kind of kernel that attention has, with open and hidden pages, sinks, a
+ * mask, several query tokens. */
+static void test_matrices(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+        uint32_t head_dim;
+    } specs[] = { { "trellis-4:rotate=hadamard", "trellis-4:rotate=hadamard", 128 },
+                  { "trellis-3:rotate=hadamard", "trellis-3:rotate=hadamard", 64 },
+                  { "turboquant-4:rotate=hadamard", "turboquant-4:rotate=hadamard", 128 },
+                  { "int-4", "int-4", 128 },
+                  { "int-8:sym", "turboquant-4:rotate=hadamard", 256 },
+                  { "octopus-4:rotate=hadamard", "octopus-4:rotate=hadamard", 64 },
+                  { "kivi-2", "kivi-2", 128 },
+                  { "int-5", "trellis-4:rotate=hadamard", 80 } };
+    static const attention_problem problems[] = {
+        { .query_tokens = 1 },
+        { .query_tokens = 1, .sinks = true },
+        { .query_tokens = 4, .causal = true },
+        { .query_tokens = 1, .mask = true },
+        { .query_tokens = 9, .causal = true, .sinks = true },
+        { .query_tokens = 33, .causal = true, .max_bias = 8 },
+        { .query_tokens = 70, .causal = true },
+        { .query_tokens = 130, .causal = true, .window = 250, .scratch = true },
+        { .query_tokens = 110, .mask = true, .scratch = true },
+    };
+    static const int32_t some[] = { 500, 20, 129, 0, 700 }, one[] = { 5000 };
+    const size_t n_specs = sizeof specs / sizeof *specs, n_problems = sizeof problems / sizeof *problems;
+    for (size_t s = 0; s < n_specs; s++)
+        for (size_t i = 0; i < n_problems; i++) {
+            const attention_case c = { specs[s].k, specs[s].v, specs[s].head_dim, 2, s % 2 ? 8 : 4, i == 1 ? 1 : i < 6 ? 5 : 3, KVANT_CUDA_F32,
+                                       i == 1 ? one : some, i % 2 == 1, 0.5f, (s + i) % 2 ? 3 : 0 };
+            attention_problem p = problems[i];
+            p.matrices = i == 4 ? 0 : 2 + (uint32_t)(s + i) % 7;
+            p.key_center = i != 2;
+            if (!small_tests() || (s + i) % 3 == 0)
+                run_problem(&c, &p);
+        }
+}
+
 static const char *one_of(const char *const *names, size_t n)
 {
     return names[random_bits() % n];
@@ -538,6 +579,13 @@ static void test_refused(void **unused)
     assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     args.query_tokens = UINT32_MAX, args.out_token_stride = 1;
     assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = attention_args(&f);
+    args.n_matrices = 2; /* of no blocks */
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    args.n_matrices = KVANT_CUDA_MOST_MATRICES + 1, args.matrices = f.gpu_table;
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
+    args.n_matrices = 0, args.k_center = f.gpu_q, args.logit_softcap = 30; /* which sees <q, c> */
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     /* no shape is as small as that: an error, not a result that nobody computed */
     args = attention_args(&f);
     kvant_cuda_limit_shared_memory(4 << 10); /* less than 32 tokens of fp16 */
@@ -552,7 +600,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_families), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_codes), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_new_rows),
+        cmocka_unit_test(test_new_rows),    cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

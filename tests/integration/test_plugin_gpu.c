@@ -589,11 +589,11 @@ static void masks_are_read_where_they_must_be(void **state)
 }
 
 /* Tokens at positions at which keys get a further matrix: FAR is a batch and 1024 tokens behind the first of these; N_NEAR makes learning
- * end before. hidden: tokens of another sequence. parts: of which the last attention consists, in one launch; 0: not ours. Returns the
+ * end before. hidden: tokens of another sequence. matrices: of the keys of the last attention; 0: not ours. Returns the
  * state, which the caller frees. */
 enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
 
-static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32_t parts, float *logits, size_t *size)
+static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32_t matrices, float *logits, size_t *size)
 {
     const harness_options options = { .spec = spec, .type = type, .n_ctx = 4096, .n_seq = 2, .unified = true };
     struct llama_context *context = harness_context(&options);
@@ -610,13 +610,13 @@ static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32
         harness_decode(context, tokens + N_PROMPT + i, 1, pos + N_FAR + i, 0, false);
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
     }
-    assert_true(!harness_has_standin() || parts == 0 || last_attention()->batch == parts);
+    assert_true(!harness_has_standin() || matrices == 0 || last_attention()->n_matrices == matrices);
     saved = harness_save_state(context, size);
     llama_free(context);
     return saved;
 }
 
-/* Attention has two parts then: in one launch where masks are plain. Results err as int-8 does, which is what rows are stored as (bounds as
+/* Keys have two matrices then. Results err as int-8 does, which is what rows are stored as (bounds as
  * above), captured or not. The last test: so many tokens want a tiny model, which takes the other's place. */
 static void far_rows_have_a_matrix_of_their_own(void **state)
 {

@@ -1,7 +1,6 @@
 /* attention.c - FLASH_ATTN_EXT nodes on cache tensors as launches of libkvant_cuda.
  *
- * Queries go through the matrix of their keys, if these have one. Where keys have several (ranges.c), attention is that on parts: in one
- * launch where a query token of each stream sees all of its cells, else in one for each part and stream. */
+ * Queries go through the matrix of their keys, or through each of several (ranges.c). */
 #include "gpu.h"
 
 #include <string.h>
@@ -35,6 +34,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
+    const uint32_t n_matrices = kvp_gpu_matrices(k);
     const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
     const int attended = kvp_gpu_attended_of(b, node);
@@ -85,10 +85,13 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
+        .k_center = k->center != NULL && (n_matrices > 1 || sinks != NULL) ? k->key_centers.at : NULL, /* else a softmax ignores it */
+        .n_matrices = n_matrices,
+        .matrices = n_matrices > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
     };
 }
 
-/* Through the matrix of each part. */
+/* Through each matrix. */
 static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
 {
     kvant_cuda_query_args queries = { .size = sizeof(kvant_cuda_query_args),
@@ -100,16 +103,16 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
                                       .q = args->q,
                                       .q_batch_stride = args->q_token_stride,
                                       .q_head_stride = args->q_head_stride,
-                                      .inverse_weights = kvp_gpu_part_matrix(k, 0).inverse_weights,
+                                      .inverse_weights = k->inverse_weights,
                                       .out = b->queries.at,
-                                      .n_further = kvp_gpu_parts(k) - 1 };
+                                      .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] = kvp_gpu_part_matrix(k, i + 1).inverse_weights;
+        queries.further[i] = kvp_gpu_matrix_of(k, i + 1).inverse_weights;
     return queries;
 }
 
-/* Queries that went through a matrix. */
+/* Queries that went through matrices. */
 static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args)
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
@@ -118,119 +121,12 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
+    args->q_matrix_stride = args->batch * args->q_batch_stride;
 }
 
 static bool is_full(const kvp_gpu_cells *k)
 {
     return k->n_weights > k->head_dim;
-}
-
-/* Of one part. */
-static size_t rows_of(const kvant_cuda_attention_args *args)
-{
-    return (size_t)args->batch * args->query_tokens * args->n_heads;
-}
-
-/* Log-sum-exps of parts, behind their outputs. */
-static float *lses_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
-{
-    return (float *)b->partial.at + kvp_gpu_parts(k) * rows_of(args) * k->head_dim;
-}
-
-static kvant_cuda_attention_args to_partial(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args args)
-{
-    const size_t width = (size_t)args.n_heads * k->head_dim;
-
-    args.sinks = NULL;
-    args.out = b->partial.at;
-    args.out_token_stride = width;
-    args.out_batch_stride = args.query_tokens * width;
-    args.out_head_stride = k->head_dim;
-    args.lse = lses_of(b, k, &args);
-    return args;
-}
-
-static kvant_status merge(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain)
-{
-    kvant_cuda_merge_args args = { .size = sizeof(args),
-                                   .n_parts = kvp_gpu_parts(k),
-                                   .n_queries = plain->batch * plain->query_tokens,
-                                   .n_heads = plain->n_heads,
-                                   .n_kv_heads = plain->n_kv_heads,
-                                   .head_dim = k->head_dim,
-                                   .outs = b->partial.at,
-                                   .lses = lses_of(b, k, plain),
-                                   .q = plain->q,
-                                   .q_token_stride = plain->q_token_stride,
-                                   .q_head_stride = plain->q_head_stride,
-                                   .scale = plain->scale,
-                                   .sinks = plain->sinks,
-                                   .out = plain->out,
-                                   .out_token_stride = plain->out_token_stride,
-                                   .out_head_stride = plain->out_head_stride };
-
-    for (uint32_t i = 0; i < args.n_parts; i++)
-        args.centers[i] = kvp_gpu_part_matrix(k, i).center;
-    return kvant_cuda_merge(&args, b->gpu->stream);
-}
-
-/* A query token of each stream sees all of its cells: parts are sequences more. */
-static kvant_status attend_parts_at_once(const kvp_gpu_backend *b, const kvp_gpu_cells *k, int attended, kvant_cuda_attention_args args)
-{
-    args.block_table = kvp_gpu_part_table(k->cache, 0, b->attended[attended].first_stream);
-    args.table_stride *= k->cache->n_streams / args.batch;
-    args.lengths = kvp_gpu_part_lengths(b, attended, 0);
-    args.batch *= kvp_gpu_parts(k);
-    return kvant_cuda_attention(&args, b->gpu->stream);
-}
-
-/* stream: of the node's; rows: of a part. The mask begins with the part's first cell. */
-static kvant_status attend_part(const kvp_gpu_backend *b, const kvp_gpu_cells *k, int attended, uint32_t part, size_t stream, size_t rows,
-                                kvant_cuda_attention_args args)
-{
-    const size_t in_cache = b->attended[attended].first_stream + stream, at = part * rows + stream * args.query_tokens * args.n_heads;
-
-    args.block_table = kvp_gpu_part_table(k->cache, part, in_cache);
-    args.lengths = kvp_gpu_part_lengths(b, attended, part) + stream;
-    args.batch = 1;
-    args.q = (const float *)args.q + at * k->head_dim;
-    args.out = (float *)args.out + at * k->head_dim;
-    args.lse += at;
-    args.causal = b->attended[attended].causal >> part & 1;
-    if (args.mask != NULL)
-        args.mask += stream * args.query_tokens * args.mask_token_stride + (size_t)k->cache->ranges.parts[part].spans[in_cache].first * KVANT_PAGE_TOKENS;
-    return kvant_cuda_attention(&args, b->gpu->stream);
-}
-
-static kvant_status attend_parts(kvp_gpu_backend *b, const abi_tensor *node, const kvant_cuda_attention_args *plain)
-{
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const int attended = kvp_gpu_attended_of(b, node);
-    kvant_cuda_attention_args args = to_partial(b, k, *plain);
-    kvant_status status = KVANT_OK;
-
-    args.new_cells = NULL; /* a token's place in its part is another one */
-    take_queries(b, k, &args);
-    if (args.query_tokens == 1 && args.mask == NULL && (args.batch == 1 || args.batch == k->cache->n_streams))
-        status = attend_parts_at_once(b, k, attended, args);
-    else
-        for (uint32_t part = 0; part < kvp_gpu_parts(k); part++)
-            for (size_t stream = 0; stream < plain->batch && status == KVANT_OK; stream++)
-                status = attend_part(b, k, attended, part, stream, rows_of(plain), args);
-    return status == KVANT_OK ? merge(b, k, plain) : status;
-}
-
-/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
-static kvant_status attend_whole(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain)
-{
-    const bool apart = plain->sinks != NULL && k->center != NULL;
-    kvant_cuda_attention_args args = apart ? to_partial(b, k, *plain) : *plain;
-    kvant_status status;
-
-    if (is_full(k))
-        take_queries(b, k, &args);
-    status = kvant_cuda_attention(&args, b->gpu->stream);
-    return apart && status == KVANT_OK ? merge(b, k, plain) : status;
 }
 
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
@@ -247,22 +143,24 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
     one.n_further = 0;
     for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
         one.inverse_weights = i == 0 ? all.inverse_weights : all.further[i - 1];
-        one.out = all.out + i * rows_of(args) * k->head_dim;
+        one.out = all.out + (size_t)i * all.batch * all.n_heads * k->head_dim;
         status = kvant_cuda_transform_queries(&one, b->gpu->stream);
     }
     return status;
 }
 
-/* transformed: queries went through their matrix with the rows. */
+/* transformed: queries went through their matrices with the rows. */
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams, const int64_t *new_cells, bool transformed)
 {
-    const kvant_cuda_attention_args plain = arguments_of(b, node, streams, new_cells);
+    kvant_cuda_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const kvant_status status = is_full(k) && !transformed ? transform_queries(b, k, &plain) : KVANT_OK;
+    const kvant_status status = is_full(k) && !transformed ? transform_queries(b, k, &args) : KVANT_OK;
 
     if (status != KVANT_OK)
         return status;
-    return kvp_gpu_parts(k) > 1 ? attend_parts(b, node, &plain) : attend_whole(b, k, &plain);
+    if (is_full(k))
+        take_queries(b, k, &args);
+    return kvant_cuda_attention(&args, b->gpu->stream);
 }
 
 /* Unpacked pages of many query rows: of the whole cache, or as many as are allowed. */
@@ -317,15 +215,7 @@ static size_t rows_of_queries(const abi_tensor *q)
 
 static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
-    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_parts(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
-}
-
-static bool have_memory(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    const size_t partial = kvp_gpu_parts(k) * rows_of_queries(node->src[0]) * (k->head_dim + 1) * sizeof(float);
-    const bool merged = kvp_gpu_parts(k) > 1 || node->src[4] != NULL;
-
-    return have_workspace(b, node, k) && have_queries(b, node, k) && (!merged || kvp_gpu_grow(b->gpu, &b->partial, partial, false));
+    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
 }
 
 /* Whether one launch takes all streams of a node. */
@@ -362,7 +252,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
         return ABI_STATUS_FAILED;
     if (!kvp_gpu_weigh_queries(b, node))
         return ABI_STATUS_FAILED;
-    if (!have_memory(b, node, k))
+    if (!have_workspace(b, node, k) || !have_queries(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))
         streams.n = 1;

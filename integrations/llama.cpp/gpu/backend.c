@@ -302,7 +302,7 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->gpu->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
-    return ok && kvp_gpu_prepare_attended(b); /* parts of caches are known */
+    return ok && kvp_gpu_prepare_attended(b);
 }
 
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
@@ -421,7 +421,6 @@ static void release(kvp_gpu_backend *b)
     kvp_gpu_release(&b->workspace);
     kvp_gpu_release(&b->queries);
     kvp_gpu_release(&b->lengths);
-    kvp_gpu_release(&b->partial);
     if (b->refused != NULL)
         kvp_cu.host_memory_free(b->refused);
     if (b->compute.cpu != NULL)

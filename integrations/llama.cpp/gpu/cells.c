@@ -92,6 +92,19 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
+/* A full matrix's centre goes through it, as queries have been through its inverse. */
+static void read_key_center(const kvp_gpu_cells *cells, kvant_cuda_tables tables, float *to)
+{
+    const size_t d = cells->head_dim;
+
+    for (size_t j = 0; j < d && tables.center != NULL; j++) {
+        double sum = 0;
+        for (size_t i = 0; i < d && tables.n_weights > d; i++)
+            sum += (double)tables.weights[i * d + j] * tables.center[i];
+        to[j] = tables.n_weights > d ? (float)sum : tables.center[j];
+    }
+}
+
 /* Each array kv head after kv head. */
 static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
@@ -110,20 +123,24 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
             numbers[width] = s;
             numbers[2 * width] = s * (tables.n_weights == d ? tables.inverse_weights[j] : 1);
         }
+        read_key_center(cells, tables, host + 2 * room + 3 * width + head * d);
     }
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, kvp_gpu_memory *to, const kvant_codec *const *codecs, cu_stream stream)
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, uint32_t range, const kvant_codec *const *codecs, cu_stream stream)
 {
-    const size_t total = 2 * cells->n_kv_heads * cells->most_weights + 3 * kvp_gpu_width(cells);
-    float *host = calloc(total, sizeof(*host));
+    const size_t width = kvp_gpu_width(cells), total = 2 * cells->n_kv_heads * cells->most_weights + 3 * width;
+    kvp_gpu_memory *to = range == 0 ? &cells->numbers : &cells->further[range - 1];
+    float *host = calloc(total + width, sizeof(*host));
     bool ok;
 
     if (host == NULL)
         return false;
     read_numbers(cells, codecs, host);
     ok = kvp_gpu_grow(cells->gpu, to, total * sizeof(*host), false) &&
+         kvp_gpu_grow(cells->gpu, &cells->key_centers, KVP_MOST_RANGES * width * sizeof(*host), true) &&
          kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, total * sizeof(*host), stream), "copying") &&
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_centers.at + range * width * sizeof(*host), host + total, width * sizeof(*host), stream), "copying") &&
          kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
     free(host);
     return ok;
@@ -205,6 +222,7 @@ static void destroy(kvp_kv *kv)
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu);
         kvp_gpu_release(&cells->numbers);
+        kvp_gpu_release(&cells->key_centers);
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_RANGES - 1; i++)
             kvp_gpu_release(&cells->further[i]);
@@ -240,7 +258,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, &cells->numbers, cells->sources, cells->gpu->stream) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, 0, cells->sources, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     if (ok)

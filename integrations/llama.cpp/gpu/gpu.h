@@ -88,22 +88,16 @@ typedef struct kvp_gpu_run {
 
 #define KVP_MOST_STREAMS 256
 
-/* Which blocks' keys have which matrix. Attention takes the blocks of each range, a part, by themselves. */
+/* Which blocks' keys have which matrix. */
 typedef struct kvp_gpu_ranges {
     uint8_t *of;   /* by block: its range */
     uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
     uint32_t asked; /* threads make that of this one; 0: of none */
     size_t since;  /* rows that were stored since */
     bool ended;    /* no others can be had */
-    bool changed;  /* parts, or where their blocks lie */
-    uint32_t n_parts; /* 0: no block has rows yet */
-    struct kvp_gpu_part {
-        uint32_t range;
-        struct kvp_gpu_span {
-            uint32_t first, end; /* blocks, of a stream */
-        } spans[KVP_MOST_STREAMS];
-    } parts[KVP_MOST_RANGES];
-    kvp_gpu_memory tables; /* by part and stream, from the first block of the span on */
+    bool changed;  /* of blocks with rows */
+    uint32_t n_matrices;    /* of all blocks with rows: one more than the last one's number */
+    kvp_gpu_memory numbers; /* by block, for attention */
     kvp_gpu_run *runs;     /* of the batch at hand */
     size_t n_runs;
     int64_t *last; /* its cells */
@@ -228,6 +222,7 @@ typedef struct kvp_gpu_cells {
     size_t most_weights;          /* the same, with a matrix of the first rows */
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* the same of later ranges */
+    kvp_gpu_memory key_centers;   /* by range: centres as attention takes them (k_center) */
     uint32_t further_made;        /* a bit for each range that has some */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
@@ -261,7 +256,6 @@ struct kvp_gpu_backend {
         void *at;
         size_t bytes;
     } scratch;
-    kvp_gpu_memory partial; /* outputs of attention's parts, then their log-sum-exp */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
     abi_tensor **nodes;   /* of a part of a graph, behind the front */
@@ -277,12 +271,9 @@ struct kvp_gpu_backend {
         const void *mask;
         size_t n_cells, n_rows, n_streams;
         bool plain;
-        const kvp_gpu_cache *cache;
-        size_t first_stream;    /* of the cache's */
-        uint32_t causal;        /* if plain: a bit for each part whose last tokens are the queries' own */
     } attended[KVP_MOST_MASKS];
     int n_attended;
-    kvp_gpu_memory lengths; /* of the streams of each of these, then by part */
+    kvp_gpu_memory lengths; /* of the streams of each of these */
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
@@ -398,7 +389,7 @@ typedef struct kvp_gpu_matrix {
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
 
 /* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be made; then, once blocks have these rows,
- * the tables of parts. forget: all rows are of the past. The lock is held. */
+ * their numbers. forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
@@ -408,21 +399,17 @@ void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* How many parts attention on the keys has; how many tokens one has of a stream of so many cells. plain: the last n_rows cells are the queries'
- * own, and each sees those up to its own; *causal: of some cells of the part this has to be said. */
-uint32_t kvp_gpu_parts(const kvp_gpu_cells *keys);
-kvp_gpu_matrix kvp_gpu_part_matrix(const kvp_gpu_cells *keys, uint32_t part);
-int32_t kvp_gpu_part_length(const kvp_gpu_cache *cache, uint32_t part, size_t stream, size_t n_cells, size_t n_rows, bool plain, bool *causal);
-const int32_t *kvp_gpu_part_table(const kvp_gpu_cache *cache, uint32_t part, size_t stream);
+/* How many matrices attention on the keys has: those of ranges 0, 1, ... */
+uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
 
 /* The longest run of blocks (open: of open pages), or of cells, whose keys have one matrix: from the first-th on, of n blocks, or before
  * the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
-/* cells.c: what codecs say, one per kv head: weights, centres and scales are brought to the GPU (which waits for the stream; NULL: one
- * that orders nothing), and become the cells'. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, kvp_gpu_memory *to, const kvant_codec *const *codecs, cu_stream stream);
+/* cells.c: what codecs say, one per kv head: weights, centres and scales of a range are brought to the GPU (which waits for the stream; NULL: one
+ * that orders nothing), and those of the first become the cells'. */
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, uint32_t range, const kvant_codec *const *codecs, cu_stream stream);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */
@@ -485,7 +472,6 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 /* Before a graph: which masks are plain, and how many cells each stream has, on the GPU. */
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
-const int32_t *kvp_gpu_part_lengths(const kvp_gpu_backend *b, int attended, uint32_t part);
 
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */

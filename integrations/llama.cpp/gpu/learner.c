@@ -276,7 +276,7 @@ static bool make_codecs(const struct kvp_gpu_batch *batch)
     ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
         ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
-    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, &cells->numbers, (const kvant_codec *const *)l->made, NULL));
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, 0, (const kvant_codec *const *)l->made, NULL));
 }
 
 /* Where a batch's queries are copied to; NULL without memory. */
@@ -370,7 +370,7 @@ static void *make_range(void *context)
     sem_wait(&at_once);
     l->made_range = codecs != NULL && kvp_gpu_enter(cells->gpu) &&
                     kvant_tensor_make_range_codecs(l->tensor, l->positions[0], l->positions[1], cells->sources, codecs, 1) == KVANT_OK &&
-                    kvp_gpu_bring_numbers(cells, &cells->further[l->range - 1], (const kvant_codec *const *)codecs, NULL);
+                    kvp_gpu_bring_numbers(cells, l->range, (const kvant_codec *const *)codecs, NULL);
     sem_post(&at_once);
     kvp_gpu_free_codecs(codecs, cells->n_kv_heads);
     return NULL;

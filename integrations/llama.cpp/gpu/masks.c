@@ -124,8 +124,6 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node)
 
 bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node)
 {
-    const kvp_gpu_cells *keys = kvp_gpu_cells_of(node->src[1]);
-
     if (kvp_gpu_attended_of(b, node) >= 0)
         return true;
     if (b->n_attended == KVP_MOST_MASKS || node->src[0]->ne[3] > KVP_MOST_STREAMS)
@@ -133,60 +131,32 @@ bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node)
     b->attended[b->n_attended++] = (struct kvp_gpu_attended){ .mask = node->src[3] != NULL ? node->src[3]->data : NULL,
                                                               .n_cells = (size_t)node->src[1]->ne[1],
                                                               .n_rows = (size_t)node->src[0]->ne[1],
-                                                              .n_streams = (size_t)node->src[0]->ne[3],
-                                                              .cache = keys != NULL ? keys->cache : NULL,
-                                                              .first_stream = node->src[1]->view_offs / kvp_root(node->src[1])->nb[2] };
+                                                              .n_streams = (size_t)node->src[0]->ne[3] };
     return true;
 }
 
-#define LENGTHS ((1 + KVP_MOST_RANGES) * KVP_MOST_STREAMS) /* of a mask: of the whole, then of parts, stream after stream */
-
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended)
 {
-    return (const int32_t *)b->lengths.at + (size_t)attended * LENGTHS;
-}
-
-const int32_t *kvp_gpu_part_lengths(const kvp_gpu_backend *b, int attended, uint32_t part)
-{
-    return kvp_gpu_lengths(b, attended) + (part + 1) * b->attended[attended].n_streams;
-}
-
-/* Behind the lengths of the whole; returns which parts are causal. */
-static uint32_t find_part_lengths(const struct kvp_gpu_attended *a, bool plain, int32_t *lengths)
-{
-    const uint32_t n_parts = a->cache != NULL ? a->cache->ranges.n_parts : 0;
-    uint32_t all = 0;
-
-    for (uint32_t part = 0; part < n_parts; part++)
-        for (size_t s = 0; s < a->n_streams; s++) {
-            bool causal;
-            lengths[(part + 1) * a->n_streams + s] = kvp_gpu_part_length(a->cache, part, a->first_stream + s, (size_t)lengths[s], a->n_rows, plain, &causal);
-            all |= (uint32_t)causal << part;
-        }
-    return all;
+    return (const int32_t *)b->lengths.at + (size_t)attended * KVP_MOST_STREAMS;
 }
 
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b)
 {
-    int32_t lengths[LENGTHS];
+    int32_t lengths[KVP_MOST_STREAMS];
     bool ok = kvp_gpu_grow(b->gpu, &b->lengths, KVP_MOST_MASKS * sizeof(lengths), false);
 
     for (int i = 0; i < b->n_attended && ok; i++) {
         struct kvp_gpu_attended *a = &b->attended[i];
-        const size_t n_parts = a->cache != NULL ? a->cache->ranges.n_parts : 0;
-        uint32_t causal;
         bool plain;
         pthread_mutex_lock(&b->gpu->lock);
         plain = take(b->gpu, a, lengths);
         pthread_mutex_unlock(&b->gpu->lock);
         for (size_t s = 0; s < a->n_streams && !plain; s++)
             lengths[s] = (int32_t)a->n_cells;
-        causal = find_part_lengths(a, plain, lengths);
-        b->masks_changed = b->masks_changed || plain != a->plain || causal != a->causal;
+        b->masks_changed = b->masks_changed || plain != a->plain;
         a->plain = plain;
-        a->causal = causal;
         ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, i), lengths,
-                                      (1 + n_parts) * a->n_streams * sizeof(*lengths), b->gpu->stream),
+                                      a->n_streams * sizeof(*lengths), b->gpu->stream),
                        "copying");
     }
     return ok;

@@ -5,8 +5,7 @@
  * rows later, when they are done, so results depend on no clock. A block has the matrix of its first row's position for all of its rows, and
  * keeps it until all of them are written anew.
  *
- * Attention on blocks of several matrices is that on several parts, which are merged. A part's blocks are numbered from its first one on:
- * a single sequence's parts lie one behind the other, and take no longer than the whole. */
+ * Attention gets queries through each matrix, and the number of each block's: its range. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -16,7 +15,7 @@
 
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
-/* Where ranges begin: each one more costs attention a part, so the first two octaves share a matrix. */
+/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
 static const int32_t first_positions[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
 
 /* Whose matrix a row gets. */
@@ -56,16 +55,6 @@ static void ask(kvp_gpu_cache *cache, int32_t last)
     ranges->since = 0;
 }
 
-/* Attention needs open pages where parts have holes. */
-static bool have_pages(const kvp_gpu_cache *cache)
-{
-    bool ok = true;
-
-    for (size_t i = 0; i < cache->n_tensors && ok; i++)
-        ok = kvp_gpu_have_pages(cache->tensors[i], cache->n_pages);
-    return ok;
-}
-
 /* Those that threads made come in force, in all layers or in none. */
 static void take_asked(kvp_gpu_cache *cache)
 {
@@ -74,7 +63,7 @@ static void take_asked(kvp_gpu_cache *cache)
 
     for (size_t i = 0; i < cache->n_tensors; i++)
         all = kvp_gpu_learner_answer(cache->tensors[i]->cells) && all;
-    if (all && have_pages(cache))
+    if (all)
         ranges->made |= 1u << ranges->asked;
     else
         kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, first_positions[ranges->asked]);
@@ -174,97 +163,39 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return true;
 }
 
-/* Parts */
+/* Attention */
 
-/* The blocks of a range that have rows; false: there are none. */
-static bool find_spans(const kvp_gpu_cache *cache, uint32_t range, struct kvp_gpu_part *part)
+/* Blocks without rows take the matrix before them, so that nobody changes it for them. */
+static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *numbers)
 {
-    const uint32_t n_blocks = cache->n_blocks / cache->n_streams;
-    bool any = false;
+    uint32_t n = 1;
 
-    *part = (struct kvp_gpu_part){ .range = range };
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
-        struct kvp_gpu_span *span = &part->spans[block / n_blocks];
-        const uint32_t at = block % n_blocks;
-        if (!cache->held[block] || cache->ranges.of[block] != range)
-            continue;
-        span->first = span->end > 0 ? span->first : at;
-        span->end = at + 1;
-        any = true;
+        const bool first = block % (cache->n_blocks / cache->n_streams) == 0;
+        numbers[block] = cache->held[block] ? cache->ranges.of[block] : first ? 0 : numbers[block - 1];
+        n = numbers[block] >= n ? numbers[block] + 1u : n;
     }
-    return any;
-}
-
-/* What captured graphs know of parts. */
-static bool alike(const struct kvp_gpu_part *a, const struct kvp_gpu_part *b, uint32_t n_streams)
-{
-    bool same = a->range == b->range;
-
-    for (uint32_t s = 0; s < n_streams && same; s++)
-        same = a->spans[s].first == b->spans[s].first;
-    return same;
-}
-
-static void find_parts(kvp_gpu_cache *cache)
-{
-    kvp_gpu_ranges *ranges = &cache->ranges;
-    struct kvp_gpu_part former;
-    uint32_t n = 0;
-    bool other = false;
-
-    for (uint32_t range = 0; range < KVP_MOST_RANGES; range++) {
-        former = ranges->parts[n];
-        if (!(ranges->made >> range & 1) || !find_spans(cache, range, &ranges->parts[n]))
-            continue;
-        other = other || n >= ranges->n_parts || !alike(&former, &ranges->parts[n], cache->n_streams);
-        n++;
-    }
-    if (other || n != ranges->n_parts)
-        atomic_fetch_add(&cache->gpu->epoch, 1);
-    ranges->n_parts = n;
-}
-
-static int32_t entry_of(const kvp_gpu_cache *cache, uint32_t block, uint32_t range)
-{
-    if (!cache->held[block] || cache->ranges.of[block] != range)
-        return KVANT_CUDA_NO_BLOCK;
-    return cache->table != NULL ? cache->table[block] : (int32_t)block;
-}
-
-static void fill_tables(const kvp_gpu_cache *cache, int32_t *tables)
-{
-    const uint32_t n_blocks = cache->n_blocks / cache->n_streams;
-
-    for (uint32_t i = 0; i < cache->ranges.n_parts; i++)
-        for (uint32_t s = 0; s < cache->n_streams; s++)
-            for (uint32_t j = 0; j < n_blocks; j++, tables++) {
-                const struct kvp_gpu_part *part = &cache->ranges.parts[i];
-                const uint32_t at = part->spans[s].first + j;
-                *tables = at < part->spans[s].end ? entry_of(cache, s * n_blocks + at, part->range) : KVANT_CUDA_NO_BLOCK;
-            }
+    return n;
 }
 
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const void *former = ranges->tables.at;
-    int32_t *tables;
-    size_t bytes;
+    const uint32_t former = ranges->n_matrices;
+    uint8_t *numbers;
     bool ok;
 
     if (!ranges->changed || ranges->made == 1)
         return true;
-    find_parts(cache);
-    bytes = (size_t)ranges->n_parts * cache->n_blocks * sizeof(*tables);
-    tables = malloc(bytes + 1);
-    ok = tables != NULL && kvp_gpu_grow(cache->gpu, &ranges->tables, bytes, false);
-    if (ranges->tables.at != former)
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former ones */
+    numbers = malloc(cache->n_blocks);
+    ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, cache->n_blocks, false);
     if (ok)
-        fill_tables(cache, tables);
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->tables.at, tables, bytes, stream), "copying");
+        ranges->n_matrices = fill_numbers(cache, numbers);
+    if (ranges->n_matrices != former)
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know as many */
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, cache->n_blocks, stream), "copying");
     ranges->changed = !ok;
-    free(tables);
+    free(numbers);
     return ok;
 }
 
@@ -273,33 +204,9 @@ size_t kvp_gpu_runs(const kvp_gpu_cells *keys)
     return keys->further_made != 0 ? keys->cache->ranges.n_runs : 1;
 }
 
-uint32_t kvp_gpu_parts(const kvp_gpu_cells *keys)
+uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys)
 {
-    const kvp_gpu_ranges *ranges = &keys->cache->ranges;
-
-    return keys->further_made != 0 && ranges->n_parts > 1 ? ranges->n_parts : 1;
-}
-
-kvp_gpu_matrix kvp_gpu_part_matrix(const kvp_gpu_cells *keys, uint32_t part)
-{
-    return kvp_gpu_matrix_of(keys, keys->cache->ranges.n_parts > 0 ? keys->cache->ranges.parts[part].range : 0);
-}
-
-int32_t kvp_gpu_part_length(const kvp_gpu_cache *cache, uint32_t part, size_t stream, size_t n_cells, size_t n_rows, bool plain, bool *causal)
-{
-    const struct kvp_gpu_span *span = &cache->ranges.parts[part].spans[stream];
-    const size_t first = (size_t)span->first * KVANT_PAGE_TOKENS, end = (size_t)span->end * KVANT_PAGE_TOKENS;
-    const size_t seen_by_all = plain ? n_cells - n_rows + 1 : n_cells;
-
-    *causal = plain && n_rows > 1 && end > seen_by_all;
-    if (*causal || end > n_cells)
-        return (int32_t)(n_cells > first ? n_cells - first : 0);
-    return (int32_t)(end - first);
-}
-
-const int32_t *kvp_gpu_part_table(const kvp_gpu_cache *cache, uint32_t part, size_t stream)
-{
-    return (const int32_t *)cache->ranges.tables.at + ((size_t)part * cache->n_streams + stream) * (cache->n_blocks / cache->n_streams);
+    return keys->further_made != 0 ? keys->cache->ranges.n_matrices : 1;
 }
 
 /* Runs */
@@ -347,14 +254,14 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
     ranges->made = 1;
     ranges->asked = 0;
     ranges->ended = false;
-    ranges->n_parts = 0;
+    ranges->n_matrices = 1;
     ranges->n_last = 0;
     ranges->changed = true;
 }
 
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache)
 {
-    kvp_gpu_release(&cache->ranges.tables);
+    kvp_gpu_release(&cache->ranges.numbers);
     free(cache->ranges.of);
     free(cache->ranges.runs);
     free(cache->ranges.last);

@@ -476,7 +476,7 @@ class CudaQueryArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("out", c.c_void_p),
         ("n_further", c.c_uint32),
-        ("further", c.c_void_p * 15),
+        ("further", c.c_void_p * 7),
     ]
 
 
@@ -543,6 +543,10 @@ class CudaAttentionArgs(Struct):
         ("new_cells", c.c_void_p),
         ("new_first", c.c_int64),
         ("new_stride", c.c_int64),
+        ("k_center", c.c_void_p),
+        ("n_matrices", c.c_uint32),
+        ("matrices", c.c_void_p),
+        ("q_matrix_stride", c.c_size_t),
     ]
 
 

@@ -70,10 +70,12 @@ static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
            a.books[1].bits == b.books[1].bits && a.polar.bits == b.polar.bits;
 }
 
-static DirectKernel direct_for(const kvant_cuda_codec &keys, const kvant_cuda_codec &values)
+/* They know one matrix, and no centre of keys. */
+static DirectKernel direct_for(const AnyAttentionArgs &p)
 {
+    const kvant_cuda_codec &keys = p.keys, &values = p.values;
     const kvant_general &g = keys.general;
-    const bool general = keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
+    const bool general = !p.k_center && !p.matrices && keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
     if (!general || !are_alike(g.view, values.general.view) || (g.head_dim != 64 && g.head_dim != 128))
         return DirectKernel{};
     switch (g.view.kind) {
@@ -93,7 +95,7 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
-    const DirectKernel direct = direct_for(p.keys, p.values);
+    const DirectKernel direct = direct_for(p);
     if (direct.kernel)
         return launch({ direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p, [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
                       multiprocessors, shared_bytes, stream);

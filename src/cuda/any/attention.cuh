@@ -46,7 +46,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     {
         unrolled_for (int t = 0; t < EIGHTS; t++)
             unrolled_for (int h = 0; h < 2; h++)
-                max[t][h] = NEVER, sum[t][h] = 0, factor[t][h] = rows.factor[8 * t + row_of(h)];
+                max[t][h] = NEVER, sum[t][h] = 0;
     }
 
     KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
@@ -218,16 +218,17 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         }
     }
 
-    KVANT_INLINE void run()
+    /* Pages first to end - 1, whose keys have one matrix. */
+    KVANT_INLINE void run(int first_page, int end_page)
     {
         const int32_t *table = p.table + work.pair.b * p.table_stride;
         const Seen seen = seen_by_all(p, work.pair, work.first_position);
         const bool changes = p.softcap_log2 > 0 || p.mask || p.max_bias > 0;
-        auto entry_of = [&](int page) { return page < work.end_page ? __ldg(table + page) : KVANT_CUDA_NO_BLOCK; };
-        int page = work.first_page + team;
+        auto entry_of = [&](int page) { return page < end_page ? __ldg(table + page) : KVANT_CUDA_NO_BLOCK; };
+        int page = first_page + team;
         int32_t entry = entry_of(page), next = entry_of(page + teams);
 #pragma unroll 1
-        for (; page < work.end_page; page += teams) {
+        for (; page < end_page; page += teams) {
             const int begin = page * PAGE_TOKENS, tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
             ask_for(next);
 #pragma unroll 1
@@ -245,6 +246,25 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             }
             entry = next;
             next = entry_of(page + 2 * teams);
+        }
+    }
+
+    /* All teams take the pages of one matrix, then those of the next one. References count whole scores in between. */
+    KVANT_INLINE void run()
+    {
+#pragma unroll 1
+        for (int first = work.first_page, end; first < work.end_page; first = end) {
+            end = end_of_run(p, work.pair.b, first, work.end_page, lane);
+            __syncthreads(); /* rows take the place of tiles on their way */
+            B::load_queries(p.matrices ? __ldg(p.matrices + work.pair.b * p.table_stride + first) : 0, [](int channel) { return channel; }, [] {});
+            __syncthreads();
+            unrolled_for (int t = 0; t < EIGHTS; t++)
+                unrolled_for (int h = 0; h < 2; h++)
+                    factor[t][h] = rows.factor[8 * t + row_of(h)], max[t][h] -= rows.bias[8 * t + row_of(h)];
+            run(first, end);
+            unrolled_for (int t = 0; t < EIGHTS; t++)
+                unrolled_for (int h = 0; h < 2; h++)
+                    max[t][h] += rows.bias[8 * t + row_of(h)];
         }
     }
 
@@ -326,8 +346,6 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     load_book(memory + places.books[0], p.keys);
     load_book(memory + places.books[1], p.values);
     AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
-    attention.load_queries([](int channel) { return channel; }, [] {});
-    __syncthreads();
     attention.begin();
     attention.run();
     attention.finish();

@@ -36,7 +36,7 @@ __host__ __device__ constexpr int team_of(int d)
 struct AnyRows {
     static constexpr int ROWS = 16;
     size_t mask_row[ROWS];
-    float factor[ROWS], slope[ROWS], max[ROWS], sum[ROWS];
+    float factor[ROWS], slope[ROWS], bias[ROWS], max[ROWS], sum[ROWS];
     float team_max[MOST_WARPS][ROWS], team_sum[MOST_WARPS][ROWS];
     int position[ROWS];
     uint32_t before; /* parts that ended before this one */
@@ -162,18 +162,21 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* As load_queries of tiles.cuh; place: where a channel stands in a row; loaded(): when the warp's first row is there. What is
+    /* As load_queries of tile_rows.cuh; place: where a channel stands in a row; loaded(): when the warp's first row is there. What is
      * asked for before waits for nothing, what is asked for later waits for pages. */
-    template <class P, class L> KVANT_INLINE void load_queries(P &&place, L &&loaded) const
+    template <class P, class L> KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
     {
+        const float *center = p.k_center ? p.k_center + ((size_t)matrix * p.kv_heads + work.pair.kv_head) * d : nullptr;
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
         float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
 #pragma unroll 1
         for (int n = warp; n < ROWS; n += warps) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
+            float bias = 0;
             each_channel([&](int channel) {
-                float x = n < work.pair.n_columns ? load_number(p.q, at.q + column.head * p.q_head_stride + channel, p.type) : 0;
+                float x = n < work.pair.n_columns ? load_number(p.q, queries_through(p, matrix) + at.q + column.head * p.q_head_stride + channel, p.type) : 0;
+                bias += center ? x * center[channel] : 0;
                 x *= p.k_scale ? p.k_scale[work.pair.kv_head * d + channel] : 1;
                 row[channel] = signed_by(rotation, x, channel);
             });
@@ -184,9 +187,11 @@ template <int ROWS> struct AnyBlock {
             float largest = 0;
             each_channel([&](int channel) { largest = fmaxf(largest, fabsf(row[channel])); });
             const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
+            bias = warp_sum(bias) * p.scale_log2;
             each_channel([&](int channel) { queries[n * stride + place(channel)] = __float2half_rn(row[channel] * inverse); });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;
+                rows.bias[n] = bias;
                 rows.position[n] = work.first_position + column.token;
                 rows.slope[n] = slope_of(p, column.head);
                 rows.mask_row[n] = at.row * p.mask_token_stride;

@@ -411,7 +411,7 @@ template <class F> __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2) direc
     if (work.pair.n_columns == 0)
         return;
     Direct<F> attention(p, work, places, memory);
-    attention.load_queries([](int channel) { return F::place(channel); }, [&] { attention.begin(); });
+    attention.load_queries(0, [](int channel) { return F::place(channel); }, [&] { attention.begin(); });
     __syncthreads();
     F::prepare(attention);
     __syncthreads();

@@ -93,7 +93,7 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
  * unpacking limits the speed. */
 template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
-    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
+    static constexpr int HEAD_DIM = D, TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
     /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
     static constexpr bool BYTES = KC::BIASED && TILES == 1;
     using Query = QueryTile<D, COLUMNS, BYTES>;
@@ -127,6 +127,7 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory 
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
     uint64_t barriers[S::WARPS][S::STAGES * (S::SPLIT ? 2 : 1)];
     int32_t entries[S::WARPS][S::STAGES];
+    uint8_t matrices[S::WARPS][S::STAGES];
     typename S::Query queries;
     WarpResults<S::WARPS, S::COLUMNS> results;
 };
@@ -172,7 +173,27 @@ template <bool GENERAL> struct Stretch {
     int first, end;
     int tokens, skipped; /* from the first of these pages on; before it */
     int first_position;  /* of the sequence's query tokens */
+    Matrices matrices;
+
+    /* Of the entries of the table: page i has number i of these. */
+    template <class T> KVANT_INLINE const T *numbers_of(const AttentionArgs &p, const T *numbers) const
+    {
+        return numbers + pair.b * p.table_stride + skipped / PAGE_TOKENS - first;
+    }
 };
+
+/* Those of a stretch's pages from i on. */
+template <class S> KVANT_INLINE Matrices find_matrices(const AttentionArgs &p, const S &at, int i, int lane)
+{
+    if (!p.matrices)
+        return Matrices{ 1 };
+    const uint8_t *numbers = at.numbers_of(p, p.matrices);
+    uint32_t own = 0;
+#pragma unroll 1
+    for (i += lane; i < at.end; i += 32)
+        own |= 1u << __ldg(numbers + i);
+    return Matrices{ __reduce_or_sync(FULL, own) };
+}
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
 template <bool GENERAL, int COLUMNS>
@@ -188,16 +209,72 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
                              min(piece.end, first + cursor.pages),
                              lengths.length(cursor.b) - skipped,
                              skipped,
-                             GENERAL ? lengths.first_position(cursor.b) : 0 };
+                             GENERAL ? lengths.first_position(cursor.b) : 0,
+                             Matrices{ 1 } };
+}
+
+/* The thread block's tile i > 0. */
+template <int D, class Q> KVANT_INLINE Q &further_tile(const AttentionArgs &p, int i)
+{
+    static_assert(sizeof(Q) <= query_tile_bytes(D), "their room");
+    return *reinterpret_cast<Q *>(p.tiles + (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) * query_tile_bytes(D));
+}
+
+/* A tile of queries whose scores a warp's sums count, and what their keys' centre adds to these. None at first. */
+template <int TILES> struct Counted {
+    int tile;
+    float bias[TILES][2];
+
+    KVANT_INLINE void begin()
+    {
+        tile = -1;
+        unrolled_for (int t = 0; t < TILES; t++)
+            bias[t][0] = bias[t][1] = 0;
+    }
+    /* Scores of tile i from here on. */
+    template <class A, class Q> KVANT_INLINE void change(A (&sums)[TILES], const Q &queries, int i, int lane)
+    {
+        tile = i;
+        unrolled_for (int t = 0; t < TILES; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const float own = queries.bias[8 * t + 2 * (lane & 3) + h];
+                sums[t].max[h] += bias[t][h] - own;
+                bias[t][h] = own;
+            }
+    }
+    /* Whole scores. */
+    template <class A> KVANT_INLINE void end(A (&sums)[TILES]) const
+    {
+        unrolled_for (int t = 0; t < TILES; t++)
+            unrolled_for (int h = 0; h < 2; h++)
+                sums[t].max[h] += bias[t][h];
+    }
+};
+
+/* Fills the tiles of a stretch's queries, whose first one's rows were loaded; the same code for all of them, as
+ * instructions come from memory, too. */
+template <class C, class S, bool MANY, bool GENERAL, class R, class Q>
+KVANT_INLINE void prepare_tiles(const AttentionArgs &p, const Stretch<GENERAL> &at, Q &first, R &rows, int warp, int lane)
+{
+    Q *queries = &first;
+    uint32_t rest = MANY ? at.matrices.used & (at.matrices.used - 1) : 0;
+#pragma unroll 1
+    for (int i = 1;; i++, rest &= rest - 1) {
+        rows.template prepare<C>(*queries, p, at.pair, at.first_position, warp, lane);
+        if (!rest)
+            break;
+        rows.load(p, at.pair, __ffs(rest) - 1, warp, lane);
+        queries = &further_tile<S::HEAD_DIM, Q>(p, i);
+    }
 }
 
 /* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after the
  * sealed pages, so that the loop over sealed pages holds no call and keeps its operands in registers. */
-template <class C, int D, bool GENERAL, int WARPS, int TILES, class Q>
-KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
-                                    const Seen &seen, int i, int warp, int lane, Accumulator<C, D> (&sums)[TILES])
+template <class C, int D, bool GENERAL, bool MANY, int WARPS, int TILES, class Q>
+KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at, const Seen &seen,
+                                    int i, int warp, int lane, Counted<TILES> &counted, Accumulator<C, D> (&sums)[TILES])
 {
-    const int32_t *table = p.table + at.pair.b * p.table_stride + at.skipped / PAGE_TOKENS - at.first;
+    const int32_t *table = at.numbers_of(p, p.table);
     int turn = at.end - i; /* the warp after the one that had the last sealed page */
     bool any = false;
 #pragma unroll 1
@@ -206,14 +283,18 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
 #pragma unroll 1
         for (uint32_t open = __ballot_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK); open; open &= open - 1) {
             const int found = __ffs(open) - 1, block = -1 - __shfl_sync(FULL, entry, found),
-                      before = PAGE_TOKENS * (i + found - at.first);
+                      before = PAGE_TOKENS * (i + found - at.first),
+                      next = MANY && p.matrices ? at.matrices.tile_of(__ldg(at.numbers_of(p, p.matrices) + i + found)) : 0;
+            const Q &own = next == 0 ? queries : further_tile<D, Q>(p, next);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS; first += OPEN_TOKENS, turn++) {
                 if (turn % WARPS != warp || before + first >= at.tokens)
                     continue;
                 any = true;
+                if (MANY && next != counted.tile)
+                    counted.change(sums, own, next, lane);
                 unrolled_for (int t = 0; t < TILES; t++)
-                    sums[t] = attend_open_tokens<C, D, GENERAL>(p, queries, seen, t, block, first, at.pair.kv_head,
+                    sums[t] = attend_open_tokens<C, D, GENERAL>(p, own, seen, t, block, first, at.pair.kv_head,
                                                                 at.skipped + before, at.tokens - before, lane, sums[t]);
             }
         }
@@ -299,6 +380,8 @@ template <int D> KVANT_INLINE void ask_for_all(const AttentionArgs &p)
 template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (p.k_center && line < p.n_matrices * p.kv_heads * D * sizeof(float))
+        prefetch_line(p.k_center, line);
     for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
@@ -321,8 +404,8 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
     return piece.end;
 }
 
-/* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
+/* OPEN: the table may name open blocks. MANY: keys may have several matrices, or a centre. GENERAL kernels are both, too. */
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
@@ -342,9 +425,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     const L lengths{ p };
     ask_for_all<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
-    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    Feeder<L, GENERAL, MANY, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
-    feeder.start(p, lengths, piece, warp, shared.entries[warp]);
+    feeder.start(p, lengths, piece, warp, shared.entries[warp], shared.matrices[warp]);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
@@ -358,18 +441,20 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     }
     if (p.table_ready) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    if constexpr (MANY)
+        at.matrices = find_matrices(p, at, piece.begin, lane);
     wait_for_former(); /* by all blocks: the next kernel may count on what came before this one */
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
 
-    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
-    rows.load(p, at.pair, warp, lane);
+    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS, MANY> rows;
+    rows.load(p, at.pair, at.matrices.first(), warp, lane);
     /* the slots of a warp without pages may take sums of open pages */
     if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
         feeder.fill(p, lengths);
-    rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
+    prepare_tiles<KC, S, MANY>(p, at, shared.queries, rows, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
@@ -384,14 +469,22 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         uint32_t q[TILES][key_tiles<KC, D>()][2];
         ScoreFactors<KC, D> factors[TILES];
         Accumulator<VC, D> sums[TILES];
-        unrolled_for (int t = 0; t < TILES; t++) {
-            if constexpr (!S::RELOAD)
-                load_operands<KC, D>(shared.queries, t, q[t], lane);
-            factors[t] = score_factors<KC, D>(shared.queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
+        unrolled_for (int t = 0; t < TILES; t++)
             sums[t].clear();
-        }
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         bool any = false; /* the warp has sums of this stretch */
+        Counted<TILES> counted;
+        counted.begin();
+        auto load_tile = [&](const typename S::Query &queries, int i) {
+            unrolled_for (int t = 0; t < TILES; t++) {
+                if constexpr (!S::RELOAD)
+                    load_operands<KC, D>(queries, t, q[t], lane);
+                factors[t] = score_factors<KC, D>(queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
+            }
+            if constexpr (MANY)
+                counted.change(sums, queries, i, lane);
+            counted.tile = i;
+        };
 #pragma unroll 1
         while (mine < at.end) {
             /* not sooner, because the last slot takes the warp's sums before it is filled again */
@@ -402,6 +495,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             any = true;
             uint8_t *page = shared.slots[warp][slot];
             const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
+            const int next = MANY && p.matrices ? at.matrices.tile_of(shared.matrices[warp][slot]) : 0;
+            if (next != counted.tile)
+                load_tile(next == 0 ? shared.queries : further_tile<D, typename S::Query>(p, next), next);
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
@@ -409,7 +505,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
-                        load_operands<KC, D>(shared.queries, t, q[t], lane);
+                        load_operands<KC, D>(counted.tile == 0 ? shared.queries : further_tile<D, typename S::Query>(p, counted.tile), t, q[t], lane);
                 const int k_codes = codes_of<KC, KC, VC, D, true>(p), v_codes = codes_of<VC, KC, VC, D, false>(p);
                 if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
@@ -418,7 +514,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
                                             lane, s);
                 if constexpr (HAS_OUTLIERS<KC>)
-                    score_outliers<KC, D>(page, p.k_sizes, shared.queries, valid, lane, s[0]);
+                    score_outliers<KC, D>(page, p.k_sizes, counted.tile == 0 ? shared.queries : further_tile<D, typename S::Query>(p, counted.tile), valid, lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -447,8 +543,10 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 slot = 0, parity ^= 1;
         }
         if constexpr (OPEN)
-            any |= attend_open_pages<VC, D, GENERAL, S::WARPS>(p, shared.queries, at, seen, max(piece.begin, at.first), warp,
-                                                               lane, sums);
+            any |= attend_open_pages<VC, D, GENERAL, MANY, S::WARPS>(p, shared.queries, at, seen, max(piece.begin, at.first), warp,
+                                                               lane, counted, sums);
+        if constexpr (MANY)
+            counted.end(sums);
         const int used = slot == 0 ? S::STAGES - 1 : slot - 1; /* of the last page: nothing is on its way there */
         unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
@@ -467,8 +565,10 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         /* Outputs are the first warps' work, one per column; the last ones prepare what comes next
          * meanwhile. */
         at = stretch_from(lengths, piece, at.cursor, at.end);
-        rows.load(p, at.pair, S::WARPS - 1 - warp, lane);
-        rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, S::WARPS - 1 - warp, lane);
+        if constexpr (MANY)
+            at.matrices = find_matrices(p, at, max(piece.begin, at.first), lane);
+        rows.load(p, at.pair, at.matrices.first(), S::WARPS - 1 - warp, lane);
+        prepare_tiles<KC, S, MANY>(p, at, shared.queries, rows, S::WARPS - 1 - warp, lane);
         __syncthreads();
         feeder.ring.fence_writes();
         __syncwarp();
@@ -479,29 +579,29 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
  * launches an empty body; the trap makes sure that such a launch could not return a result. */
 constexpr int LARGE_PTX = 90;
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
 __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
     attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (!LARGE || __CUDA_ARCH__ >= 10 * LARGE_PTX)
-        attend<KC, VC, D, LARGE, OPEN, GENERAL, TILES>(p);
+        attend<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>(p);
     else
         __trap();
 #endif
 }
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES> AttentionKernel kernel_of()
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES> AttentionKernel kernel_of()
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
-    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
+    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>, S::WARPS * 32,
                             (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to
- * 10 % slower (octopus 20 %). A kernel without open pages saves another 2 to 4 %. It exists for
+ * 10 % slower (octopus 20 %), and those of several matrices 2 %. A kernel without open pages saves another 2 to 4 %. It exists for
  * pairs of a kind with itself; other pairs, trellises of many states, and groups, which need open
  * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
@@ -509,17 +609,17 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
     constexpr bool RARE = is_rare<KC, VC>();
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
-            return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()
-                                : kernel_of<KC, VC, D, false, true, true, 2>();
+            return choice.large ? kernel_of<KC, VC, D, true, true, true, true, 2>()
+                                : kernel_of<KC, VC, D, false, true, true, true, 2>();
         return AttentionKernel{};
     }
     if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
-        if (choice.large && !choice.general && !choice.open)
-            return kernel_of<KC, VC, D, true, false, false, 1>();
+        if (choice.large && !choice.general && !choice.many && !choice.open)
+            return kernel_of<KC, VC, D, true, false, false, false, 1>();
     if constexpr (!RARE)
         if (choice.large && !choice.general)
-            return kernel_of<KC, VC, D, true, true, false, 1>();
-    return choice.large ? kernel_of<KC, VC, D, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, 1>();
+            return choice.many ? kernel_of<KC, VC, D, true, true, true, false, 1>() : kernel_of<KC, VC, D, true, true, false, false, 1>();
+    return choice.large ? kernel_of<KC, VC, D, true, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, true, 1>();
 }
 
 } // namespace kvant

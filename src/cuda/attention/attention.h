@@ -22,6 +22,12 @@ __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
     return MOST_COLUMNS * (head_dim + 2); /* rows, then maximum and sum of each column */
 }
 
+/* At least the bytes of a QueryTile (query.cuh). */
+__host__ __device__ constexpr size_t query_tile_bytes(uint32_t head_dim)
+{
+    return MOST_COLUMNS * (2 * (head_dim + 8) + head_dim / 4 + 48);
+}
+
 struct PageSource {
     const uint8_t *base;
     size_t block_stride, head_stride;
@@ -57,9 +63,14 @@ struct AttentionArgs {
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center, *k_scale, *v_scale;
+    const float *k_center;   /* as in cuda.h, like the next three */
+    const uint8_t *matrices; /* NULL: all keys are alike */
+    int n_matrices;
+    size_t q_matrix_stride;
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
+    uint8_t *tiles; /* of queries (query.cuh): MOST_MATRICES - 1 for each thread block */
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
@@ -116,10 +127,10 @@ struct AttentionKernel {
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99
- * KB, for every GPU. open: the table may name open blocks. general: several query tokens, windows,
- * masks and so on, and open blocks. wide: 16 columns instead of 8. */
+ * KB, for every GPU. open: the table may name open blocks. many: keys have several matrices, or a centre. general: several
+ * query tokens, windows, masks and so on, and all of these. wide: 16 columns instead of 8. */
 struct KernelChoice {
-    bool large, open, general, wide;
+    bool large, open, many, general, wide;
 };
 
 /* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does

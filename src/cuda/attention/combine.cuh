@@ -17,6 +17,8 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
     const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
     if (line < (last * p.table_stride + p.max_tokens / PAGE_TOKENS) * sizeof *p.table)
         prefetch_line(p.table, line);
+    if (p.matrices && line < last * p.table_stride + p.max_tokens / PAGE_TOKENS)
+        prefetch_line(p.matrices, line);
     if (!p.query_starts && line < (last * p.q_batch_stride + (p.query_tokens - 1) * p.q_token_stride +
                                    last_head * p.q_head_stride + D) *
                                       (p.type == KVANT_CUDA_F32 ? 4 : 2))

@@ -138,7 +138,7 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
-        const KernelChoice choice{ i < 2, args.k_open.base != NULL, general, i % 2 == 0 };
+        const KernelChoice choice{ i < 2, args.k_open.base != NULL, args.n_matrices > 1 || args.k_center, general, i % 2 == 0 };
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
@@ -182,6 +182,12 @@ bool valid_pools(const kvant_cuda_attention_args &args)
            (valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads));
 }
 
+bool valid_matrices(const kvant_cuda_attention_args &args)
+{
+    return args.n_matrices <= KVANT_CUDA_MOST_MATRICES && (args.n_matrices <= 1 || args.matrices) &&
+           !(args.k_center && args.logit_softcap > 0);
+}
+
 bool not_negative(float x)
 {
     return x >= 0 && std::isfinite(x);
@@ -196,7 +202,7 @@ kvant_status check_attention(kvant_cuda_attention_args &args)
     if (status != KVANT_OK)
         return status;
     args.query_tokens = std::max(args.query_tokens, 1u);
-    if (!valid_shape(args) || !valid_pools(args) || (args.query_tokens > 1 && args.out_token_stride == 0))
+    if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) || (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     if (needed == 0)
@@ -211,7 +217,13 @@ PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
                        (uint32_t)bytes };
 }
 
-AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel)
+/* Where the workspace has tiles of queries: behind counters and partial results. */
+size_t tiles_at(uint32_t head_dim, uint32_t blocks)
+{
+    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float), tile_workspace(head_dim, blocks));
+}
+
+AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel, const Device &device)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
@@ -239,11 +251,16 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.out_head_stride = args.out_head_stride;
     p.lse = args.lse;
     p.v_center = args.v_center;
+    p.k_center = args.k_center;
+    p.matrices = args.n_matrices > 1 ? args.matrices : NULL;
+    p.n_matrices = (int)std::max(args.n_matrices, 1u);
+    p.q_matrix_stride = args.q_matrix_stride;
     p.k_scale = args.k_scale;
     p.v_scale = args.v_scale;
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
+    p.tiles = static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
@@ -294,7 +311,7 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
 {
     AttentionKernel none{};
     none.columns = TILE_COLUMNS;
-    const AttentionArgs common = launch_args(args, none);
+    const AttentionArgs common = launch_args(args, none, device);
     const int multiprocessors = (int)grid_of(device);
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     const kvant_status status = any || prefers_any(args, columns_of(args))
@@ -340,11 +357,10 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
 
 size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
 {
-    uint32_t blocks = grid_of(current_device());
+    const uint32_t blocks = grid_of(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
         return 0;
-    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),
-                                    tile_workspace(head_dim, blocks));
+    return tiles_at(head_dim, blocks) + blocks * (KVANT_CUDA_MOST_MATRICES - 1) * query_tile_bytes(head_dim);
 }
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)
@@ -371,7 +387,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};
-    static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
+    static_cast<AttentionArgs &>(p) = launch_args(args, kernel, device);
     if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
         return status;
     if (kvant_cuda_has_chunks(&args.k_codec->params))

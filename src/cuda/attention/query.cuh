@@ -29,6 +29,7 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
     float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
     float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
+    float bias[COLUMNS];                         /* what the keys' centre adds to all of these scores */
     float group_sum[COLUMNS][D / 16];            /* of group_step channels each, for kinds with such groups */
     /* Of general kernels (scores.cuh). */
     int position[COLUMNS];
@@ -36,16 +37,66 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     size_t mask_row[COLUMNS];  /* where the token's row of the mask begins */
 };
 
-/* A power of two above |x|, as bits of a float; its inverse is as exact. */
-KVANT_INLINE float power_above(float x)
+/* The matrices of a stretch's keys, a bit each. Queries through the first of them are in shared memory, those through
+ * others in device memory: most stretches have one matrix, and a warp reads a tile when it comes to another one. */
+struct Matrices {
+    uint32_t used;
+
+    KVANT_INLINE int first() const
+    {
+        return __ffs(used) - 1;
+    }
+    /* Which of the tiles has matrix m. */
+    KVANT_INLINE int tile_of(int m) const
+    {
+        return __popc(used & ((1u << m) - 1));
+    }
+};
+
+/* The first page from this one on, below end, whose keys have another matrix. By a whole warp. */
+KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, int lane)
 {
-    uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
-    return __uint_as_float((exponent + 1) << 23);
+    const uint8_t *matrices = p.matrices + b * p.table_stride;
+    const int own = p.matrices && page < end ? __ldg(matrices + page) : 0;
+#pragma unroll 1
+    for (; p.matrices && page < end; page += 32) {
+        const uint32_t other = __ballot_sync(FULL, page + lane < end && __ldg(matrices + page + lane) != own);
+        if (other)
+            return page + __ffs(other) - 1;
+    }
+    return end;
 }
 
-template <class C, int D, class Q>
-KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head, int lane)
+/* Where the queries through a matrix begin. */
+KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
 {
+    return matrix * p.q_matrix_stride;
+}
+
+/* The lane's numbers of the centre of keys; zeros if there is none. */
+template <int D> KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int matrix, int kv_head, int lane)
+{
+    Row<D> center;
+    center.each(lane, [&](float &x, int channel) {
+        x = p.k_center ? __ldg(p.k_center + ((size_t)matrix * p.kv_heads + kv_head) * D + channel) : 0;
+    });
+    return center;
+}
+
+/* What it adds to all scores of a row. */
+template <int D> KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D> &row, const Row<D> &center)
+{
+    float sum = 0;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        sum = fmaf(row.x[j], center.x[j], sum);
+    return p.k_center ? warp_sum(sum) * p.scale_log2 : 0;
+}
+
+/* center: of keys, or NULL where a kernel knows none. */
+template <class C, int D, class Q>
+KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, const Row<D> *center, int kv_head, int lane)
+{
+    const float bias = center ? bias_of<D>(p, row, *center) : 0;
     if (p.k_scale)
         row.each(lane, [&](float &x, int channel) { x *= p.k_scale[kv_head * D + channel]; });
     rotate(row, p.k_rotation, lane);
@@ -74,6 +125,8 @@ KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &ro
     if (lane == 0) {
         tile.factor[n] = unit * p.scale_log2;
         tile.sum[n] = sum;
+        if (center)
+            tile.bias[n] = bias;
     }
 }
 
@@ -87,21 +140,24 @@ KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
     return LOG2_E * exp2f(-p.max_bias * steps);
 }
 
-/* A warp's query rows of a pair, loaded ahead of use: columns n, n + WARPS, ... */
-template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
+/* A warp's query rows of a pair through one matrix, loaded ahead of use: columns n, n + WARPS, ... MANY: of the
+ * kernel. */
+template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRows {
     static constexpr int N = (COLUMNS + WARPS - 1) / WARPS;
-    Row<D> rows[N];
+    Row<D> rows[N], center;
 
     /* Columns that a pair does not have become zeros: their results are never read, but NaNs would
      * make every page compute its weights twice. */
-    KVANT_INLINE void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
+    KVANT_INLINE void load(const AttentionArgs &p, const Pair &pair, int matrix, int warp, int lane)
     {
+        if (MANY)
+            center = load_center<D>(p, matrix, pair.kv_head, lane);
         unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
             if (n < pair.n_columns) {
                 const Column column = column_of<GENERAL>(p, pair, n);
                 const size_t at = GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
-                rows[i] = load_row<D>(p.q, at + column.head * p.q_head_stride, p.type, lane);
+                rows[i] = load_row<D>(p.q, (MANY ? queries_through(p, matrix) : 0) + at + column.head * p.q_head_stride, p.type, lane);
             } else
                 rows[i].each(lane, [](float &x, int) { x = 0; });
         }
@@ -117,7 +173,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
             const int n = warp + i * WARPS;
             if (n >= COLUMNS)
                 break;
-            prepare_row<C, D>(tile, p, n, rows[i], pair.kv_head, lane);
+            prepare_row<C, D>(tile, p, n, rows[i], MANY ? &center : nullptr, pair.kv_head, lane);
             if (GENERAL && lane == 0) {
                 const Column column = column_of<GENERAL>(p, pair, min(n, pair.n_columns - 1));
                 tile.position[n] = first_position + column.token;

@@ -14,7 +14,7 @@ struct QueryArgs {
     size_t batch_stride, head_stride; /* elements */
     float *out;                       /* of the first matrix, then of the next one */
     uint32_t batch, n_matrices, heads_a_kv;
-    const float *inverse_weights[KVANT_CUDA_MOST_PARTS]; /* of all kv heads */
+    const float *inverse_weights[KVANT_CUDA_MOST_MATRICES]; /* of all kv heads */
 };
 
 constexpr uint32_t QUERY_HEADS = 8; /* of one kv head that a block of threads takes */

@@ -52,9 +52,8 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
     }
 #pragma unroll 1
     for (int n = warp; n < N; n += n_warps) {
-        const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
-        const QueryRow at = query_row(p, work.pair.b, column.token);
-        const Row<D> row = load_query_row<D>(p, work, n, column, at, lane);
+        Row<D> row = load_query_row<D>(p, work, 0, n, lane);
+        transform_query_row<D>(p, work, row, lane);
         float largest = 0, sum = 0;
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
@@ -74,7 +73,7 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
             columns[0] = NEVER, columns[2] = sum;
         }
         if (lane == 0)
-            note_query_row(p, work, rows, n, column, at, unit);
+            note_query_row(p, work, rows, n), rows.factor[n] = unit;
     }
     GroupProducts::publish();
     return plain;

@@ -122,7 +122,9 @@ struct Turn {
 template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     const TileShape &p;
     const TileWork &work;
-    const uint8_t *queries, *keys;
+    uint8_t *queries; /* of all warpgroups */
+    int group;
+    const uint8_t *keys;
     TileRows<GROUPS> &rows;
     const Seen seen;
     int lane;
@@ -176,17 +178,35 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return false;
     }
 
+    KVANT_INLINE const uint8_t *own_queries() const
+    {
+        return queries + group * TileMemory<D, GROUPS>::QUERY_BYTES;
+    }
+
+    /* Queries through the matrix of a page's keys take the place of those before. All products are done. */
+    KVANT_INLINE void change_matrix(int page, RowSums<D> &sums) const
+    {
+        const float bias[2] = { rows.bias[row[0]], rows.bias[row[1]] };
+        const int first = GROUP_ROWS * group + warp_row();
+        meet_at(1 + group, GROUP_THREADS);
+        load_queries<P, D>(p, work, matrix_of(p, work, page), queries, rows, first, first + WARP_ROWS, 1, lane);
+        meet_at(1 + group, GROUP_THREADS);
+        unrolled_for (int h = 0; h < 2; h++)
+            sums.max[h] += bias[h] - rows.bias[row[h]];
+    }
+
     KVANT_INLINE void run(RowSums<D> &sums) const
     {
         const int end = work.end_page - work.first_page;
         if (end <= 0)
             return;
+        int change = end_of_run(p, work.pair.b, work.first_page, work.end_page, lane) - work.first_page;
         float s[8][4], shrink[2];
         uint32_t w[4][4];
         Turn turn{ 0, 0 };
         wait_full(false, turn);
         P::begin();
-        P::template scores<D>(s, queries, keys_of(turn), warp_row(), lane);
+        P::template scores<D>(s, own_queries(), keys_of(turn), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
         weigh(turn, 0, s, sums, shrink);
@@ -194,11 +214,15 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
 #pragma unroll 1
         for (int at = 1; at < end; at++) {
             const Turn next = turn.after(1, p.stages);
+            if (at == change) {
+                change_matrix(work.first_page + at, sums);
+                change = end_of_run(p, work.pair.b, work.first_page + at, work.end_page, lane) - work.first_page;
+            }
             wait_full(false, next);
             P::hold(sums.o);
             P::hold(w);
             P::begin();
-            P::template scores<D>(s, queries, keys_of(next), warp_row(), lane);
+            P::template scores<D>(s, own_queries(), keys_of(next), warp_row(), lane);
             if (UNITS_FIRST)
                 wait_full(true, turn);
             P::template add<D>(sums.o, w, values_of(turn), lane);
@@ -231,6 +255,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         P::template add<D>(sums.o, w, values_of(turn), lane);
         P::template finish<0>();
         P::hold(sums.o);
+        unrolled_for (int h = 0; h < 2; h++)
+            sums.max[h] += rows.bias[row[h]];
     }
 };
 

@@ -50,7 +50,7 @@ constexpr float HIDDEN = -1;
 template <int GROUPS> struct TileRows {
     static constexpr int RESULTS = GROUPS * GROUP_ROWS;
     size_t mask_row[RESULTS];
-    float factor[RESULTS], slope[RESULTS]; /* as in QueryTile */
+    float factor[RESULTS], slope[RESULTS], bias[RESULTS]; /* as in QueryTile */
     int position[RESULTS];
     float max[RESULTS], sum[RESULTS];
     alignas(16) float4 units[MOST_STAGES]; /* of keys; of values: binary logarithm, inverse */
@@ -115,52 +115,89 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
     return w;
 }
 
-/* Row n of the tile, transformed; zeros where there is none. */
-template <int D> KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int n, const Column &column, const QueryRow &at, int lane)
+/* Of a page's keys; 0 behind the last one. */
+KVANT_INLINE int matrix_of(const TileShape &p, const TileWork &work, int page)
 {
-    Row<D> row{};
-    if (n < work.pair.n_columns)
-        row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
+    return p.matrices && page < work.end_page ? __ldg(p.matrices + work.pair.b * p.table_stride + page) : 0;
+}
+
+/* The query token and head of the tile's row n, or of the last one. */
+KVANT_INLINE Column column_of_row(const TileShape &p, const TileWork &work, int n)
+{
+    return column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
+}
+
+/* Row n of the tile through a matrix; zeros where there is none. */
+template <int D> KVANT_INLINE Row<D> load_query_row(const TileShape &p, const TileWork &work, int matrix, int n, int lane)
+{
+    const Column column = column_of_row(p, work, n);
+    const size_t at = queries_through(p, matrix) + query_row(p, work.pair.b, column.token).q + column.head * p.q_head_stride;
+    return n < work.pair.n_columns ? load_row<D>(p.q, at, p.type, lane) : Row<D>{};
+}
+
+/* As keys are. */
+template <int D> KVANT_INLINE void transform_query_row(const TileShape &p, const TileWork &work, Row<D> &row, int lane)
+{
     unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
         row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
     rotate(row, p.k_rotation, lane);
-    return row;
 }
 
-/* What is known of the row besides. factor: of its products. */
-template <class Rows>
-KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n, const Column &column, const QueryRow &at, float factor)
+/* What is known of the row besides its numbers. */
+template <class Rows> KVANT_INLINE void note_query_row(const TileShape &p, const TileWork &work, Rows &rows, int n)
 {
-    rows.factor[n] = factor;
+    const Column column = column_of_row(p, work, n);
     rows.position[n] = work.first_position + column.token;
     rows.slope[n] = slope_of(p, column.head);
-    rows.mask_row[n] = at.row * p.mask_token_stride;
+    rows.mask_row[n] = query_row(p, work.pair.b, column.token).row * p.mask_token_stride;
 }
 
-/* Query rows, transformed, divided by a power of two above their largest number, as fp16, with the
- * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
- * score. */
-template <class P, int D, class Rows>
-KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows,
-                               int warp, int n_warps, int lane)
+/* A row, transformed, divided by a power of two above its largest number, as fp16, with the sign of the softmax scale:
+ * a row's factor is not negative, so the largest product has the largest score. */
+template <int D, class Rows>
+KVANT_INLINE void place_query_row(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows, int n, Row<D> row, const Row<D> &center, int lane)
 {
+    uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
+    const float bias = bias_of<D>(p, row, center);
+    float largest = 0;
+    transform_query_row<D>(p, work, row, lane);
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        largest = fmaxf(largest, fabsf(row.x[j]));
+    const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
+            __float2half_rn(row.x[j] * inverse);
+    if (lane == 0)
+        rows.factor[n] = unit * fabsf(p.scale_log2), rows.bias[n] = bias;
+}
+
+/* Query rows n, n + step, ... below end through a matrix, by a warp, which waits for several at a time. */
+template <class P, int D, class Rows>
+KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int matrix, uint8_t *memory, Rows &rows, int n,
+                               int end, int step, int lane)
+{
+    constexpr int AT_ONCE = D > 128 ? 2 : 4;
+    const Row<D> center = load_center<D>(p, matrix, work.pair.kv_head, lane);
 #pragma unroll 1
-    for (int n = warp; n < p.row_groups * GROUP_ROWS; n += n_warps) {
-        uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
-        const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
-        const QueryRow at = query_row(p, work.pair.b, column.token);
-        const Row<D> row = load_query_row<D>(p, work, n, column, at, lane);
-        float largest = 0;
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            largest = fmaxf(largest, fabsf(row.x[j]));
-        const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
-        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
-                __float2half_rn(row.x[j] * inverse);
-        if (lane == 0)
-            note_query_row(p, work, rows, n, column, at, unit * fabsf(p.scale_log2));
+    for (; n < end; n += AT_ONCE * step) {
+        Row<D> some[AT_ONCE];
+        unrolled_for (int i = 0; i < AT_ONCE; i++)
+            some[i] = load_query_row<D>(p, work, matrix, n + i * step, lane);
+        unrolled_for (int i = 0; i < AT_ONCE; i++)
+            if (n + i * step < end)
+                place_query_row<D>(p, work, memory, rows, n + i * step, some[i], center, lane);
     }
     P::publish();
+}
+
+/* All of the tile's through the matrix of its first page. */
+template <class P, int D, class Rows>
+KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows, int warp, int n_warps, int lane)
+{
+    const int n_rows = p.row_groups * GROUP_ROWS;
+    for (int n = threadIdx.x; n < n_rows; n += blockDim.x)
+        note_query_row(p, work, rows, n);
+    load_queries<P, D>(p, work, matrix_of(p, work, work.first_page), memory, rows, warp, n_rows, n_warps, lane);
 }
 
 /* ---- the end of a tile ---- */

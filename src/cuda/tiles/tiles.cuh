@@ -161,7 +161,7 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
         return;
     if (threadIdx.x == 0)
         rows.barriers.init(KVANT_WARP_ARRIVALS * UNPACK_WARPS, GROUP_WARPS * p.row_groups, GROUP_WARPS * GROUPS);
-    load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
+    load_all_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
     fill_table(p.values, memory + p.v_table_at);
     __syncthreads();
@@ -181,7 +181,8 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
         if (group < p.row_groups)
             Multiplier<P, D, GROUPS, false>{ p,
                               work,
-                              memory + group * M::QUERY_BYTES,
+                              memory,
+                              group,
                               memory + M::keys_at(p.row_groups),
                               rows,
                               seen_by_all(p, work.pair, work.first_position),

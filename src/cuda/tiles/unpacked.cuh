@@ -202,7 +202,7 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
         return;
     if (threadIdx.x == 0)
         rows.barriers.init(COPY_ARRIVALS, GROUP_WARPS * p.row_groups, GROUP_WARPS * GROUPS);
-    load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
+    load_all_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     __syncthreads();
     uint8_t *matrices = memory + M::keys_at(p.row_groups);
     if (group == GROUPS) {
@@ -218,7 +218,8 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
         if (group < p.row_groups)
             Multiplier<P, D, GROUPS, true>{ p,
                                     work,
-                                    memory + group * M::QUERY_BYTES,
+                                    memory,
+                                    group,
                                     matrices,
                                     rows,
                                     seen_by_all(p, work.pair, work.first_position),

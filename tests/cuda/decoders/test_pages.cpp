@@ -61,7 +61,7 @@ template <class C, int D> static void score()
     for (int n = 0; n < COLUMNS; n++) {
         Row<D> row;
         row.each(warp.lane, [&](float &x, int channel) { x = task.queries[n][channel]; });
-        prepare_row<C, D>(tile, task.args, n, row, 0, warp.lane);
+        prepare_row<C, D>(tile, task.args, n, row, nullptr, 0, warp.lane);
     }
     meet();
     uint32_t q[1][key_tiles<C, D>()][2];

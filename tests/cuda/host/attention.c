@@ -84,18 +84,24 @@ static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_
     return a->max_bias > 0 ? slope_of(a, head) * (token - position) : 0;
 }
 
-static void query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head, uint32_t kv, float *q)
+/* A query through matrix m; returns what its keys' centre adds to a score. */
+static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head, uint32_t kv, uint32_t m, float *q)
 {
     const uint32_t d = a->k_codec->params.head_dim;
-    const size_t at = query * a->q_token_stride + head * a->q_head_stride;
+    const size_t at = m * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
+    const float *center = a->k_center ? a->k_center + ((size_t)m * a->n_kv_heads + kv) * d : NULL;
     const kvant_transform rotation = host_transform(a->k_codec, NULL, 0);
+    double added = 0;
     float x[MOST];
-    for (uint32_t j = 0; j < d; j++)
+    for (uint32_t j = 0; j < d; j++) {
+        added += center ? (double)number(a->q, at + j, a->type) * center[j] : 0;
         x[j] = number(a->q, at + j, a->type) * (a->k_scale ? a->k_scale[kv * d + j] : 1);
+    }
     if (host_source(a->k_codec)->transform.weights && !host_source(a->k_codec)->transform.diagonal)
         memcpy(q, x, d * sizeof *q);
     else
         kvant_transform_forward(&rotation, host_kernels(), NULL, x, q);
+    return added;
 }
 
 static void attend_head(const kvant_cuda_attention_args *a, const float *keys, const float *values, uint32_t query,
@@ -105,14 +111,17 @@ static void attend_head(const kvant_cuda_attention_args *a, const float *keys, c
     const int32_t n = a->lengths[0], position = n - (int32_t)a->query_tokens + (int32_t)query;
     double total = 0, seen = 0, top = a->sinks ? a->sinks[head] : -INFINITY, sums[MOST] = { 0 };
     double *scores = malloc(((size_t)n + 1) * sizeof *scores);
-    float q[MOST], y[MOST], x[MOST];
+    double added[KVANT_CUDA_MOST_MATRICES];
+    float q[KVANT_CUDA_MOST_MATRICES][MOST], y[MOST], x[MOST];
     const size_t to = query * a->out_token_stride + head * a->out_head_stride;
-    query_of(a, query, head, kv, q);
+    for (uint32_t m = 0; m < (a->n_matrices > 1 ? a->n_matrices : 1); m++)
+        added[m] = query_of(a, query, head, kv, m, q[m]);
     for (int32_t t = 0; t < n; t++) {
-        double sum = 0;
+        const uint32_t m = a->n_matrices > 1 ? a->matrices[t / TOKENS] : 0;
+        double sum = added[m];
         const bool there = a->block_table[t / TOKENS] != KVANT_CUDA_NO_BLOCK;
         for (uint32_t j = 0; j < d; j++)
-            sum += (double)q[j] * keys[(size_t)t * d + j];
+            sum += (double)q[m][j] * keys[(size_t)t * d + j];
         sum *= a->scale;
         sum = a->logit_softcap > 0 ? a->logit_softcap * tanh(sum / a->logit_softcap) : sum;
         scores[t] = there ? sum + bias_of(a, head, query, position, t) : -INFINITY;
@@ -177,10 +186,10 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
     if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
-        !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+        !host_is_here(args->block_table) || !host_is_here(args->matrices) || !host_is_here(args->k_center) || !host_is_here(args->mask) || !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2, used = host_attention_workspace(args->k_codec->params.head_dim);
-    if (!has_new_cells(args))
+    if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES || (args->n_matrices > 1 && !args->matrices))
         return KVANT_ERR_ARGUMENT;
     memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
     for (uint32_t b = 0; b < args->batch; b++) {
@@ -194,6 +203,7 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
         if (one.query_tokens > most)
             return KVANT_ERR_ARGUMENT;
         one.block_table += b * args->table_stride;
+        one.matrices += args->n_matrices > 1 ? b * args->table_stride : 0;
         one.lengths += b;
         one.q = (const char *)args->q + q * width;
         one.out = (char *)args->out + out * width;
