@@ -269,26 +269,49 @@ static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, u
     kernels->solve_upper(triangle_of(t, part), t->part, n, x);
 }
 
-static void multiply_inverse(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+typedef KVANT_MULTIPLY_LOWER_FN(multiply_lower_fn);
+
+static void multiply_inverse(const kvant_transform *t, multiply_lower_fn *multiply, uint32_t part, uint32_t n, float *x)
 {
     const uint32_t stride = kvant_lower_stride(t->part);
     float y[KVANT_TRANSFORM_TOGETHER];
-    kernels->multiply_lower(t->inverses + part * kvant_lower_floats(t->part), t->part, n, x, y);
+    multiply(t->inverses + part * kvant_lower_floats(t->part), t->part, n, x, y);
     for (uint32_t i = 0; i < n; i++)
         memcpy(x + i * t->part, y + i * stride, t->part * sizeof *x);
+}
+
+static void multiply_dual(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+{
+    multiply_inverse(t, kernels->multiply_lower, part, n, x);
+}
+
+static void multiply_query(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
+{
+    multiply_inverse(t, kernels->multiply_lower_fused, part, n, x);
+}
+
+static void stretch_all(const kvant_transform *transform, const kvant_kernels *kernels, stretch_part *stretch, uint32_t n,
+                        const float *x, float *y)
+{
+    const size_t d = transform->head_dim;
+    const uint32_t most = KVANT_TRANSFORM_TOGETHER / kvant_lower_stride(transform->part);
+    for (uint32_t i = 0; i < n; i += most)
+        by_parts(transform, kernels, stretch, n - i < most ? n - i : most, x + i * d, y + i * d);
 }
 
 void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
                              const float *x, float *y)
 {
-    const size_t d = transform->head_dim;
-    const uint32_t most = KVANT_TRANSFORM_TOGETHER / kvant_lower_stride(transform->part);
-    if (dual && transform->part == d && d % 16 == 0 && x != y) { /* nothing to gather, nor to put back */
-        kernels->multiply_lower(transform->inverses, transform->part, n, x, y);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i += most)
-        by_parts(transform, kernels, dual ? multiply_inverse : multiply_part, n - i < most ? n - i : most, x + i * d, y + i * d);
+    stretch_all(transform, kernels, dual ? multiply_dual : multiply_part, n, x, y);
+}
+
+/* W^-T x. Nothing is stored that depends on it, so products may be fused. */
+static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
+{
+    if (transform->part == transform->head_dim && transform->head_dim % 16 == 0 && x != y) /* nothing to gather, nor to put back */
+        kernels->multiply_lower_fused(transform->inverses, transform->part, n, x, y);
+    else
+        stretch_all(transform, kernels, multiply_query, n, x, y);
 }
 
 /* y = R W x of a diagonal W whose factors are weights. */
@@ -358,7 +381,7 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 {
     const uint32_t d = transform->head_dim;
     if (transform->triangles) {
-        kvant_transform_stretch(transform, kernels, true, n, x, y);
+        stretch_queries(transform, kernels, n, x, y);
         rotate_all(transform, kernels, n, y);
         return;
     }

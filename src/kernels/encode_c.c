@@ -55,6 +55,11 @@ KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_c)
     }
 }
 
+KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_fused_c)
+{
+    kvant_multiply_lower_c(lower, n, n_x, x, y);
+}
+
 KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
 {
     for (uint32_t r = 0; r < n_x; r++, x += n)

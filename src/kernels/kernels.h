@@ -211,7 +211,8 @@ typedef struct kvant_block_page {
 /* y = L x for n_x vectors of n numbers, one after another, with sums over columns j = 0, 1, ... in that order from 0.
  * lower: L's columns, one after another, kvant_lower_floats(n) numbers, each from the row on whose number is the
  * multiple of 16 that is at most its own; zeros above the diagonal and behind the last row, up to a multiple of 16.
- * Vectors y lie kvant_lower_stride(n) numbers apart and have zeros at their ends; y overlaps nothing. */
+ * Vectors y lie kvant_lower_stride(n) numbers apart and have zeros at their ends; y overlaps nothing. multiply_lower_fused
+ * may fuse products with sums: its bits differ between machines. */
 #define KVANT_MULTIPLY_LOWER_FN(name)                                                                              \
     void name(const float *lower, uint32_t n, uint32_t n_x, const float *x, float *y)
 
@@ -361,6 +362,7 @@ typedef struct kvant_uniform_step {
     X(MEAN_FACTOR, mean_factor)                                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                                \
     X(MULTIPLY_LOWER, multiply_lower)                                                                              \
+    X(MULTIPLY_LOWER, multiply_lower_fused)                                                                        \
     X(TRIANGLE, solve_upper)                                                                                       \
     X(TRIANGLE, multiply_upper)                                                                                    \
     X(HADAMARD, hadamard)                                                                                          \

@@ -3,20 +3,21 @@
 
 #define BAND (16 / LANES) /* vectors of the first rows of 16 columns */
 
-/* Sums of vectors from .. vectors - 1 of rows, of some x; from, vectors and some are constants at every call. */
-KVANT_INLINE void lower_columns(uint32_t some, uint32_t from, uint32_t vectors, const float *column, uint32_t height,
+/* Sums of vectors from .. vectors - 1 of rows, of some x; fused, from, vectors and some are constants at every call. */
+KVANT_INLINE void lower_columns(bool fused, uint32_t some, uint32_t from, uint32_t vectors, const float *column, uint32_t height,
                                 uint32_t n_columns, const float *x, uint32_t n, vf sum[COMBINED][COMBINED])
 {
     for (uint32_t j = 0; j < n_columns; j++, column += height)
         unrolled_for (uint32_t v = from; v < vectors; v++) {
             const vf numbers = vf_load_unaligned(column + (v - from) * LANES);
             unrolled_for (uint32_t r = 0; r < some; r++)
-                sum[r][v] = vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + j]), numbers));
+                sum[r][v] = fused ? vf_fma(vf_set(x[(size_t)r * n + j]), numbers, sum[r][v])
+                                  : vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + j]), numbers));
         }
 }
 
 /* Rows from `first` on, as many as vectors have: columns of 16 are one after another in memory. */
-KVANT_INLINE void lower_rows(uint32_t some, uint32_t vectors, const float *lower, uint32_t n, uint32_t first, const float *x,
+KVANT_INLINE void lower_rows(bool fused, uint32_t some, uint32_t vectors, const float *lower, uint32_t n, uint32_t first, const float *x,
                              float *y)
 {
     const uint32_t height = kvant_lower_stride(n);
@@ -26,10 +27,10 @@ KVANT_INLINE void lower_rows(uint32_t some, uint32_t vectors, const float *lower
         unrolled_for (uint32_t v = 0; v < vectors; v++)
             sum[r][v] = vf_zero();
     for (; band < first; lower += (size_t)16 * (height - band), band += 16)
-        lower_columns(some, 0, vectors, lower + first - band, height - band, 16, x + band, n, sum);
+        lower_columns(fused, some, 0, vectors, lower + first - band, height - band, 16, x + band, n, sum);
     unrolled_for (uint32_t from = 0; from < vectors; from += BAND) {
         const uint32_t left = n - band;
-        lower_columns(some, from, vectors, lower, height - band, left < 16 ? left : 16, x + band, n, sum);
+        lower_columns(fused, some, from, vectors, lower, height - band, left < 16 ? left : 16, x + band, n, sum);
         lower += (size_t)16 * (height - band);
         band += 16;
     }
@@ -38,25 +39,35 @@ KVANT_INLINE void lower_rows(uint32_t some, uint32_t vectors, const float *lower
             vf_store_unaligned(y + (size_t)r * height + first + v * LANES, sum[r][v]);
 }
 
-KVANT_INLINE void lower_some(uint32_t some, const float *lower, uint32_t n, const float *x, float *y)
+KVANT_INLINE void lower_some(bool fused, uint32_t some, const float *lower, uint32_t n, const float *x, float *y)
 {
     const uint32_t vectors = some > 2 && LANES == 8 ? 2 : COMBINED, height = kvant_lower_stride(n);
     uint32_t i = 0;
     for (; i + vectors * LANES <= height; i += vectors * LANES)
-        lower_rows(some, vectors, lower, n, i, x, y);
+        lower_rows(fused, some, vectors, lower, n, i, x, y);
     for (; i < height; i += 16)
-        lower_rows(some, BAND, lower, n, i, x, y);
+        lower_rows(fused, some, BAND, lower, n, i, x, y);
+}
+
+KVANT_INLINE void lower_all(bool fused, const float *lower, uint32_t n, uint32_t n_x, const float *x, float *y)
+{
+    for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n, y += (size_t)COMBINED * kvant_lower_stride(n))
+        lower_some(fused, COMBINED, lower, n, x, y);
+    switch (n_x) {
+    case 3: lower_some(fused, 3, lower, n, x, y); break;
+    case 2: lower_some(fused, 2, lower, n, x, y); break;
+    case 1: lower_some(fused, 1, lower, n, x, y); break;
+    }
 }
 
 static KVANT_MULTIPLY_LOWER_FN(NAME(multiply_lower))
 {
-    for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n, y += (size_t)COMBINED * kvant_lower_stride(n))
-        lower_some(COMBINED, lower, n, x, y);
-    switch (n_x) {
-    case 3: lower_some(3, lower, n, x, y); break;
-    case 2: lower_some(2, lower, n, x, y); break;
-    case 1: lower_some(1, lower, n, x, y); break;
-    }
+    lower_all(false, lower, n, n_x, x, y);
+}
+
+static KVANT_MULTIPLY_LOWER_FN(NAME(multiply_lower_fused))
+{
+    lower_all(true, lower, n, n_x, x, y);
 }
 
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */

@@ -35,6 +35,7 @@
     X(mean_factor)                                                                                                 \
     X(lower_inverse)                                                                                               \
     X(multiply_lower)                                                                                              \
+    X(multiply_lower_fused)                                                                                        \
     X(solve_upper)                                                                                                 \
     X(multiply_upper)                                                                                              \
     X(hadamard)                                                                                                    \

@@ -380,8 +380,10 @@ static void make_columns(checker *check, uint32_t n, uint32_t n_x, float **lower
             *column = i < j || i >= n ? 0 : *column;
 }
 
-/* Within n 2^-23 of the sum of magnitudes of a product in double precision; the same bits as the reference. */
-CHECK(multiply_lower)
+typedef KVANT_MULTIPLY_LOWER_FN(multiply_lower_fn);
+
+/* Within n 2^-23 of the sum of magnitudes of a product in double precision; reference: NULL, or one with the same bits. */
+static void check_lower(checker *check, multiply_lower_fn *multiply, multiply_lower_fn *reference)
 {
     static const uint32_t dims[] = { 1, 15, 16, 17, 33, 64, 80, 127, 128 }, counts[] = { 1, 2, 3, 4, 9 };
     for (size_t s = 0; s < COUNT(dims) * COUNT(counts); s++) {
@@ -390,9 +392,11 @@ CHECK(multiply_lower)
         float *lower, *x;
         make_columns(check, n, n_x, &lower, &x);
         float *y = check_output(check, "y", (size_t)stride * n_x * sizeof *y, sizeof *y);
-        CHECK_CALL(check, kernels->multiply_lower(lower, n, n_x, x, y));
-        c->multiply_lower(lower, n, n_x, x, want);
-        check_same(check, "y", y, want, (size_t)stride * n_x, sizeof *want);
+        CHECK_CALL(check, multiply(lower, n, n_x, x, y));
+        if (reference) {
+            reference(lower, n, n_x, x, want);
+            check_same(check, "y", y, want, (size_t)stride * n_x, sizeof *want);
+        }
         for (uint32_t i = 0; i < stride * n_x; i++) {
             double sum = 0, magnitudes = 0;
             const float *column = lower;
@@ -406,15 +410,28 @@ CHECK(multiply_lower)
     }
 }
 
-BENCH(multiply_lower)
+CHECK(multiply_lower) { check_lower(check, kernels->multiply_lower, c->multiply_lower); }
+
+/* Other bits than the reference's. */
+CHECK(multiply_lower_fused)
+{
+    (void)c;
+    check_lower(check, kernels->multiply_lower_fused, NULL);
+}
+
+static void bench_lower(checker *check, multiply_lower_fn *multiply)
 {
     for (uint32_t n_x = 1; n_x <= 16; n_x *= 4) {
         static float y[16 * 128];
         float *lower, *x;
         make_columns(check, 128, n_x, &lower, &x);
-        CHECK_BENCH(check, kernels->multiply_lower(lower, 128, n_x, x, y), "128 x 128, %u vectors", n_x);
+        CHECK_BENCH(check, multiply(lower, 128, n_x, x, y), "128 x 128, %u vectors", n_x);
     }
 }
+
+BENCH(multiply_lower) { bench_lower(check, kernels->multiply_lower); }
+
+BENCH(multiply_lower_fused) { bench_lower(check, kernels->multiply_lower_fused); }
 
 typedef struct coded {
     float *a, *values;

@@ -220,6 +220,12 @@ template <int D, class Q> KVANT_INLINE Q &further_tile(const AttentionArgs &p, i
     return *reinterpret_cast<Q *>(p.tiles + (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) * query_tile_bytes(D));
 }
 
+/* Tile i. */
+template <int D, bool MANY, class Q> KVANT_INLINE const Q &tile_at(const AttentionArgs &p, const Q &first, int i)
+{
+    return !MANY || i == 0 ? first : further_tile<D, Q>(p, i);
+}
+
 /* A tile of queries whose scores a warp's sums count, and what their keys' centre adds to these. None at first. */
 template <int TILES> struct Counted {
     int tile;
@@ -285,7 +291,7 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
             const int found = __ffs(open) - 1, block = -1 - __shfl_sync(FULL, entry, found),
                       before = PAGE_TOKENS * (i + found - at.first),
                       next = MANY && p.matrices ? at.matrices.tile_of(__ldg(at.numbers_of(p, p.matrices) + i + found)) : 0;
-            const Q &own = next == 0 ? queries : further_tile<D, Q>(p, next);
+            const Q &own = tile_at<D, MANY>(p, queries, next);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS; first += OPEN_TOKENS, turn++) {
                 if (turn % WARPS != warp || before + first >= at.tokens)
@@ -497,7 +503,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
             const int next = MANY && p.matrices ? at.matrices.tile_of(shared.matrices[warp][slot]) : 0;
             if (next != counted.tile)
-                load_tile(next == 0 ? shared.queries : further_tile<D, typename S::Query>(p, next), next);
+                load_tile(tile_at<D, MANY>(p, shared.queries, next), next);
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
@@ -505,7 +511,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
                     unrolled_for (int t = 0; t < TILES; t++)
-                        load_operands<KC, D>(counted.tile == 0 ? shared.queries : further_tile<D, typename S::Query>(p, counted.tile), t, q[t], lane);
+                        load_operands<KC, D>(tile_at<D, MANY>(p, shared.queries, counted.tile), t, q[t], lane);
                 const int k_codes = codes_of<KC, KC, VC, D, true>(p), v_codes = codes_of<VC, KC, VC, D, false>(p);
                 if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
@@ -514,7 +520,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric, p.k_offset, p.k_groups,
                                             lane, s);
                 if constexpr (HAS_OUTLIERS<KC>)
-                    score_outliers<KC, D>(page, p.k_sizes, counted.tile == 0 ? shared.queries : further_tile<D, typename S::Query>(p, counted.tile), valid, lane, s[0]);
+                    score_outliers<KC, D>(page, p.k_sizes, tile_at<D, MANY>(p, shared.queries, counted.tile), valid, lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
