@@ -17,6 +17,7 @@
 #include "../chunks/outliers.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
+#include "further_tiles.cuh"
 #include "open.cuh"
 
 #include <type_traits>
@@ -93,7 +94,7 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
  * unpacking limits the speed. */
 template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
-    static constexpr int HEAD_DIM = D, TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
+    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
     /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as halves. */
     static constexpr bool BYTES = KC::BIASED && TILES == 1;
     using Query = QueryTile<D, COLUMNS, BYTES>;
@@ -211,67 +212,6 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
                              skipped,
                              GENERAL ? lengths.first_position(cursor.b) : 0,
                              Matrices{ 1 } };
-}
-
-/* The thread block's tile i > 0. */
-template <int D, class Q> KVANT_INLINE Q &further_tile(const AttentionArgs &p, int i)
-{
-    static_assert(sizeof(Q) <= query_tile_bytes(D), "their room");
-    return *reinterpret_cast<Q *>(p.tiles + (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) * query_tile_bytes(D));
-}
-
-/* Tile i. */
-template <int D, bool MANY, class Q> KVANT_INLINE const Q &tile_at(const AttentionArgs &p, const Q &first, int i)
-{
-    return !MANY || i == 0 ? first : further_tile<D, Q>(p, i);
-}
-
-/* A tile of queries whose scores a warp's sums count, and what their keys' centre adds to these. None at first. */
-template <int TILES> struct Counted {
-    int tile;
-    float bias[TILES][2];
-
-    KVANT_INLINE void begin()
-    {
-        tile = -1;
-        unrolled_for (int t = 0; t < TILES; t++)
-            bias[t][0] = bias[t][1] = 0;
-    }
-    /* Scores of tile i from here on. */
-    template <class A, class Q> KVANT_INLINE void change(A (&sums)[TILES], const Q &queries, int i, int lane)
-    {
-        tile = i;
-        unrolled_for (int t = 0; t < TILES; t++)
-            unrolled_for (int h = 0; h < 2; h++) {
-                const float own = queries.bias[8 * t + 2 * (lane & 3) + h];
-                sums[t].max[h] += bias[t][h] - own;
-                bias[t][h] = own;
-            }
-    }
-    /* Whole scores. */
-    template <class A> KVANT_INLINE void end(A (&sums)[TILES]) const
-    {
-        unrolled_for (int t = 0; t < TILES; t++)
-            unrolled_for (int h = 0; h < 2; h++)
-                sums[t].max[h] += bias[t][h];
-    }
-};
-
-/* Fills the tiles of a stretch's queries, whose first one's rows were loaded; the same code for all of them, as
- * instructions come from memory, too. */
-template <class C, class S, bool MANY, bool GENERAL, class R, class Q>
-KVANT_INLINE void prepare_tiles(const AttentionArgs &p, const Stretch<GENERAL> &at, Q &first, R &rows, int warp, int lane)
-{
-    Q *queries = &first;
-    uint32_t rest = MANY ? at.matrices.used & (at.matrices.used - 1) : 0;
-#pragma unroll 1
-    for (int i = 1;; i++, rest &= rest - 1) {
-        rows.template prepare<C>(*queries, p, at.pair, at.first_position, warp, lane);
-        if (!rest)
-            break;
-        rows.load(p, at.pair, __ffs(rest) - 1, warp, lane);
-        queries = &further_tile<S::HEAD_DIM, Q>(p, i);
-    }
 }
 
 /* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after the
@@ -460,7 +400,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     /* the slots of a warp without pages may take sums of open pages */
     if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end))
         feeder.fill(p, lengths);
-    prepare_tiles<KC, S, MANY>(p, at, shared.queries, rows, warp, lane);
+    prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
@@ -574,7 +514,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         if constexpr (MANY)
             at.matrices = find_matrices(p, at, max(piece.begin, at.first), lane);
         rows.load(p, at.pair, at.matrices.first(), S::WARPS - 1 - warp, lane);
-        prepare_tiles<KC, S, MANY>(p, at, shared.queries, rows, S::WARPS - 1 - warp, lane);
+        prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows, S::WARPS - 1 - warp, lane);
         __syncthreads();
         feeder.ring.fence_writes();
         __syncwarp();

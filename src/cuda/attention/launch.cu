@@ -260,7 +260,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
-    p.tiles = static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
+    p.further_tiles = static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */

@@ -37,8 +37,7 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     size_t mask_row[COLUMNS];  /* where the token's row of the mask begins */
 };
 
-/* The matrices of a stretch's keys, a bit each. Queries through the first of them are in shared memory, those through
- * others in device memory: most stretches have one matrix, and a warp reads a tile when it comes to another one. */
+/* The matrices of a stretch's keys, a bit each, and the tiles of queries through them (further_tiles.cuh). */
 struct Matrices {
     uint32_t used;
 
