@@ -17,6 +17,7 @@
 
 /* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
 static const int32_t first_positions[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
+_Static_assert(KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
 
 /* Whose matrix a row gets. */
 static uint32_t range_of(int32_t position)
