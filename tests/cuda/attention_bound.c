@@ -366,7 +366,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
     uint32_t d = f->c->head_dim;
     double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k);
     float y[MAX_D];
-    for (uint32_t m = 0; m == 0 || m < f->n_matrices; m++) /* 0: a fixture that others made */
+    for (uint32_t m = 0; m < f->n_matrices; m++)
         transform(f, at, kv, m, &rows[m]);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const transformed *own = &rows[matrix_of(f, b, t)];

@@ -247,7 +247,7 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
                         .n_heads = HEADS, .batch = 1, .type = KVANT_CUDA_F32 } };
     p->k_center = k->center;
     p->c.lengths = &p->length;
-    *f = (fixture){ .c = &p->c, .p = *problem, .n_rows = problem->query_tokens, .starts = starts, .table = p->table };
+    *f = (fixture){ .c = &p->c, .p = *problem, .n_rows = problem->query_tokens, .n_matrices = 1, .starts = starts, .table = p->table };
     f->cache = (test_cache){ .head_dim = DIM, .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks };
     f->cache.k = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_K, &p->made);
     f->cache.v = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_V, &none);

@@ -293,6 +293,8 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
 
     *waits = true;
     to_ours(b);
+    if (!kvp_gpu_prepare_attended(b))
+        return false;
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
         kvp_gpu_step step;
@@ -302,7 +304,7 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->gpu->stream);
         *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
     }
-    return ok && kvp_gpu_prepare_attended(b);
+    return ok;
 }
 
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)

@@ -92,16 +92,16 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* A full matrix's centre goes through it, as queries have been through its inverse. */
-static void read_key_center(const kvp_gpu_cells *cells, kvant_cuda_tables tables, float *to)
+/* A full matrix's centre goes through it, as queries have been through its inverse. to: zeros, which stay where there is none. */
+static void read_key_center(kvant_cuda_tables tables, size_t d, float *to)
 {
-    const size_t d = cells->head_dim;
-
-    for (size_t j = 0; j < d && tables.center != NULL; j++) {
+    if (tables.center != NULL && tables.n_weights <= d)
+        memcpy(to, tables.center, d * sizeof(*to));
+    for (size_t j = 0; j < d && tables.center != NULL && tables.n_weights > d; j++) {
         double sum = 0;
-        for (size_t i = 0; i < d && tables.n_weights > d; i++)
+        for (size_t i = 0; i < d; i++)
             sum += (double)tables.weights[i * d + j] * tables.center[i];
-        to[j] = tables.n_weights > d ? (float)sum : tables.center[j];
+        to[j] = (float)sum;
     }
 }
 
@@ -123,7 +123,7 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
             numbers[width] = s;
             numbers[2 * width] = s * (tables.n_weights == d ? tables.inverse_weights[j] : 1);
         }
-        read_key_center(cells, tables, host + 2 * room + 3 * width + head * d);
+        read_key_center(tables, d, host + 2 * room + 3 * width + head * d);
     }
 }
 

@@ -86,8 +86,6 @@ typedef struct kvp_gpu_run {
     uint32_t range;
 } kvp_gpu_run;
 
-#define KVP_MOST_STREAMS 256
-
 /* Which blocks' keys have which matrix. */
 typedef struct kvp_gpu_ranges {
     uint8_t *of;   /* by block: its range */
@@ -151,6 +149,7 @@ typedef struct kvp_gpu_seen {
     size_t bytes;
 } kvp_gpu_seen;
 
+#define KVP_MOST_STREAMS 256
 #define KVP_MOST_MASKS 8
 
 /* Where copies of tensors are in the computer's memory. */

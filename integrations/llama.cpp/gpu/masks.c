@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../buffer.h"
 #include "../ggml_api.h"
 
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* of a mask: fp16's 0 and -infinity */

@@ -33,13 +33,13 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_streams = kv->shape.n_streams;
     cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
-    cache->ranges.made = 1;
     if (cache->held == NULL || cache->ranges.of == NULL) {
         free(cache->held);
         free(cache->ranges.of);
         free(cache);
         return NULL;
     }
+    kvp_gpu_ranges_forget(cache);
     cache->id = kv->cache;
     cache->gpu = gpu;
     cache->n_pages = kvp_kv_open_pages(&kv->shape);
@@ -54,7 +54,7 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
         cache->table[i] = (int32_t)i;
     for (uint32_t i = 0; i < cache->n_pages; i++)
         cache->pages[i] = (kvp_open_page){ .block = KVP_NO_PAGE };
-    cache->table_changed = cache->ranges.changed = true;
+    cache->table_changed = true;
 }
 
 /* Room for the table, and for the slots of sealed and of open pages behind it. */
@@ -308,7 +308,7 @@ void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->pages[page] = (kvp_open_page){ .block = block };
     if (block != KVP_NO_PAGE)
         cache->table[block] = -1 - (int32_t)page;
-    cache->table_changed = cache->ranges.changed = true;
+    cache->table_changed = true;
 }
 
 /* Chooses a page for a block that is not open, if one can be had. What a page still holds of another block is hidden, as rows that were
@@ -449,6 +449,7 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
 
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
 {
+    cache->ranges.changed = cache->ranges.changed || memchr(cache->held + first, 0, n) != NULL;
     memset(cache->held + first, 1, n);
 }
 

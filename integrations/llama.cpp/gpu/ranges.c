@@ -47,7 +47,7 @@ static void ask(kvp_gpu_cache *cache, int32_t last)
     const uint32_t range = last >= 0 ? range_of(last + LATE) : 0;
     bool any = false;
 
-    if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range & 1) || cache->n_streams > KVP_MOST_STREAMS)
+    if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range & 1))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
         any = kvp_gpu_learner_ask(cache->tensors[i]->cells, range, first_positions[range], first_positions[range + 1] - 1) || any;
@@ -118,7 +118,6 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         n = rows_of_block(step, i);
         while (!(ranges->made >> range & 1))
             range--;
-        ranges->changed = ranges->changed || !cache->held[block];
         if ((cache->held[block] && n < KVANT_PAGE_TOKENS) || ranges->of[block] == range)
             continue;
         ranges->of[block] = (uint8_t)range;
