@@ -322,6 +322,7 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
     kv->shape = *shape;
     kv->memory = memory;
     kv->reserved = reserved;
+    kv->alone = -1;
     kv->layers = current_layers(err, sizeof(err));
     if (kv->layers == NULL) {
         free(kv);

@@ -145,8 +145,13 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
             status = keep(&rows[i], cells, n);
         return status;
     }
+    rows->kv->alone = -1;
     if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
         return store(rows, n_tensors, cells, n, NULL, n_threads);
+    if (n == 1 && rows->positions != NULL) { /* keys and values together keep more threads busy, and one token's queries can come later */
+        rows->kv->alone = rows->positions[0];
+        return store(rows, n_tensors, cells, n, NULL, n_threads);
+    }
     if (n_tensors > 1)
         status = store(&rows[1], 1, cells, n, NULL, n_threads);
     return status == KVANT_OK ? keep(&rows[0], cells, n) : status;
@@ -156,6 +161,7 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
 {
     free(kv->waiting.cells);
     kv->waiting = (struct kvp_waiting){ 0 };
+    kv->alone = -1;
 }
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)

@@ -81,6 +81,7 @@ struct kvp_kv {
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
+    int32_t alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
     bool bind_failed, refused; /* said once, not for every node or row */
     bool roped;                /* the tensor was told the RoPE of its keys */
 };

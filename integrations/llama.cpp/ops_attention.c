@@ -188,10 +188,12 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
 static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
 {
     const abi_tensor *q = node->src[0];
-    const int32_t *positions = k->waiting.n == (size_t)(q->ne[1] * q->ne[3]) ? k->waiting.positions : NULL;
+    const size_t n = (size_t)(q->ne[1] * q->ne[3]);
+    const bool alone = k->alone >= 0 && n == 1;
+    const int32_t *positions = alone ? &k->alone : k->waiting.n == n ? k->waiting.positions : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0; k->waiting.n != 0 && s < (size_t)q->ne[3] && status == KVANT_OK; s++) {
+    for (size_t s = 0; (alone || k->waiting.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK; s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
                                         .q = problem.q,
@@ -202,6 +204,7 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
                                         .positions = positions != NULL ? positions + s * problem.n_queries : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
+    k->alone = -1;
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;
 }
 

@@ -153,14 +153,22 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
 }
 
 /* Sums are about rows of one version; where keys turn, of versions for several positions. */
+static bool is_other_kind(const kvant_tensor *tensor, const kvant_choice *choice)
+{
+    const kvant_learning *l = tensor->learning;
+    const kvant_tensor_version *version = &tensor->versions[choice->version];
+    return choice->version == KVANT_CANDIDATE || !(l->turn ? version->kin == l->kin : version->stamp == l->stamp);
+}
+
 static void begin_anew(const kvant_tensor *tensor, const kvant_choice *choice)
 {
-    kvant_learning *l = tensor->learning;
-    const kvant_tensor_version *version = &tensor->versions[choice->version];
-    if (choice->version != KVANT_CANDIDATE && (l->turn ? version->kin == l->kin : version->stamp == l->stamp))
-        return;
     kvant_sums_begin(tensor);
-    l->due = version->weights ? SECOND_ROWS : 0;
+    tensor->learning->due = tensor->versions[choice->version].weights ? SECOND_ROWS : 0;
+}
+
+static bool is_learnt_from(const kvant_learning *l)
+{
+    return !l->done || !was_tried(l, kvant_sample_place(l));
 }
 
 /* A choice that has matrices already was turned to from the sums there are. */
@@ -168,13 +176,15 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
                              uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
-    const bool turned = is_turned(tensor, choice);
+    const bool turned = is_turned(tensor, choice), anew = !turned && is_other_kind(tensor, choice);
     kvant_status status = KVANT_OK;
+    if (!anew && !is_learnt_from(l))
+        return KVANT_OK;
     kvant_kept *before = kvant_sums_keep(tensor);
     KVANT_RETURN_IF(!before, KVANT_ERR_MEMORY);
-    if (!turned)
+    if (anew)
         begin_anew(tensor, choice);
-    if (!l->done || !was_tried(l, kvant_sample_place(l))) {
+    if (is_learnt_from(l)) {
         kvant_sums_add(tensor, rows, n_threads);
         status = turned ? KVANT_OK : improve(tensor, choice, n_unused, n_threads);
     }
@@ -190,9 +200,10 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, cons
 {
     kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = kvant_sample_of(tensor);
+    kvant_queries_settle(tensor, n_threads);
     if (l->n_rows)
         KVANT_FORWARD(add_rows(tensor, choice, all ? all : &sampled, n_unused, n_threads));
-    else if (tensor->device && !is_turned(tensor, choice))
+    else if (tensor->device && !is_turned(tensor, choice) && is_other_kind(tensor, choice))
         begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
     kvant_queries_forget(l);
     l->n_rows = 0;

@@ -12,6 +12,7 @@
 #define SAMPLE_ROWS 64u    /* of a batch, by which versions are judged */
 #define SAMPLE_QUERIES 32u /* per kv head, likewise: those noted last */
 #define FEWEST_ROWS 16u    /* that are worth an estimate */
+#define MOST_ALONE 8u      /* tokens that came alone, whose queries are summed together */
 
 typedef struct unit_sums {
     uint32_t n_keys, n_queries, n_noted;
@@ -28,6 +29,10 @@ typedef struct kvant_learning {
     uint32_t stamp;         /* of the version that the sums belong to */
     uint32_t due;           /* keys that the next matrix waits for */
     uint32_t n_alone;       /* tokens that came alone */
+    uint32_t n_waiting;     /* of these, tokens whose queries are still to be summed */
+    uint32_t waiting_heads; /* query heads of a token that there is room for */
+    float *waiting;         /* MOST_ALONE x waiting_heads x head_dim, or NULL: none came yet */
+    int32_t waiting_at[MOST_ALONE]; /* their positions */
     bool done;              /* enough was seen */
     float *rows;            /* SAMPLE_ROWS x width */
     float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
@@ -128,7 +133,8 @@ kvant_kept *kvant_sums_keep(const kvant_tensor *tensor);
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *kept);
 void kvant_sums_drop(kvant_learning *learning);
 
-/* queries.c: forgets the queries noted; takes some that alike directions would have. */
+/* queries.c: sums those that wait; forgets the queries noted; takes some that alike directions would have. */
+void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads);
 void kvant_queries_forget(kvant_learning *l);
 void kvant_queries_assume(const kvant_tensor *tensor);
 

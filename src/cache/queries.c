@@ -3,6 +3,7 @@
 #include "learning.h"
 
 #include "../base/abi.h"
+#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 
@@ -17,6 +18,7 @@ void kvant_queries_forget(kvant_learning *l)
         memset(l->units[unit].noted, 0, kvant_lower_floats(l->part) * sizeof(float));
         l->units[unit].n_noted = 0;
     }
+    l->n_waiting = 0;
 }
 
 /* Values have no queries. What reads sums of them is taken to be alike in all directions: random
@@ -89,6 +91,20 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_outers_end(&sums);
 }
 
+/* A matrix hardly changes by what one more token asks. */
+static bool is_seldom(const kvant_learning *l, size_t n_tokens)
+{
+    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
+}
+
+int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
+{
+    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
+        return false;
+    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
+                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
+}
+
 /* Some of the queries, by which versions are judged. */
 static void sample_queries(const query_job *job)
 {
@@ -106,18 +122,60 @@ static void sample_queries(const query_job *job)
         }
 }
 
-/* A matrix hardly changes by what one more token asks. */
-static bool is_seldom(const kvant_learning *l, size_t n_tokens)
+/* Tokens that come alone */
+
+static query_job job_of(const kvant_tensor *tensor, const kvant_queries *queries, uint32_t most)
 {
-    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
+    return (query_job){ .tensor = tensor,
+                        .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                        .queries = queries,
+                        .n_tokens = queries->n_tokens < most ? queries->n_tokens : most,
+                        .group = queries->n_heads / tensor->n_kv_heads };
 }
 
-int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
+void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads)
 {
-    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
+    kvant_learning *l = tensor->learning;
+    const kvant_queries queries = { .q = l->waiting,
+                                    .token_stride = (size_t)l->waiting_heads * tensor->head_dim,
+                                    .head_stride = tensor->head_dim,
+                                    .n_tokens = l->n_waiting,
+                                    .n_heads = l->waiting_heads,
+                                    .positions = l->waiting_at };
+    query_job job = job_of(tensor, &queries, MOST_ALONE);
+    if (l->n_waiting)
+        kvant_parallel_for(l->n_units, n_threads, note_unit, &job);
+    l->n_waiting = 0;
+}
+
+static bool have_room(const kvant_tensor *tensor, uint32_t n_heads, uint32_t n_threads)
+{
+    kvant_learning *l = tensor->learning;
+    if (l->waiting && l->waiting_heads == n_heads)
+        return true;
+    kvant_queries_settle(tensor, n_threads);
+    kvant_free(l->waiting);
+    l->waiting = kvant_alloc((size_t)MOST_ALONE * n_heads * tensor->head_dim, sizeof *l->waiting);
+    l->waiting_heads = l->waiting ? n_heads : 0;
+    return l->waiting;
+}
+
+/* Sines of a position, and a pass over the sums, cost more than the few queries of a token: so those of several tokens
+ * are summed together. False without memory. */
+static bool wait_alone(const query_job *job, uint32_t n_threads)
+{
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_queries *q = job->queries;
+    kvant_learning *l = tensor->learning;
+    if (!have_room(tensor, q->n_heads, n_threads))
         return false;
-    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
-                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
+    float *to = l->waiting + (size_t)l->n_waiting * q->n_heads * tensor->head_dim;
+    for (uint32_t head = 0; head < q->n_heads; head++)
+        memcpy(to + (size_t)head * tensor->head_dim, q->q + head * q->head_stride, tensor->head_dim * sizeof *to);
+    l->waiting_at[l->n_waiting++] = asked_at(job, 0);
+    if (l->n_waiting == MOST_ALONE)
+        kvant_queries_settle(tensor, n_threads);
+    return true;
 }
 
 kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries *queries, uint32_t n_threads)
@@ -129,12 +187,11 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
     if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
     const uint32_t most = tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
-    query_job job = { .tensor = tensor,
-                      .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                      .queries = &q,
-                      .n_tokens = q.n_tokens < most ? q.n_tokens : most,
-                      .group = q.n_heads / tensor->n_kv_heads };
+    query_job job = job_of(tensor, &q, most);
     sample_queries(&job);
-    kvant_parallel_for(tensor->learning->n_units, q.n_tokens > 1 ? n_threads : 1, note_unit, &job);
+    if (q.n_tokens == 1 && wait_alone(&job, n_threads))
+        return KVANT_OK;
+    kvant_queries_settle(tensor, n_threads);
+    kvant_parallel_for(tensor->learning->n_units, n_threads, note_unit, &job);
     return KVANT_OK;
 }

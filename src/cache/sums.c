@@ -153,7 +153,10 @@ void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
 void kvant_sums_drop(kvant_learning *l)
 {
     kvant_free(l->kept);
+    kvant_free(l->waiting);
     l->kept = NULL;
+    l->waiting = NULL;
+    l->waiting_heads = 0;
 }
 
 /* Outer products */

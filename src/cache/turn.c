@@ -189,9 +189,11 @@ void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_
     turning->pairs = turn ? turn->pairs + part * turn->part / 2 : NULL;
     turning->n = turn ? turn->part / 2 : 0;
     turning->position = turning->step = 0;
+    turning->halves = true;
     for (uint32_t i = 0; i < turning->n; i++) {
-        turning->at[2 * i] = turning->by[2 * i] = 1;
-        turning->at[2 * i + 1] = turning->by[2 * i + 1] = 0;
+        turning->halves &= turning->pairs[i].first == i && turning->pairs[i].second == i + turning->n;
+        turning->at.cosine[i] = turning->by.cosine[i] = turning->cosine[i] = 1;
+        turning->at.sine[i] = turning->by.sine[i] = turning->sine[i] = 0;
     }
 }
 
@@ -199,13 +201,27 @@ static void move_to(kvant_turning *t, int64_t position)
 {
     const int64_t step = position - t->position;
     for (uint32_t i = 0; i < t->n && step != t->step; i++)
-        sin_cos((double)step * t->pairs[i].frequency, &t->by[2 * i + 1], &t->by[2 * i]);
+        sin_cos((double)step * t->pairs[i].frequency, &t->by.sine[i], &t->by.cosine[i]);
     t->step = step;
     t->position = position;
-    for (uint32_t i = 0; i < 2 * t->n; i += 2) {
-        const double c = t->at[i] * t->by[i] - t->at[i + 1] * t->by[i + 1];
-        t->at[i + 1] = t->at[i] * t->by[i + 1] + t->at[i + 1] * t->by[i];
-        t->at[i] = c;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const double cosine = t->at.cosine[i], sine = t->at.sine[i];
+        t->at.cosine[i] = cosine * t->by.cosine[i] - sine * t->by.sine[i];
+        t->at.sine[i] = cosine * t->by.sine[i] + sine * t->by.cosine[i];
+    }
+    for (uint32_t i = 0; i < t->n; i++) {
+        t->cosine[i] = (float)t->at.cosine[i];
+        t->sine[i] = (float)t->at.sine[i];
+    }
+}
+
+/* A function of its own: what nobody else writes to becomes vectors. */
+static void turn_halves(uint32_t n, const float *restrict cosine, const float *restrict sine, float *restrict first, float *restrict second)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float a = first[i], b = second[i];
+        first[i] = a * cosine[i] + b * sine[i];
+        second[i] = b * cosine[i] - a * sine[i];
     }
 }
 
@@ -213,12 +229,10 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 {
     if (t->n && position != t->position)
         move_to(t, position);
-    for (uint32_t i = 0; i < t->n; i++) {
-        float *first = x + t->pairs[i].first, *second = x + t->pairs[i].second;
-        const double a = *first, b = *second, c = t->at[2 * i], s = t->at[2 * i + 1];
-        *first = (float)(a * c + b * s);
-        *second = (float)(b * c - a * s);
-    }
+    if (t->halves)
+        turn_halves(t->n, t->cosine, t->sine, x, x + t->n);
+    for (uint32_t i = 0; i < t->n && !t->halves; i++)
+        turn_halves(1, t->cosine + i, t->sine + i, x + t->pairs[i].first, x + t->pairs[i].second);
 }
 
 /* Moments */

@@ -35,8 +35,12 @@ void kvant_turn_octave_edges(const kvant_turn *turn, uint32_t octave, int32_t ed
 typedef struct kvant_turning {
     const kvant_pair *pairs; /* NULL: nothing turns */
     uint32_t n;
+    bool halves; /* pair i is channels i and i + n */
     int64_t position, step;
-    double at[KVANT_MAX_HEAD_DIM], by[KVANT_MAX_HEAD_DIM]; /* cosine and sine per pair: of the position, of the step */
+    struct {
+        double cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* per pair */
+    } at, by; /* of the position, of the step */
+    float cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* of the position */
 } kvant_turning;
 
 /* turn NULL: kvant_turn_back does nothing. */

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,10 +112,11 @@ static void no_first_request_spoils_later_ones(void **state)
                                   { NULL, " the", MOST_REQUEST, 0 },
                                   { "after 200 tokens in no order: %.4f\n", NULL, N_REQUEST, 0 } };
     llama_token tokens[MOST_REQUEST];
-    /* Times the divergence after a token. Quantised weights make activations 8 bits: as large a difference by chance. */
+    /* Times the largest divergence after a harmless request, as these differ by chance, too. Quantised weights make activations
+     * 8 bits: as large a difference. */
     const double most = harness_has_floats() ? 1.2 : 1.5;
     const char *path = getenv("KVANT_TEST_TEXT");
-    double worst = 0;
+    double worst = 0, harmless;
 
     (void)state;
     if (path != NULL) {
@@ -144,8 +146,9 @@ static void no_first_request_spoils_later_ones(void **state)
         worst = r->kld > worst ? r->kld : worst;
     }
     free(text);
-    assert_true(requests[TOKEN].kld > 1e-4 && requests[TOKEN].kld < 0.1);
-    assert_true(worst <= most * requests[TOKEN].kld);
+    harmless = fmax(requests[NOTHING].kld, fmax(requests[TOKEN].kld, requests[ORDINARY].kld));
+    assert_true(harmless > 1e-4 && harmless < 0.1);
+    assert_true(worst <= most * harmless);
 }
 
 int main(void)
