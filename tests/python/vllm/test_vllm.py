@@ -30,11 +30,12 @@ def ids(n, seed):
 GPU = torch.cuda.is_available()
 STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the stand-in
 CLOSE = 2.0**-5  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
+DECIDED = 2.0**-7  # of log-probabilities in float32 on a CPU, which sums in another order move by 1e-5
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SHARED = ids(200, 1)  # three blocks and a part of one
 ROUNDS = [
     ([ids(n, n) for n in (5, 64, 65, 300, 129)], GREEDY),  # lengths
-    ([SHARED + ids(n, n) for n in (7, 60, 90)], GREEDY),  # a prefix that is not there yet
+    ([SHARED + ids(n, n) for n in (7, 60, 89)], GREEDY),  # a prefix that is not there yet
     ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and one that is
 ]
 SAMPLES = ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4})
@@ -62,9 +63,14 @@ class Engine(TestCase):
         return json.loads(lines[-1].removeprefix("RESULT "))
 
     def run_stock(self, rounds, folder=None, **options):
-        """vLLM's own cache; on a GPU with the log-probabilities that `same` needs."""
-        more = {"logprobs": 2} if GPU else {}
-        return self.run_engine("", [(prompts, sampling | more) for prompts, sampling in rounds], folder, **options)
+        """vLLM's own cache, with the log-probabilities that `same` and `decided` need."""
+        return self.run_engine("", [(prompts, sampling | {"logprobs": 2}) for prompts, sampling in rounds], folder, **options)
+
+    def decided(self, gaps):
+        """No greedy token is nearly a tie: one of 6e-4 fell the other way in vLLM's own engine, once in many runs. What a CPU
+        compares token by token has to be one answer (on a GPU `same` looks at the gaps)."""
+        if not GPU:
+            self.assertGreater(min(gap for r in gaps for x in r for one in x for gap in one), DECIDED)
 
     def same(self, ours, stock):
         """The tokens, the first round's or all. On a GPU attention's sums have another order: where tokens differ first, the
@@ -83,6 +89,7 @@ class Engine(TestCase):
     def test_an_exact_codec_gives_the_stock_cache_s_ids(self):
         rounds = ROUNDS if GPU else [*ROUNDS, SAMPLES]
         stock = self.run_stock(rounds, max_num_seqs=4)
+        self.decided(stock["gaps"][: len(ROUNDS)])
         for gpu in STAND_IN:
             ours = self.run_engine("f32/f32", rounds, gpu=gpu, max_num_seqs=4)
             self.same(ours, stock)
@@ -94,6 +101,7 @@ class Engine(TestCase):
         few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
         rounds = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
         stock = self.run_stock(rounds)
+        self.decided(stock["gaps"])
         for gpu in STAND_IN:
             self.same(self.run_engine("f32/f32", rounds, gpu=gpu, **few), stock)
 
