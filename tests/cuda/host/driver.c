@@ -164,9 +164,22 @@ EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
     return *device == 0 && strcmp(id, "0000:00:00.0") != 0;
 }
 
+typedef struct copy_1d {
+    address to, from;
+    size_t bytes;
+} copy_1d;
+
+static void run_copy(void *data)
+{
+    const copy_1d *c = data;
+    memcpy((void *)(uintptr_t)c->to, (const void *)(uintptr_t)c->from, c->bytes);
+}
+
 EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
 {
-    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    copy_1d c = { to, from, bytes };
+    if (!host_record(stream, run_copy, &c, sizeof c))
+        run_copy(&c);
     return stream == NULL || !host_is_here((void *)(uintptr_t)to) || !host_is_here((void *)(uintptr_t)from);
 }
 
