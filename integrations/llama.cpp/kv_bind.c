@@ -22,6 +22,7 @@
 struct kvp_layers {
     size_t n_users;
     uint32_t n;      /* the highest layer number, plus one */
+    uint32_t first;  /* the lowest one */
     uint32_t n_here; /* layers whose keys are here */
     uint32_t n_tensors, n_bound;
     uint64_t n_cells;         /* of the longest cache, all streams */
@@ -140,6 +141,8 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
         layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
     if (shape->n_cells > layers->n_positions)
         layers->n_positions = shape->n_cells;
+    if (layers->n_tensors == 1 || shape->layer < layers->first)
+        layers->first = shape->layer;
     if (shape->layer >= layers->n)
         layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
@@ -148,6 +151,11 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 {
     return kv->layers->n_positions;
+}
+
+bool kvp_kv_is_first(const kvp_kv *kv)
+{
+    return kv->shape.layer == kv->layers->first && (kv->shape.layer == 0 || kv->layers->other_state);
 }
 
 bool kvp_kv_names(const abi_tensor *tensor)

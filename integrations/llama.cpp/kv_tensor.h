@@ -119,6 +119,9 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 /* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
 uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
+/* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */
+bool kvp_kv_is_first(const kvp_kv *kv);
+
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 

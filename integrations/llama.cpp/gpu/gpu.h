@@ -14,6 +14,7 @@
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first)
+ *   decoded.c   the same from tokens that are decoded
  *   learner.c   what these are learnt with, in threads
  *   ranges.c    further matrices, for rows at later positions
  *   anew.c      rows that take another matrix
@@ -61,6 +62,7 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
+#define KVP_MOST_ASKED 16u /* tokens whose queries go with a batch of decoded rows */
 
 #define KVP_MOST_RANGES 7u /* of positions (ranges.c); the last one has no end */
 #define KVP_FIRST_RANGE 2048u
@@ -77,6 +79,7 @@ typedef struct kvp_open_page {
     bool sink;      /* first tokens of a sequence */
     bool stays;     /* open when its rows need no longer wait: a sink, or recent */
     uint64_t fresh; /* rows that are not encoded yet */
+    uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
     uint64_t used;
 } kvp_open_page;
 
@@ -101,6 +104,24 @@ typedef struct kvp_gpu_ranges {
     int64_t *last; /* its cells */
     size_t n_last, most_last;
 } kvp_gpu_ranges;
+
+/* Rows of decoded tokens that matrices are learnt from, and queries of some of these tokens (decoded.c). */
+typedef struct kvp_gpu_decoded {
+    int32_t *positions;   /* by cell, of rows that came in steps of few tokens; NULL: nothing is learnt from them */
+    size_t n;             /* the last rows of cache->plain, which no thread saw yet */
+    char *signs;          /* of values of different tokens among them */
+    size_t n_different;
+    uint32_t n_monotonous; /* blocks that were too much so */
+    bool ended;           /* nothing is learnt from decoded tokens any more */
+    bool asks;            /* graphs of few tokens copy queries: of their first token, from each layer */
+    kvp_gpu_memory asked; /* by layer: these, then some of steps before */
+    size_t row;           /* of a token's queries in bytes, of the layer with the most */
+    int32_t place;        /* position of those of the last step; -1: it copied none */
+    int32_t places[KVP_MOST_ASKED];
+    uint32_t n_asked, n_steps;
+    bool pends;           /* threads learn, and nobody asks for the result yet */
+    uint32_t n_late;      /* steps since they began */
+} kvp_gpu_decoded;
 
 /* The tensors of one buffer, whose cells are the same tokens. */
 typedef struct kvp_gpu_cache {
@@ -138,6 +159,7 @@ typedef struct kvp_gpu_cache {
         int32_t *positions; /* -1: not known */
         size_t n, most, last; /* last: of the last batch */
     } plain;
+    kvp_gpu_decoded decoded;
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
@@ -235,6 +257,8 @@ typedef struct kvp_gpu_cells {
     struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
     bool weighs, weighed;            /* the last matrix is in force */
     size_t asked_bytes;              /* of the queries that are looked at, of the longest batch that was planned; 0: none was */
+    size_t asked_row, asked_first;   /* of a token's queries in bytes, 0: not known; where they are in decoded.asked */
+    bool asked;                      /* they are there */
     bool waits;                      /* keys of a first batch, for their matrix: in no sealed page yet */
     float *waiting;                  /* these, as they came */
     kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
@@ -361,9 +385,24 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
  * nothing waits any more; if later is set, keys wait till their layer's next rows come. The lock is held. */
 bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
 bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
+bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes); /* a small part of what is free: others will need memory, too */
 bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
 void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
 uint32_t kvp_gpu_wait_fresh(const kvp_gpu_cache *cache); /* pages, the first ones, with rows of few tokens, when it ended */
+
+/* decoded.c. Before a graph: end, before anything is settled, says whether the threads' time has come. take, when it is, keeps rows and
+ * queries of the steps before, and starts threads. note: a step's rows are in open pages. ask: attention of a few tokens copies
+ * queries. tell: how keys turn, by the node that writes them. The lock is held. */
+bool kvp_gpu_decoded_end(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_decoded_take(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+void kvp_gpu_decoded_note(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots);
+bool kvp_gpu_decoded_ask(const kvp_gpu *gpu, const abi_tensor *node);
+void kvp_gpu_decoded_tell(const abi_tensor *node);
+void kvp_gpu_decoded_forget(kvp_gpu_cache *cache);
+void kvp_gpu_decoded_free(kvp_gpu_cache *cache);
+
+/* weigh.c. Rows behind those of cache->plain; false without memory. */
+bool kvp_gpu_weigh_add(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
 /* weigh.c. Lists of cells: whether they end with a step's (-sm tensor: a batch is several graphs); those where other rows are now become -1. */
 bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step);
@@ -386,6 +425,9 @@ typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights, *center;
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
+
+/* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
+bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
 /* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be made; then, once blocks have these rows,
  * their numbers. forget: all rows are of the past. The lock is held. */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../ggml_api.h"
+#include "../rope.h"
 
 #define MOST_AT_ONCE 7 /* layers: more disturb the GPU's caller, and are not needed before a wait ends */
 #define LOW_PRIORITY 10
@@ -197,6 +198,47 @@ bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys)
     return batch->copies != NULL && kvp_gpu_copies_stage(cells->gpu, &batch->copies->keys, keys, 1, &batch->keys);
 }
 
+float *kvp_gpu_learner_room(kvp_gpu_cells *cells, size_t n)
+{
+    kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
+    const size_t all = cells->cache->plain.n;
+
+    if (l == NULL || !have_rows(l, cells, all - n, n))
+        return NULL;
+    l->n = all;
+    return l->rows + (all - n) * kvp_gpu_width(cells);
+}
+
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, size_t n, const abi_tensor *queries, const int32_t *positions)
+{
+    kvp_gpu_learner *l = cells->learner;
+    const struct kvp_gpu_plain *plain = &cells->cache->plain;
+    const size_t n_asked = (size_t)queries->ne[1];
+    struct kvp_gpu_batch *batch = calloc(1, sizeof(*batch));
+    int32_t *all = malloc((n + n_asked) * sizeof(*all));
+
+    if (batch == NULL || all == NULL) {
+        free(queries->data);
+        free(batch);
+        free(all);
+        return false;
+    }
+    memcpy(all, plain->positions + plain->n - n, n * sizeof(*all));
+    memcpy(all + n, positions, n_asked * sizeof(*all));
+    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .queries = *queries, .positions = all, .asked = all + n,
+                                     .first = plain->n - n, .n = n };
+    l->last = batch;
+    kvp_gpu_learner_start(batch);
+    return true;
+}
+
+void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows)
+{
+    if (!l->told)
+        kvp_rope_tell(kv, l->tensor, rows, 1);
+    l->told = true;
+}
+
 /* A batch's thread */
 
 static void note_queries(const struct kvp_gpu_batch *batch, const char *rows)
@@ -298,6 +340,9 @@ static void give_back(kvp_gpu_learner *l, char *queries)
 /* Of the queries; NULL without memory. */
 static char *take_copies(const struct kvp_gpu_batch *batch)
 {
+    if (batch->copies == NULL)
+        return batch->queries.data;
+
     const size_t bytes = kvp_api.nbytes(&batch->queries);
     const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
     char *queries = came ? take_room(batch->cells, bytes) : NULL;

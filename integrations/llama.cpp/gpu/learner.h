@@ -9,7 +9,7 @@
 struct kvp_gpu_batch {
     struct kvp_gpu_batch *before; /* whose thread ends first; NULL: none */
     kvp_gpu_cells *cells;
-    struct kvp_gpu_copies *copies;
+    struct kvp_gpu_copies *copies; /* NULL: the learner has the keys, and the batch has the queries, which go with it */
     abi_tensor keys, queries;    /* there */
     int32_t *positions, *asked;  /* of keys, of queries; NULL: not known */
     size_t first, n;             /* of the learner's rows */
@@ -31,6 +31,7 @@ typedef struct kvp_gpu_learner {
     float *center;
     struct kvp_gpu_batch *last;   /* whose thread may run, or which waits for its queries */
     kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
+    bool told;            /* how keys turn */
     bool failed;          /* a thread, since what was learnt was taken */
     pthread_t maker; /* of codec, tensor and memory, later of a further matrix */
     bool making;
@@ -51,6 +52,14 @@ bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys);
 void kvp_gpu_learner_start(struct kvp_gpu_batch *batch);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
+
+/* Room for the last n rows of cache->plain, which come from elsewhere; NULL without memory. learn: a thread does so from the last n of these,
+ * and from queries that were allocated, at these positions; false without memory, and they are freed. */
+float *kvp_gpu_learner_room(kvp_gpu_cells *cells, size_t n);
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, size_t n, const abi_tensor *queries, const int32_t *positions);
+
+/* Once: how keys turn, as the rows' graph says. */
+void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows);
 
 /* Everything was learnt; what later ranges need is kept. ask: a thread makes the matrix of one; false: there is nothing to make it of.
  * answer waits for it; false: it failed. True where nothing was asked. */

@@ -121,6 +121,8 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         cache->sink_tokens = info->sink_tokens;
     if (cache->keeps && !make_room(cache))
         return false;
+    if (cells->weighs && cache->decoded.positions == NULL)
+        cache->decoded.positions = calloc((size_t)cache->n_blocks * KVANT_PAGE_TOKENS, sizeof(*cache->decoded.positions));
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (cache->table != NULL && cache->pages[i].block != KVP_NO_PAGE)
             return kvp_gpu_have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
@@ -148,6 +150,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->moved);
     kvp_gpu_release(&cache->wait);
     kvp_gpu_ranges_free(cache);
+    kvp_gpu_decoded_free(cache);
     free(cache->table);
     free(cache->held);
     free(cache->wait_cells);
@@ -396,6 +399,7 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
         all = all && page != KVP_NO_PAGE;
     }
     cache->waits = few && all;
+    kvp_gpu_decoded_note(cache, step, slots);
     for (size_t i = 0; i < step->n; i++)
         if (slots[i] >= 0) {
             const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);

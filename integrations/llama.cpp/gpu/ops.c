@@ -128,6 +128,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
 
     if (kvp_gpu_weigh_wants(b, node, values, decodes))
         return kvp_gpu_weigh_keys(node); /* their queries come with attention */
+    kvp_gpu_decoded_tell(node);
     if (cells->waits && rows->ne[1] > KVP_FEW_TOKENS)
         return kvp_gpu_wait_keep(cells, rows);
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||

@@ -74,9 +74,10 @@ static void take_asked(kvp_gpu_cache *cache)
 
 /* Blocks */
 
-/* -sm tensor: a step is several graphs. */
-static bool is_last(const kvp_gpu_ranges *ranges, const kvp_gpu_step *step)
+bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
+    const kvp_gpu_ranges *ranges = &cache->ranges;
+
     return ranges->n_last == step->n && kvp_gpu_cells_end_with(ranges->last, ranges->n_last, step);
 }
 
@@ -149,7 +150,7 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     kvp_gpu_ranges *ranges = &cache->ranges;
     int32_t last;
 
-    if (!cache->weighs || is_last(ranges, step))
+    if (!cache->weighs || kvp_gpu_ranges_saw(cache, step))
         return true; /* keys that learn nothing have one matrix, or none */
     last = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)

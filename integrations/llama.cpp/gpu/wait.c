@@ -15,8 +15,7 @@
 #define MOST_BATCHES 4 /* that are learnt from: each has a thread per layer */
 #define MOST_FEW 32    /* graphs of a few tokens meanwhile */
 
-/* Whether so many bytes are a small part of what is free: others will need memory, too. */
-static bool are_few(const kvp_gpu *gpu, size_t bytes)
+bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes)
 {
     size_t unused, total;
 
@@ -39,7 +38,7 @@ static bool have_waiting_pages(kvp_gpu_cache *cache, uint32_t n, size_t n_rows)
             return false;
     }
     bytes += slots * sizeof(*cache->wait_slots);
-    if (cells == NULL || (n_rows > KVP_ENOUGH_ROWS && !are_few(cache->gpu, bytes)) || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes, true))
+    if (cells == NULL || (n_rows > KVP_ENOUGH_ROWS && !kvp_gpu_are_few(cache->gpu, bytes)) || !kvp_gpu_grow(cache->gpu, &cache->wait, bytes, true))
         return false;
     at = cache->wait.at;
     for (size_t i = 0; i < cache->n_tensors; i++) {
@@ -316,10 +315,12 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
 {
     const bool on = goes_on(cache, step);
 
+    if (!kvp_gpu_decoded_end(cache, step))
+        return false;
     if (!on && !(kvp_gpu_wait_end(cache, kvp_gpu_weigh_later(cache, step), stream) &&
                  (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream))))
         return false;
-    if (!kvp_gpu_weigh_written(cache, step->cells, step->n, !on || is_learnt_from(cache, step) ? step : NULL))
+    if (!kvp_gpu_decoded_take(cache, step) || !kvp_gpu_weigh_written(cache, step->cells, step->n, !on || is_learnt_from(cache, step) ? step : NULL))
         return false;
     if (!on)
         begin_waiting(cache, step);

@@ -1,6 +1,7 @@
 /* weigh.c - matrices of keys from the first rows and queries (transform=first).
  *
- * A tensor in the computer's memory learns, as it does there, from prompts: its matrices are those of a CPU's cache.
+ * A tensor in the computer's memory learns, as it does there, from prompts, and from decoded tokens (decoded.c): its matrices are those of
+ * a CPU's cache.
  * It keeps several versions. Here there is one, and others for later positions (ranges.c): when the tensor makes a better one, the rows
  * that were stored meanwhile take it (anew.c). What comes after 16384 tokens finds the cache as it is. As other rows have to live with a
  * matrix, tokens that are too much alike make none.
@@ -15,7 +16,6 @@
 #include "../buffer.h"
 #include "../ggml_api.h"
 #include "../log.h"
-#include "../rope.h"
 
 #define ASKED_TOKENS 64u /* of a batch, whose queries kvant_tensor_note_queries looks at; of 1024 tokens it would at twice as many */
 #define LEAST_ROWS ((int64_t)KVP_FEW_TOKENS + 1) /* of a batch: fewer may be in a captured graph */
@@ -36,8 +36,9 @@ static void end(kvp_gpu_cells *cells)
 
 /* Cells */
 
-static bool add_plain(struct kvp_gpu_plain *plain, const kvp_gpu_step *step)
+bool kvp_gpu_weigh_add(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
+    struct kvp_gpu_plain *plain = &cache->plain;
     const size_t n = plain->n + step->n;
 
     if (n > plain->most) {
@@ -97,13 +98,14 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
     if (plain->last > 0)
         return true;
     kvp_gpu_cells_lose(cache, plain->cells, plain->n, cells, n);
-    return step == NULL || (int64_t)n < LEAST_ROWS || add_plain(plain, step);
+    return step == NULL || (int64_t)n < LEAST_ROWS || kvp_gpu_weigh_add(cache, step);
 }
 
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 {
     cache->weighing = cache->weighs;
     cache->plain.n = cache->plain.last = 0;
+    kvp_gpu_decoded_forget(cache);
 }
 
 /* Rows */
@@ -180,8 +182,7 @@ bool kvp_gpu_weigh_keys(const abi_tensor *node)
         kvp_error("%s: no matrix can be learnt from the first rows", kv->name);
         return false;
     }
-    if (l->n == 0)
-        kvp_rope_tell(kv, l->tensor, from, 1);
+    kvp_gpu_learner_tell(l, kv, from);
     l->n = cells->cache->plain.n;
     return true;
 }
@@ -211,7 +212,7 @@ bool kvp_gpu_weigh_join(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
-    if (cells->cache == NULL || cells->cache->waiting || cells->learner == NULL || (cells->learner->last == NULL && !cells->waits) ||
+    if (cells->cache == NULL || cells->cache->waiting || cells->cache->decoded.pends || cells->learner == NULL || (cells->learner->last == NULL && !cells->waits) ||
         take_learnt(cells))
         return true;
     kvp_error("%s: no matrix could be learnt from the first rows", kv->name);
