@@ -27,6 +27,8 @@
 #define LEAST_ASKED (KVP_MOST_ASKED / 2)
 #define KIND_NUMBERS 128u   /* of a value, whose signs tell tokens apart */
 
+/* A layer has in GPU memory: queries of a token, of KVP_MOST_ASKED of those before, and keys of LEARN_ROWS rows. */
+
 static bool is_few(const kvp_gpu_step *step)
 {
     return step->n <= KVP_FEW_TOKENS;
@@ -64,16 +66,23 @@ static void set_asks(kvp_gpu_cache *cache, bool asks)
         return;
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->asked && cells->learner != NULL)
+            kvp_gpu_learner_finish(cells->learner); /* threads read there */
         cells->asked = false;
     }
     kvp_gpu_release(&cache->decoded.asked); /* waits for the GPU */
 }
 
-/* Memory for the queries of all layers. False: there is too little, which ends it, or graphs did not show yet how many there are. */
+static bool have_event(kvp_gpu_decoded *d)
+{
+    return d->ready != NULL || kvp_cu_ok(kvp_cu.event_new(&d->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
+}
+
+/* Memory for queries and keys of all layers. False: there is too little, which ends it, or graphs did not show yet how much it is. */
 static bool have_asked(kvp_gpu_cache *cache)
 {
     kvp_gpu_decoded *d = &cache->decoded;
-    size_t n = 0, row = 0, bytes;
+    size_t n = 0, row = 0, width = 0;
 
     for (size_t i = 0; i < cache->n_tensors; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
@@ -82,18 +91,21 @@ static bool have_asked(kvp_gpu_cache *cache)
         if (cells->asked_row == 0)
             return false;
         row = cells->asked_row > row ? cells->asked_row : row;
+        width = kvp_gpu_width(cells) > width ? kvp_gpu_width(cells) : width;
         n++;
     }
-    bytes = n * (1 + KVP_MOST_ASKED) * row;
-    d->ended = n == 0 || !kvp_gpu_are_few(cache->gpu, bytes) || !kvp_gpu_grow(cache->gpu, &d->asked, bytes, true);
+    d->row = row;
+    d->pitch = (1 + KVP_MOST_ASKED) * row + LEARN_ROWS * width * sizeof(float);
+    d->ended = n == 0 || !have_event(d) || !kvp_gpu_have_copying(cache->gpu) || !kvp_gpu_are_few(cache->gpu, n * d->pitch) ||
+               !kvp_gpu_grow(cache->gpu, &d->asked, n * d->pitch, true);
     if (d->ended)
         return false;
-    d->row = row;
-    for (size_t i = 0, at = 0; i < cache->n_tensors; i++) {
+    d->n_layers = 0;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         cells->asked = learns(cells);
-        cells->asked_first = at;
-        at += cells->asked ? (1 + KVP_MOST_ASKED) * row : 0;
+        cells->asked_first = d->n_layers * d->pitch;
+        d->n_layers += cells->asked;
     }
     return true;
 }
@@ -103,16 +115,15 @@ static bool keep_asked(kvp_gpu_cache *cache)
 {
     kvp_gpu_decoded *d = &cache->decoded;
     const uint32_t often = (is_first(cache) ? KVANT_PAGE_TOKENS : LEARN_ROWS) / KVP_MOST_ASKED;
-    const size_t pitch = (1 + KVP_MOST_ASKED) * d->row;
     const cu_address at = (cu_address)(uintptr_t)d->asked.at;
     const cu_copy_2d rows = { .from_type = CU_MEMORY_DEVICE,
                               .from_device = at,
-                              .from_pitch = pitch,
+                              .from_pitch = d->pitch,
                               .to_type = CU_MEMORY_DEVICE,
                               .to_device = at + (1 + d->n_asked) * d->row,
-                              .to_pitch = pitch,
+                              .to_pitch = d->pitch,
                               .width = d->row,
-                              .height = d->asked.bytes / pitch };
+                              .height = d->n_layers };
 
     if (d->place < 0 || d->n_steps++ % often != 0 || d->n_asked == KVP_MOST_ASKED)
         return true;
@@ -170,7 +181,7 @@ static int64_t full_page(const kvp_gpu_cache *cache)
 }
 
 /* Rows of an open page; they are there when this returns. */
-static bool fetch(const kvp_gpu_cells *cells, uint32_t page, float *rows)
+static bool fetch_page(const kvp_gpu_cells *cells, uint32_t page, float *rows)
 {
     const size_t width = kvp_gpu_width(cells);
     int64_t *slots;
@@ -224,7 +235,7 @@ static bool is_varied(kvp_gpu_cache *cache, uint32_t page, bool *varied)
     const kvp_gpu_cells *values = first_values(cache);
     const size_t before = d->n_different, width = kvp_gpu_width(values);
     float *rows = malloc(KVANT_PAGE_TOKENS * width * sizeof(*rows));
-    const bool ok = fetch(values, page, rows);
+    const bool ok = fetch_page(values, page, rows);
 
     if (d->signs == NULL)
         d->signs = malloc((LEARN_ROWS + 1) * KIND_NUMBERS);
@@ -246,6 +257,17 @@ static bool has_learnt_rows(const kvp_gpu_cache *cache, const int32_t *positions
     return n >= KVANT_PAGE_TOKENS / 2;
 }
 
+/* Where a layer's queries and keys are, in GPU memory. */
+static char *place_of(const kvp_gpu_cells *cells, size_t offset)
+{
+    return (char *)cells->cache->decoded.asked.at + cells->asked_first + offset;
+}
+
+static float *keys_of(const kvp_gpu_cells *cells, size_t first)
+{
+    return (float *)(void *)place_of(cells, (1 + KVP_MOST_ASKED) * cells->cache->decoded.row) + first * kvp_gpu_width(cells);
+}
+
 /* Copies of a block's keys. */
 static bool keep_block(kvp_gpu_cache *cache, uint32_t page)
 {
@@ -258,7 +280,7 @@ static bool keep_block(kvp_gpu_cache *cache, uint32_t page)
     ok = kvp_gpu_weigh_add(cache, &(kvp_gpu_step){ cells, cache->decoded.positions + first, KVANT_PAGE_TOKENS });
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *of = asked(cache, i);
-        ok = of == NULL || fetch(of, page, kvp_gpu_learner_room(of, KVANT_PAGE_TOKENS));
+        ok = of == NULL || kvp_gpu_decode_blocks(of, true, page, 1, keys_of(of, cache->decoded.n)) == KVANT_OK;
     }
     cache->decoded.n += KVANT_PAGE_TOKENS;
     return ok;
@@ -286,24 +308,23 @@ static bool take_block(kvp_gpu_cache *cache, uint32_t page)
 static bool learn(kvp_gpu_cells *cells)
 {
     const kvp_gpu_decoded *d = &cells->cache->decoded;
-    const size_t bytes = d->n_asked * d->row, head = cells->head_dim * sizeof(float);
+    const size_t head = cells->head_dim * sizeof(float), row = kvp_gpu_width(cells) * sizeof(float);
+    const abi_tensor keys = { .type = ABI_TYPE_F32,
+                              .ne = { (int64_t)kvp_gpu_width(cells), (int64_t)d->n, 1, 1 },
+                              .nb = { sizeof(float), row, d->n * row, d->n * row },
+                              .data = keys_of(cells, 0) };
     const abi_tensor queries = { .type = ABI_TYPE_F32,
                                  .ne = { cells->head_dim, d->n_asked, (int64_t)(cells->asked_row / head), 1 },
-                                 .nb = { sizeof(float), d->row, head, bytes },
-                                 .data = malloc(bytes) };
-    const cu_address at = (cu_address)(uintptr_t)d->asked.at + cells->asked_first + d->row;
+                                 .nb = { sizeof(float), d->row, head, d->n_asked * d->row },
+                                 .data = place_of(cells, d->row) };
 
-    if (queries.data != NULL && kvp_cu_ok(kvp_cu.copy_out(queries.data, at, bytes, cells->gpu->stream), "copying") &&
-        kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"))
-        return kvp_gpu_learner_learn(cells, d->n, &queries, d->places);
-    free(queries.data);
-    return false;
+    return kvp_gpu_learner_learn(cells, &keys, &queries, d->places, d->ready);
 }
 
 static bool start(kvp_gpu_cache *cache)
 {
     kvp_gpu_decoded *d = &cache->decoded;
-    bool ok = true;
+    bool ok = kvp_cu_ok(kvp_cu.event_record(d->ready, cache->gpu->stream), "copying");
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = asked(cache, i);
@@ -391,6 +412,8 @@ void kvp_gpu_decoded_forget(kvp_gpu_cache *cache)
 void kvp_gpu_decoded_free(kvp_gpu_cache *cache)
 {
     kvp_gpu_release(&cache->decoded.asked);
+    if (cache->decoded.ready != NULL)
+        kvp_cu.event_free(cache->decoded.ready);
     free(cache->decoded.positions);
     free(cache->decoded.signs);
 }

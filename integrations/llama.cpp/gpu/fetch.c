@@ -39,11 +39,16 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
 
 /* Copies for threads. What they are made of is overwritten soon, so they are made within the GPU first. */
 
+bool kvp_gpu_have_copying(kvp_gpu *gpu)
+{
+    return gpu->copying != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream");
+}
+
 static bool have_copies(kvp_gpu *gpu, struct kvp_gpu_copies *copies)
 {
     if (copies->copied != NULL)
         return true;
-    if ((gpu->copying == NULL && !kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream")) ||
+    if (!kvp_gpu_have_copying(gpu) ||
         (copies->staged == NULL && !kvp_cu_ok(kvp_cu.event_new(&copies->staged, CU_NO_TIMING), "an event")) ||
         !kvp_cu_ok(kvp_cu.event_new(&copies->copied, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event"))
         return false;

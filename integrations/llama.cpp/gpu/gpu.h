@@ -114,8 +114,9 @@ typedef struct kvp_gpu_decoded {
     uint32_t n_monotonous; /* blocks that were too much so */
     bool ended;           /* nothing is learnt from decoded tokens any more */
     bool asks;            /* graphs of few tokens copy queries: of their first token, from each layer */
-    kvp_gpu_memory asked; /* by layer: these, then some of steps before */
-    size_t row;           /* of a token's queries in bytes, of the layer with the most */
+    kvp_gpu_memory asked; /* by layer: these, some of steps before, and keys */
+    size_t row, pitch, n_layers; /* a token's queries in bytes, and a layer's share, of the layers with the most */
+    cu_event ready;       /* rows are there for threads */
     int32_t place;        /* position of those of the last step; -1: it copied none */
     int32_t places[KVP_MOST_ASKED];
     uint32_t n_asked, n_steps;
@@ -467,7 +468,8 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. stage
  * copies every step-th row within the GPU; to: where it comes to be, ne[1] of them. send brings both, and then records copied. reserve: for
- * so many bytes, before there are any, where nobody uses it. The lock is held. */
+ * so many bytes, before there are any, where nobody uses it. have_copying: their stream. The lock is held. */
+bool kvp_gpu_have_copying(kvp_gpu *gpu);
 struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu *gpu);
 void kvp_gpu_copies_reserve(kvp_gpu *gpu, size_t keys, size_t queries);
 bool kvp_gpu_copies_stage(kvp_gpu *gpu, struct kvp_gpu_copy *copy, const abi_tensor *from, size_t step, abi_tensor *to);

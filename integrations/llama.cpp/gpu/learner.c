@@ -198,36 +198,25 @@ bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys)
     return batch->copies != NULL && kvp_gpu_copies_stage(cells->gpu, &batch->copies->keys, keys, 1, &batch->keys);
 }
 
-float *kvp_gpu_learner_room(kvp_gpu_cells *cells, size_t n)
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const abi_tensor *keys, const abi_tensor *queries, const int32_t *positions, cu_event ready)
 {
     kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
-    const size_t all = cells->cache->plain.n;
-
-    if (l == NULL || !have_rows(l, cells, all - n, n))
-        return NULL;
-    l->n = all;
-    return l->rows + (all - n) * kvp_gpu_width(cells);
-}
-
-bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, size_t n, const abi_tensor *queries, const int32_t *positions)
-{
-    kvp_gpu_learner *l = cells->learner;
     const struct kvp_gpu_plain *plain = &cells->cache->plain;
-    const size_t n_asked = (size_t)queries->ne[1];
-    struct kvp_gpu_batch *batch = calloc(1, sizeof(*batch));
+    const size_t n = (size_t)keys->ne[1], first = plain->n - n, n_asked = (size_t)queries->ne[1];
+    struct kvp_gpu_batch *batch = l != NULL && have_rows(l, cells, first, n) ? calloc(1, sizeof(*batch)) : NULL;
     int32_t *all = malloc((n + n_asked) * sizeof(*all));
 
     if (batch == NULL || all == NULL) {
-        free(queries->data);
         free(batch);
         free(all);
         return false;
     }
-    memcpy(all, plain->positions + plain->n - n, n * sizeof(*all));
+    memcpy(all, plain->positions + first, n * sizeof(*all));
     memcpy(all + n, positions, n_asked * sizeof(*all));
-    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .queries = *queries, .positions = all, .asked = all + n,
-                                     .first = plain->n - n, .n = n };
+    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .ready = ready, .keys = *keys, .queries = *queries,
+                                     .positions = all, .asked = all + n, .first = first, .n = n };
     l->last = batch;
+    l->n = plain->n;
     kvp_gpu_learner_start(batch);
     return true;
 }
@@ -337,12 +326,27 @@ static void give_back(kvp_gpu_learner *l, char *queries)
         free(queries);
 }
 
+static bool bring(const struct kvp_gpu_batch *batch, const abi_tensor *from, void *to)
+{
+    return kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from->data, kvp_api.nbytes(from), batch->cells->gpu->copying), "copying");
+}
+
+/* The same from GPU memory. Its caller has other things to do than to wait for copies. */
+static char *bring_rows(const struct kvp_gpu_batch *batch)
+{
+    char *queries = malloc(kvp_api.nbytes(&batch->queries));
+
+    if (queries != NULL && kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->ready), "copying") &&
+        bring(batch, &batch->keys, rows_of(batch)) && bring(batch, &batch->queries, queries) &&
+        kvp_cu_ok(kvp_cu.stream_finish(batch->cells->gpu->copying), "copying"))
+        return queries;
+    free(queries);
+    return NULL;
+}
+
 /* Of the queries; NULL without memory. */
 static char *take_copies(const struct kvp_gpu_batch *batch)
 {
-    if (batch->copies == NULL)
-        return batch->queries.data;
-
     const size_t bytes = kvp_api.nbytes(&batch->queries);
     const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
     char *queries = came ? take_room(batch->cells, bytes) : NULL;
@@ -353,6 +357,11 @@ static char *take_copies(const struct kvp_gpu_batch *batch)
     }
     sem_post(&batch->copies->free);
     return queries;
+}
+
+static char *take(const struct kvp_gpu_batch *batch)
+{
+    return batch->copies != NULL ? take_copies(batch) : bring_rows(batch);
 }
 
 /* queries: copies, or NULL, which is a failure. */
@@ -375,7 +384,7 @@ static void learn(struct kvp_gpu_batch *batch, char *queries)
 /* In a thread of its own, which gives way to copies and to those who enqueue work for the GPU. */
 static void *learn_apart(void *context)
 {
-    char *queries = take_copies(context);
+    char *queries = take(context);
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* the thread's, on Linux */
     learn(context, queries);
@@ -389,7 +398,7 @@ void kvp_gpu_learner_start(struct kvp_gpu_batch *batch)
         atomic_store(&batch->before->followed, true);
     batch->alone = pthread_create(&batch->thread, NULL, learn_apart, batch) == 0;
     if (!batch->alone)
-        learn(batch, take_copies(batch));
+        learn(batch, take(batch));
 }
 
 /* Later ranges */

@@ -9,7 +9,8 @@
 struct kvp_gpu_batch {
     struct kvp_gpu_batch *before; /* whose thread ends first; NULL: none */
     kvp_gpu_cells *cells;
-    struct kvp_gpu_copies *copies; /* NULL: the learner has the keys, and the batch has the queries, which go with it */
+    struct kvp_gpu_copies *copies; /* NULL: rows are still in GPU memory, when `ready` has come */
+    cu_event ready;
     abi_tensor keys, queries;    /* there */
     int32_t *positions, *asked;  /* of keys, of queries; NULL: not known */
     size_t first, n;             /* of the learner's rows */
@@ -53,10 +54,9 @@ void kvp_gpu_learner_start(struct kvp_gpu_batch *batch);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 
-/* Room for the last n rows of cache->plain, which come from elsewhere; NULL without memory. learn: a thread does so from the last n of these,
- * and from queries that were allocated, at these positions; false without memory, and they are freed. */
-float *kvp_gpu_learner_room(kvp_gpu_cells *cells, size_t n);
-bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, size_t n, const abi_tensor *queries, const int32_t *positions);
+/* A thread learns from keys, the last rows of cache->plain, and queries at these positions. Both are in GPU memory, where they stay until
+ * it is done, after an event. False without memory. */
+bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const abi_tensor *keys, const abi_tensor *queries, const int32_t *positions, cu_event ready);
 
 /* Once: how keys turn, as the rows' graph says. */
 void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows);

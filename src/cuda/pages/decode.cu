@@ -1,7 +1,7 @@
 /* decode.cu - decodes whole pages to rows: prefill needs 16-bit keys and values, and a cache opens pages.
  *
- * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, a warp one token at a
- * time, a lane some channels. The page's words are read once from memory and then from the first-level
+ * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or of few pages an equal part of
+ * one's tokens, a warp one token at a time, a lane some channels. The page's words are read once from memory and then from the first-level
  * cache. A row that stays transformed is stored as sealed rows become open ones on the CPU. */
 #include "../any/rows.cuh"
 #include "../launch.h"
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_c
         args.base + (size_t)(uint32_t)args.blocks[blockIdx.x] * args.block_stride + kv_head * args.head_stride;
     book.load(all.codec);
     __syncthreads();
-    for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
+    for (int t = blockIdx.z * WARPS + warp; t < PAGE_TOKENS; t += gridDim.z * WARPS) {
         Row<P> row = read_any<P>(all.codec, book, page, t, reinterpret_cast<uint8_t *>(space[warp]), lane, kv_head);
         transform_back_any(row, args.codec, all.codec.any, weights_of(args.codec, args.inverse_weights, kv_head),
                            space[warp], lane);
@@ -47,12 +47,16 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_c
     }
 }
 
+/* A token takes a matrix 10 us, so it is worth the reading of tables again where multiprocessors would be idle. */
+constexpr uint32_t FEW_PAGES = 256;
+
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,
                           uint32_t n_kv_heads, cudaStream_t stream)
 {
     return with_room(args.codec.head_dim, [&](auto room) {
         constexpr int P = decltype(room)::value;
-        decode_kernel<P><<<dim3(n_blocks, n_kv_heads), WARPS_OF<P> * 32, 0, stream>>>(FullDecodeArgs{ args, codec });
+        const unsigned parts = (size_t)n_blocks * n_kv_heads < FEW_PAGES ? PAGE_TOKENS / WARPS_OF<P> : 1;
+        decode_kernel<P><<<dim3(n_blocks, n_kv_heads, parts), WARPS_OF<P> * 32, 0, stream>>>(FullDecodeArgs{ args, codec });
         return cudaGetLastError();
     });
 }
