@@ -27,8 +27,6 @@
 #define LEAST_ASKED (KVP_MOST_ASKED / 2)
 #define KIND_NUMBERS 128u   /* of a value, whose signs tell tokens apart */
 
-/* A layer has in GPU memory: queries of a token, of KVP_MOST_ASKED of those before, and keys of LEARN_ROWS rows. */
-
 static bool is_few(const kvp_gpu_step *step)
 {
     return step->n <= KVP_FEW_TOKENS;
@@ -125,8 +123,8 @@ static bool keep_asked(kvp_gpu_cache *cache)
                               .width = d->row,
                               .height = d->n_layers };
 
-    if (d->place < 0 || d->n_steps++ % often != 0 || d->n_asked == KVP_MOST_ASKED)
-        return true;
+    if (d->place < 0 || d->pends || d->n_steps++ % often != 0 || d->n_asked == KVP_MOST_ASKED)
+        return true; /* threads may still fetch those from here */
     d->places[d->n_asked++] = d->place;
     return kvp_cu_ok(kvp_cu.copy_2d(&rows, cache->gpu->stream), "copying");
 }
@@ -257,7 +255,8 @@ static bool has_learnt_rows(const kvp_gpu_cache *cache, const int32_t *positions
     return n >= KVANT_PAGE_TOKENS / 2;
 }
 
-/* Where a layer's queries and keys are, in GPU memory. */
+/* A layer has in GPU memory, until its thread fetches them: queries of a token, of KVP_MOST_ASKED of those before, and keys of LEARN_ROWS
+ * rows. */
 static char *place_of(const kvp_gpu_cells *cells, size_t offset)
 {
     return (char *)cells->cache->decoded.asked.at + cells->asked_first + offset;
