@@ -51,6 +51,13 @@ static bool is_first(const kvp_gpu_cache *cache)
     return cache->plain.n - cache->decoded.n < KVP_LEARN_ROWS;
 }
 
+/* Rows that no thread saw are like those that nobody learns from: there is no copy of them. */
+static void drop_rows(kvp_gpu_cache *cache)
+{
+    cache->plain.n -= cache->weighing ? cache->decoded.n : 0; /* else there are none any more */
+    cache->decoded.n = cache->decoded.n_different = 0;
+}
+
 /* Queries */
 
 /* Copies that stand in captured graphs come, or go. */
@@ -62,6 +69,7 @@ static void set_asks(kvp_gpu_cache *cache, bool asks)
     atomic_fetch_add(&cache->gpu->epoch, 1);
     if (asks)
         return;
+    drop_rows(cache);
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         if (cells->asked && cells->learner != NULL)
@@ -108,7 +116,7 @@ static bool have_asked(kvp_gpu_cache *cache)
     return true;
 }
 
-/* Queries of the step before, of all layers. */
+/* Queries of the step before, of all layers; none while threads may still fetch others. */
 static bool keep_asked(kvp_gpu_cache *cache)
 {
     kvp_gpu_decoded *d = &cache->decoded;
@@ -124,7 +132,7 @@ static bool keep_asked(kvp_gpu_cache *cache)
                               .height = d->n_layers };
 
     if (d->place < 0 || d->pends || d->n_steps++ % often != 0 || d->n_asked == KVP_MOST_ASKED)
-        return true; /* threads may still fetch those from here */
+        return true;
     d->places[d->n_asked++] = d->place;
     return kvp_cu_ok(kvp_cu.copy_2d(&rows, cache->gpu->stream), "copying");
 }
@@ -353,7 +361,8 @@ bool kvp_gpu_decoded_end(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         return true;
     if (d->n >= FLUSHED_ROWS && d->n_asked >= LEAST_ASKED && !start(cache))
         return failed(cache);
-    d->n = d->n_different = 0; /* rows of a batch come behind them */
+    drop_rows(cache);
+    d->place = -1; /* threads may still fetch queries from where the last ones would go */
     return true;
 }
 
@@ -402,7 +411,6 @@ void kvp_gpu_decoded_forget(kvp_gpu_cache *cache)
     kvp_gpu_decoded *d = &cache->decoded;
 
     set_asks(cache, false);
-    d->n = d->n_different = 0;
     d->n_monotonous = d->n_asked = d->n_steps = 0;
     d->place = -1;
     d->pends = d->ended = false;

@@ -103,9 +103,9 @@ bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n,
 
 void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 {
+    kvp_gpu_decoded_forget(cache);
     cache->weighing = cache->weighs;
     cache->plain.n = cache->plain.last = 0;
-    kvp_gpu_decoded_forget(cache);
 }
 
 /* Rows */
