@@ -1,9 +1,10 @@
 /* positions.c - divergence of a cache from llama.cpp's own, token by token: where in a context it errs.
  *
- *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT]
+ *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT [PROMPT]]
  *
  * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which every third one counts from the 500th on. Without OUT
  * their logits are written to LOGITS, by llama.cpp alone (PLUGIN "none"); with it OUT gets a line for each: its divergence from those.
+ * With PROMPT so many tokens come in a batch, and the others one by one.
  * A model of floating-point weights shows the cache's errors alone: activations that are rounded to 8 bits differ by more. */
 #include <math.h>
 #include <stdio.h>
@@ -72,14 +73,21 @@ static bool counts(int position)
     return position >= FROM && (position - FROM) % STEP == 0;
 }
 
-/* out: NULL, or a line for each token that counts. */
-static void run(struct llama_context *context, llama_token *tokens, int n, FILE *file, FILE *out)
+static int batch_at(int at, int n, int prompt)
+{
+    const int most = prompt == 0 ? BATCH : at == 0 ? prompt : 1;
+
+    return n - at < most ? n - at : most;
+}
+
+/* out: NULL, or a line for each token that counts. prompt: 0, or how many tokens do not come one by one. */
+static void run(struct llama_context *context, llama_token *tokens, int n, int prompt, FILE *file, FILE *out)
 {
     struct llama_batch batch = llama_batch_init(BATCH, 0, 1);
     float *from = malloc((size_t)vocabulary * sizeof(*from));
 
     for (int at = 0; at < n; at += batch.n_tokens) {
-        batch.n_tokens = n - at < BATCH ? n - at : BATCH;
+        batch.n_tokens = batch_at(at, n, prompt);
         for (int i = 0; i < batch.n_tokens; i++) {
             batch.token[i] = tokens[at + i];
             batch.pos[i] = at + i;
@@ -109,7 +117,9 @@ int main(int argc, char **argv)
     struct llama_context_params context_params = llama_context_default_params();
     FILE *file, *out = NULL;
 
-    if (argc < 8 || atoi(argv[6]) <= LEFT)
+    const int prompt = argc > 9 ? atoi(argv[9]) : 0;
+
+    if (argc < 8 || atoi(argv[6]) <= LEFT || prompt < 0 || prompt > BATCH)
         return 2;
     struct llama_model *model = load_model(argv[1], argv[2], argv[3]);
     context_params.n_ctx = (uint32_t)atoi(argv[6]);
@@ -122,7 +132,7 @@ int main(int argc, char **argv)
     if (argc > 8)
         out = fopen(argv[8], "w");
     check(file != NULL && (argc == 8 || out != NULL), "opening files");
-    run(context, read_tokens(llama_model_get_vocab(model), argv[4], atoi(argv[5]), atoi(argv[6]) - LEFT), atoi(argv[6]) - LEFT, file, out);
+    run(context, read_tokens(llama_model_get_vocab(model), argv[4], atoi(argv[5]), atoi(argv[6]) - LEFT), atoi(argv[6]) - LEFT, prompt, file, out);
     check(fclose(file) == 0 && (out == NULL || fclose(out) == 0), "writing");
     llama_free(context);
     llama_model_free(model);
