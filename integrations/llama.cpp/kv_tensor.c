@@ -136,6 +136,7 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
     const kvp_placement *placement = rows->kv->placement;
     kvant_status status = KVANT_OK;
 
+    rows->kv->alone = -1;
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
     if (status != KVANT_OK)
@@ -145,13 +146,13 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
             status = keep(&rows[i], cells, n);
         return status;
     }
-    rows->kv->alone = -1;
-    if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
-        return store(rows, n_tensors, cells, n, NULL, n_threads);
-    if (n == 1 && rows->positions != NULL) { /* keys and values together keep more threads busy, and one token's queries can come later */
+    /* Keys and values together keep more threads busy, and one token's queries can come later: whether they are wanted is asked then. */
+    if (n == 1 && rows->positions != NULL) {
         rows->kv->alone = rows->positions[0];
         return store(rows, n_tensors, cells, n, NULL, n_threads);
     }
+    if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
+        return store(rows, n_tensors, cells, n, NULL, n_threads);
     if (n_tensors > 1)
         status = store(&rows[1], 1, cells, n, NULL, n_threads);
     return status == KVANT_OK ? keep(&rows[0], cells, n) : status;

@@ -2,6 +2,7 @@
 #include "tensor_fixture.h"
 
 #include "../../src/base/fnv.h"
+#include "../../src/cache/learning.h"
 #include "../../src/cache/weights.h"
 
 enum { BLOCKS = 40, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS, HEADER = 40 };
@@ -230,6 +231,37 @@ static void single_tokens_are_learnt_from(void **state)
 }
 
 /* Rows that are nearly one row, then text: the text is stored as well as it is alone. */
+static uint32_t queries_seen(const fixture *f)
+{
+    const unit_sums *u = &f->tensor->learning->units[0];
+    return u->n_queries + u->n_noted + f->tensor->learning->n_waiting * GROUP;
+}
+
+/* Of further tokens one in eight counts, whether its queries come before its row or behind it. */
+static void single_tokens_queries_count_before_and_behind_rows(void **state)
+{
+    enum { N_ENOUGH = 200, N_MORE = 160 };
+    (void)state;
+    for (int behind = 0; behind < 2; behind++) {
+        const kind k = make_kind(3);
+        text *t = make_text(&k, 9);
+        fixture f = make(spec, 1, BLOCKS, 0);
+        uint32_t enough = 0;
+        for (uint32_t i = 0; i < N_ENOUGH + N_MORE; i++) {
+            if (i == N_ENOUGH)
+                enough = queries_seen(&f);
+            if (!behind)
+                note(&f, t->queries + (size_t)i * N_HEADS * HEAD_DIM, 1, 1);
+            write_rows(&f, i, 1, t->rows + (size_t)i * WIDTH, 1, 1);
+            if (behind)
+                note(&f, t->queries + (size_t)i * N_HEADS * HEAD_DIM, 1, 1);
+        }
+        assert_int_equal(queries_seen(&f) - enough, N_MORE / 8 * GROUP);
+        drop(&f);
+        free(t);
+    }
+}
+
 static void hostile_first_rows_do_not_spoil(void **state)
 {
     static const struct {
@@ -552,6 +584,7 @@ int main(void)
         cmocka_unit_test(matrices_make_errors_of_scores_small),
         cmocka_unit_test(values_get_matrices_without_queries), cmocka_unit_test(without_queries_there_are_factors),
         cmocka_unit_test(later_matrices_are_for_later_blocks),  cmocka_unit_test(single_tokens_are_learnt_from),
+        cmocka_unit_test(single_tokens_queries_count_before_and_behind_rows),
         cmocka_unit_test(hostile_first_rows_do_not_spoil),      cmocka_unit_test(a_long_monotonous_prompt_leaves_a_version),
         cmocka_unit_test(outliers_do_not_spoil),
         cmocka_unit_test(threads_do_not_change_bytes),          cmocka_unit_test(refused_rows_leave_no_trace),
