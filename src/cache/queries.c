@@ -91,20 +91,6 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_outers_end(&sums);
 }
 
-/* A matrix hardly changes by what one more token asks. */
-static bool is_seldom(const kvant_learning *l, size_t n_tokens)
-{
-    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
-}
-
-int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
-{
-    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
-        return false;
-    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
-                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
-}
-
 /* Some of the queries, by which versions are judged. */
 static void sample_queries(const query_job *job)
 {
@@ -120,6 +106,20 @@ static void sample_queries(const query_job *job)
             tensor->learning->asked[at] = asked_at(job, i);
             tensor->learning->n_queries[head]++;
         }
+}
+
+/* A matrix hardly changes by what one more token asks. */
+static bool is_seldom(const kvant_learning *l, size_t n_tokens)
+{
+    return n_tokens == 1 && l->units[0].n_queries + l->units[0].n_noted >= ENOUGH_PER_CHANNEL * l->part && l->n_alone % SELDOM;
+}
+
+int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
+{
+    if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens || is_seldom(tensor->learning, n_tokens))
+        return false;
+    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
+                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
 }
 
 /* Tokens that come alone */

@@ -127,6 +127,14 @@ int harness_load_models(const char *path)
     return models[0] != NULL && models[1] != NULL ? 0 : -1;
 }
 
+void harness_load_tiny(const char *name)
+{
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/%s.gguf", getenv("KVANT_TINY_MODELS"), name);
+    assert_int_equal(harness_load_models(path), 0);
+}
+
 int harness_start(void **state)
 {
     const char *path = getenv("KVANT_TEST_MODEL");

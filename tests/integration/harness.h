@@ -33,6 +33,8 @@ int harness_load_plugin(void **state);
 int harness_stop(void **state);
 /* Takes other models' place. */
 int harness_load_models(const char *path);
+/* One of KVANT_TINY_MODELS. */
+void harness_load_tiny(const char *name);
 
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);

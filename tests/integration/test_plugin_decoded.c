@@ -6,13 +6,12 @@
 
 #include <cmocka.h>
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../cuda/host/host.h"
 #include "harness.h"
+#include "standin_control.h"
 
 enum { N_STEPS = 40 };
 
@@ -28,18 +27,6 @@ static float *new_logits(void)
 
     assert_non_null(logits);
     return logits;
-}
-
-/* What the last attention of a graph was given. */
-static const kvant_cuda_attention_args *last_attention(void)
-{
-    host_control_fn *control;
-    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), HOST_CONTROL_FUNCTION);
-
-    assert_non_null(symbol);
-    memcpy(&control, &symbol, sizeof(symbol));
-    assert_string_equal(control()->function, "host_attention");
-    return (const kvant_cuda_attention_args *)(const void *)control()->arguments;
 }
 
 /* Whether keys of the last attention had a matrix. */
@@ -192,13 +179,11 @@ static void learning_from_decoded_tokens_ends(void **state)
     size_t size, stock_size;
     float *stock, *parts, *graphs;
     uint8_t *rows, *ours;
-    char path[4096];
 
     (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* it is the other model's */
-    snprintf(path, sizeof(path), "%s/llama.gguf", getenv("KVANT_TINY_MODELS"));
-    assert_int_equal(harness_load_models(path), 0);
+    harness_load_tiny("llama");
     stock = new_logits(), parts = new_logits(), graphs = new_logits();
     rows = long_decoding(NULL, "1", stock, &stock_size);
     free(long_decoding(spec, "0", parts, &size));

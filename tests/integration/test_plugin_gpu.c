@@ -7,14 +7,13 @@
 
 #include <cmocka.h>
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../cuda/host/host.h"
 #include "harness.h"
+#include "standin_control.h"
 
 enum { N_PROMPT = 150, N_STEPS = 40 };
 
@@ -528,18 +527,6 @@ static void rows_that_are_no_numbers_are_refused(void **state)
     check_refusal("");
 }
 
-/* What the last attention of a graph was given. */
-static const kvant_cuda_attention_args *last_attention(void)
-{
-    host_control_fn *control;
-    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), HOST_CONTROL_FUNCTION);
-
-    assert_non_null(symbol);
-    memcpy(&control, &symbol, sizeof(symbol));
-    assert_string_equal(control()->function, "host_attention");
-    return (const kvant_cuda_attention_args *)(const void *)control()->arguments;
-}
-
 static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, int32_t length)
 {
     const kvant_cuda_attention_args *args = last_attention();
@@ -624,13 +611,11 @@ static void far_rows_have_a_matrix_of_their_own(void **state)
     float *stock, *ours, *graphs;
     size_t size, stock_size;
     double rival, kld;
-    char path[4096];
 
     (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* it is the other model's */
-    snprintf(path, sizeof(path), "%s/llama.gguf", getenv("KVANT_TINY_MODELS"));
-    assert_int_equal(harness_load_models(path), 0);
+    harness_load_tiny("llama");
     harness_tokens(tokens, N_PROMPT + N_STEPS);
     stock = new_logits(), ours = new_logits(), graphs = new_logits();
     uint8_t *const rows = far_steps(NULL, NULL, 0, 0, stock, &stock_size);

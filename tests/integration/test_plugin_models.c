@@ -81,14 +81,6 @@ static double difference(const harness_options *options, const float *stock)
     return rms;
 }
 
-static void load(const char *name)
-{
-    char path[4096];
-
-    snprintf(path, sizeof(path), "%s/%s.gguf", getenv("KVANT_TINY_MODELS"), name);
-    assert_int_equal(harness_load_models(path), 0);
-}
-
 /* With streams of their own: planned first, as --fit does, and with -fa auto. */
 static void check(const char *model, const char *spec, const char *type, double factor, bool unified)
 {
@@ -112,7 +104,7 @@ static void check(const char *model, const char *spec, const char *type, double 
 
 static void check_all(const char *model)
 {
-    load(model);
+    harness_load_tiny(model);
     check(model, "int-8", "q8_0", 1.6, true);
     check(model, "int-8", "q8_0", 1.6, false);
     check(model, "int-8:center=first,norm=first", "q8_0", 1.6, true);
@@ -136,7 +128,7 @@ static void head_dims_that_are_no_power_of_two(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        load(i ? "llama80" : "llama");
+        harness_load_tiny(i ? "llama80" : "llama");
         stock = logits_of(&plain);
         ours.spec = "";
         rival.type = "q4_0";
@@ -172,7 +164,7 @@ static void keys_without_values_stay_as_they_are(void **state)
     float *stock;
 
     (void)state;
-    load("deepseek2");
+    harness_load_tiny("deepseek2");
     stock = logits_of(&plain);
     ours.spec = "turboquant-4";
     harness_plan(&ours);

@@ -350,6 +350,18 @@ kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t
     return status;
 }
 
+bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, float *rows)
+{
+    const size_t width = kvp_gpu_width(cells);
+    int64_t *slots;
+    float *room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
+
+    return room != NULL && kvp_gpu_decode_blocks(cells, open, block, 1, room) == KVANT_OK &&
+           kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+}
+
 /* A cell of a tensor that is all zeros still decodes to its centre; so does one on the CPU. */
 static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {

@@ -5,12 +5,12 @@
  * its first token's, so that several sequences cost no more.
  *
  * Rows behave as those of batches do (weigh.c): threads learn from the first block alone if there is nothing else, later from LEARN_ROWS,
- * and copies of the rows stay as long as rows may take another matrix. It is in force LATE steps later, or when a batch comes. So
+ * and copies of the rows stay as long as rows may take another matrix. It is in force KVP_LATE_STEPS later, or when a batch comes. So
  * results depend on no clock, and not on who reads rows meanwhile.
  *
- * Not learnt from, but for batches: caches without open pages or positions, and without the model's first layer, whose values tell whether
- * tokens are too much alike (the second GPU's, one of two of a model with a sliding window). Nor blocks that hold rows of batches or are
- * mostly sinks, nor monotonous ones, after many of which nothing is learnt from decoded tokens any more. */
+ * Some caches learn from batches alone: those without open pages or positions, and without the model's first layer, whose values tell
+ * whether tokens are too much alike (the second GPU's, one of two of a model with a sliding window). Blocks that hold rows of batches,
+ * are mostly sinks, or are monotonous are left out; after many monotonous ones nothing is learnt from decoded tokens any more. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -21,16 +21,9 @@
 
 #define LEARN_ROWS 256u     /* a matrix of fewer might be of a passage, and all rows would take it */
 #define FLUSHED_ROWS 128u   /* before a batch so many are learnt from */
-#define LATE 32u            /* steps: as many as a first batch waits for (wait.c) */
 #define LEAST_DIFFERENT 4u  /* tokens: one in so many rows. Text has twice as many */
 #define MOST_MONOTONOUS 64u /* blocks */
 #define LEAST_ASKED (KVP_MOST_ASKED / 2)
-#define KIND_NUMBERS 128u   /* of a value, whose signs tell tokens apart */
-
-static bool is_few(const kvp_gpu_step *step)
-{
-    return step->n <= KVP_FEW_TOKENS;
-}
 
 static bool learns(const kvp_gpu_cells *cells)
 {
@@ -171,7 +164,7 @@ void kvp_gpu_decoded_note(kvp_gpu_cache *cache, const kvp_gpu_step *step, const 
         kvp_open_page *page = slots[i] >= 0 ? &cache->pages[slots[i] / KVANT_PAGE_TOKENS] : NULL;
         if (page == NULL)
             continue;
-        page->few = is_few(step) && step->positions != NULL ? page->few | bit : page->few & ~bit;
+        page->few = kvp_gpu_is_few(step) && step->positions != NULL ? page->few | bit : page->few & ~bit;
         if (page->few & bit)
             positions[step->cells[i]] = step->positions[i];
     }
@@ -184,19 +177,6 @@ static int64_t full_page(const kvp_gpu_cache *cache)
         if (cache->pages[i].block != KVP_NO_PAGE && cache->pages[i].few == ~(uint64_t)0)
             return i;
     return -1;
-}
-
-/* Rows of an open page; they are there when this returns. */
-static bool fetch_page(const kvp_gpu_cells *cells, uint32_t page, float *rows)
-{
-    const size_t width = kvp_gpu_width(cells);
-    int64_t *slots;
-    float *room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
-
-    return rows != NULL && room != NULL && kvp_gpu_decode_blocks(cells, true, page, 1, room) == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
 }
 
 /* The values of the model's first layer: there a token's value is of the token alone, or nearly so. NULL: another cache has them. */
@@ -214,7 +194,7 @@ static bool was_there(const kvp_gpu_decoded *d, const char *signs, size_t n)
     for (size_t i = 0; i < d->n_different; i++) {
         size_t differ = 0;
         for (size_t j = 0; j < n; j++)
-            differ += d->signs[i * KIND_NUMBERS + j] != signs[j];
+            differ += d->signs[i * KVP_KIND_NUMBERS + j] != signs[j];
         if (differ <= n / 8)
             return true;
     }
@@ -223,10 +203,10 @@ static bool was_there(const kvp_gpu_decoded *d, const char *signs, size_t n)
 
 static void count_different(kvp_gpu_decoded *d, const float *rows, size_t width)
 {
-    const size_t n = width < KIND_NUMBERS ? width : KIND_NUMBERS;
+    const size_t n = width < KVP_KIND_NUMBERS ? width : KVP_KIND_NUMBERS;
 
     for (size_t i = 0; i < KVANT_PAGE_TOKENS; i++) {
-        char *signs = d->signs + d->n_different * KIND_NUMBERS;
+        char *signs = d->signs + d->n_different * KVP_KIND_NUMBERS;
         for (size_t j = 0; j < n; j++)
             signs[j] = rows[i * width + j] < 0;
         d->n_different += !was_there(d, signs, n);
@@ -241,10 +221,10 @@ static bool is_varied(kvp_gpu_cache *cache, uint32_t page, bool *varied)
     const kvp_gpu_cells *values = first_values(cache);
     const size_t before = d->n_different, width = kvp_gpu_width(values);
     float *rows = malloc(KVANT_PAGE_TOKENS * width * sizeof(*rows));
-    const bool ok = fetch_page(values, page, rows);
+    const bool ok = rows != NULL && kvp_gpu_fetch_block(values, true, page, rows);
 
     if (d->signs == NULL)
-        d->signs = malloc((LEARN_ROWS + 1) * KIND_NUMBERS);
+        d->signs = malloc((LEARN_ROWS + 1) * KVP_KIND_NUMBERS);
     if (ok && d->signs != NULL)
         count_different(d, rows, width);
     *varied = d->n_different * LEAST_DIFFERENT >= d->n + KVANT_PAGE_TOKENS;
@@ -355,9 +335,9 @@ bool kvp_gpu_decoded_end(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 
     if (d->positions == NULL || kvp_gpu_ranges_saw(cache, step))
         return true;
-    if (d->pends && (!is_few(step) || ++d->n_late == LATE))
+    if (d->pends && (!kvp_gpu_is_few(step) || ++d->n_late == KVP_LATE_STEPS))
         d->pends = false;
-    if (is_few(step))
+    if (kvp_gpu_is_few(step))
         return true;
     if (d->n >= FLUSHED_ROWS && d->n_asked >= LEAST_ASKED && !start(cache))
         return failed(cache);
@@ -396,10 +376,10 @@ bool kvp_gpu_decoded_take(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         return true;
     if (d->asks && !keep_asked(cache))
         return failed(cache);
-    if (!may || is_few(step))
+    if (!may || kvp_gpu_is_few(step))
         set_asks(cache, may && (d->asks || have_asked(cache)));
-    d->place = d->asks && is_few(step) && step->positions != NULL ? step->positions[0] : -1;
-    if (!d->asks || !is_few(step) || cache->waiting || d->pends)
+    d->place = d->asks && kvp_gpu_is_few(step) && step->positions != NULL ? step->positions[0] : -1;
+    if (!d->asks || !kvp_gpu_is_few(step) || cache->waiting || d->pends)
         return true;
     return take_rows(cache) || failed(cache);
 }

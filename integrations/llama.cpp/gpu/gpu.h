@@ -63,6 +63,8 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
 #define KVP_MOST_ASKED 16u /* tokens whose queries go with a batch of decoded rows */
+#define KVP_LATE_STEPS 32u /* of a few tokens, while threads learn */
+#define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
 
 #define KVP_MOST_RANGES 7u /* of positions (ranges.c); the last one has no end */
 #define KVP_FIRST_RANGE 2048u
@@ -73,6 +75,12 @@ typedef struct kvp_gpu_step {
     const int32_t *positions;
     size_t n;
 } kvp_gpu_step;
+
+/* Not a batch: it may be in a captured graph. */
+static inline bool kvp_gpu_is_few(const kvp_gpu_step *step)
+{
+    return step->n <= KVP_FEW_TOKENS;
+}
 
 typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
@@ -151,7 +159,7 @@ typedef struct kvp_gpu_cache {
     size_t most_learnt;   /* of these rows */
     size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
     int n_batches;        /* that wait */
-    int n_few;            /* steps of few tokens since: their rows are in these pages, too */
+    uint32_t n_few;       /* steps of few tokens since: their rows are in these pages, too */
     bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
     uint32_t n_streams;
     kvp_gpu_ranges ranges;
@@ -343,6 +351,9 @@ size_t kvp_gpu_width(const kvp_gpu_cells *cells);
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
+
+/* Rows of one, in the computer's memory when this returns; false with a message. */
+bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, float *rows);
 kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);

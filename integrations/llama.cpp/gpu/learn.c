@@ -148,19 +148,16 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
 static float *fetch_first(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
-    const size_t width = kvp_gpu_width(cells), page_rows = KVANT_PAGE_TOKENS * width;
-    int64_t *slots = NULL, held = -1;
-    float *const room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
-    float *const rows = malloc((cache->n_first * width + page_rows) * sizeof(*rows));
+    const size_t width = kvp_gpu_width(cells);
+    int64_t held = -1;
+    float *const rows = malloc((cache->n_first + KVANT_PAGE_TOKENS) * width * sizeof(*rows));
     float *const page = rows != NULL ? rows + cache->n_first * width : NULL;
-    bool ok = room != NULL && page != NULL;
+    bool ok = page != NULL;
 
     for (size_t i = 0; i < cache->n_first && ok; i++) {
         const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, open = kvp_gpu_page_of(cache, cache->first[i]);
         if (block != held)
-            ok = kvp_gpu_decode_blocks(cells, open >= 0, (size_t)(open >= 0 ? open : block), 1, room) == KVANT_OK &&
-                 kvp_cu_ok(kvp_cu.copy_out(page, (cu_address)(uintptr_t)room, page_rows * sizeof(*page), cells->gpu->stream), "copying") &&
-                 kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+            ok = kvp_gpu_fetch_block(cells, open >= 0, (size_t)(open >= 0 ? open : block), page);
         held = block;
         memcpy(rows + i * width, page + cache->first[i] % KVANT_PAGE_TOKENS * width, width * sizeof(*rows));
     }

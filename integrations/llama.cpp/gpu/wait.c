@@ -13,7 +13,6 @@
 #include "../ggml_api.h"
 
 #define MOST_BATCHES 4 /* that are learnt from: each has a thread per layer */
-#define MOST_FEW 32    /* graphs of a few tokens meanwhile */
 
 bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes)
 {
@@ -150,11 +149,6 @@ static uint32_t count_fresh(const kvp_gpu_cache *cache, const kvp_gpu_step *step
     return n;
 }
 
-static bool is_few(const kvp_gpu_step *step)
-{
-    return step->n <= KVP_FEW_TOKENS;
-}
-
 /* Whether a step, which goes on, is one of those that the matrix is learnt from. */
 static bool is_learnt_from(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
@@ -170,8 +164,8 @@ static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
         return true;
     if (!all_wait(cache) || count_blocks(cache, step) > count_free_pages(cache))
         return false;
-    if (is_few(step))
-        return cache->n_few < MOST_FEW && count_fresh(cache, step) <= kvp_kv_open_pages(&cache->tensors[0]->shape);
+    if (kvp_gpu_is_few(step))
+        return cache->n_few < KVP_LATE_STEPS && count_fresh(cache, step) <= kvp_kv_open_pages(&cache->tensors[0]->shape);
     if (cache->n_few > 0 || cache->n_wait + step->n > cache->most_wait)
         return false;
     return !is_learnt_from(cache, step) || (cache->n_batches < MOST_BATCHES && cache->n_wait + step->n <= cache->most_learnt);
@@ -325,7 +319,7 @@ bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_str
     if (!on)
         begin_waiting(cache, step);
     else if (!is_last(cache, step))
-        (is_few(step) ? add_few : add_waiting)(cache, step);
+        (kvp_gpu_is_few(step) ? add_few : add_waiting)(cache, step);
     return true;
 }
 

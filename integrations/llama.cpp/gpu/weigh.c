@@ -110,7 +110,6 @@ void kvp_gpu_weigh_forget(kvp_gpu_cache *cache)
 
 /* Rows */
 
-#define KIND_NUMBERS 128u
 #define LEAST_DIFFERENT 192u /* of 1024 tokens */
 
 static int compare(const void *a, const void *b)
@@ -130,7 +129,7 @@ static bool are_alike(const abi_tensor *rows)
     for (size_t i = 0; i < n && hashes != NULL; i++) {
         const float *row = (const float *)(const void *)((const char *)rows->data + i * rows->nb[1]);
         hashes[i] = 0xcbf29ce484222325u;
-        for (size_t j = 0; j < width && j < KIND_NUMBERS; j++)
+        for (size_t j = 0; j < width && j < KVP_KIND_NUMBERS; j++)
             hashes[i] = (hashes[i] ^ (uint64_t)(row[j] < 0)) * 0x100000001b3u;
     }
     if (hashes != NULL)
@@ -212,8 +211,8 @@ bool kvp_gpu_weigh_join(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
-    if (cells->cache == NULL || cells->cache->waiting || cells->cache->decoded.pends || cells->learner == NULL || (cells->learner->last == NULL && !cells->waits) ||
-        take_learnt(cells))
+    if (cells->cache == NULL || cells->cache->waiting || cells->cache->decoded.pends || cells->learner == NULL ||
+        (cells->learner->last == NULL && !cells->waits) || take_learnt(cells))
         return true;
     kvp_error("%s: no matrix could be learnt from the first rows", kv->name);
     return false;

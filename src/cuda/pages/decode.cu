@@ -1,8 +1,8 @@
 /* decode.cu - decodes whole pages to rows: prefill needs 16-bit keys and values, and a cache opens pages.
  *
- * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or of few pages an equal part of
- * one's tokens, a warp one token at a time, a lane some channels. The page's words are read once from memory and then from the first-level
- * cache. A row that stays transformed is stored as sealed rows become open ones on the CPU. */
+ * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, or where these are few
+ * an equal part of one's tokens, a warp one token at a time, a lane some channels. The page's words are read
+ * once from memory and then from the first-level cache. A row that stays transformed is stored as sealed rows become open ones on the CPU. */
 #include "../any/rows.cuh"
 #include "../launch.h"
 #include "pages.h"
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32) decode_kernel(const __grid_c
     }
 }
 
-/* A token takes a matrix 10 us, so it is worth the reading of tables again where multiprocessors would be idle. */
+/* A warp takes 80 us for a token and its matrix: where multiprocessors would be idle, tables are read by several thread
+ * blocks. */
 constexpr uint32_t FEW_PAGES = 256;
 
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,

@@ -1,0 +1,27 @@
+/* standin_control.h - what the stand-in's GPU library was told last (cuda/host/host.h). Behind cmocka.h. */
+#ifndef KVANT_TESTS_STANDIN_CONTROL_H
+#define KVANT_TESTS_STANDIN_CONTROL_H
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "../cuda/host/host.h"
+
+static inline host_control *standin_control(void)
+{
+    host_control_fn *control;
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), HOST_CONTROL_FUNCTION);
+
+    assert_non_null(symbol);
+    memcpy(&control, &symbol, sizeof(symbol));
+    return control();
+}
+
+/* What the last attention of a graph was given. */
+static inline const kvant_cuda_attention_args *last_attention(void)
+{
+    assert_string_equal(standin_control()->function, "host_attention");
+    return (const kvant_cuda_attention_args *)(const void *)standin_control()->arguments;
+}
+
+#endif
