@@ -2,7 +2,7 @@
  *
  *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT [PROMPT]]
  *
- * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which every third one counts from the 500th on. Without OUT
+ * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which up to 4000 count, from the 500th on. Without OUT
  * their logits are written to LOGITS, by llama.cpp alone (PLUGIN "none"); with it OUT gets a line for each: its divergence from those.
  * With PROMPT so many tokens come in a batch, and the others one by one.
  * A model of floating-point weights shows the cache's errors alone: activations that are rounded to 8 bits differ by more. */
@@ -12,9 +12,9 @@
 
 #include "plugin_model.h"
 
-enum { BATCH = 512, FROM = 500, STEP = 3, LEFT = 192 };
+enum { BATCH = 512, FROM = 500, MOST = 4000, LEFT = 192 };
 
-static int vocabulary;
+static int vocabulary, step;
 
 static void check(bool ok, const char *what)
 {
@@ -70,7 +70,7 @@ static double divergence(const float *logits, const float *from)
 
 static bool counts(int position)
 {
-    return position >= FROM && (position - FROM) % STEP == 0;
+    return position >= FROM && (position - FROM) % step == 0;
 }
 
 static int batch_at(int at, int n, int prompt)
@@ -127,6 +127,7 @@ int main(int argc, char **argv)
     context_params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     struct llama_context *context = llama_init_from_model(model, context_params);
     check(context != NULL, "making a context");
+    step = 1 + atoi(argv[6]) / MOST;
     vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
     file = fopen(argv[7], argc > 8 ? "rb" : "wb");
     if (argc > 8)

@@ -193,7 +193,7 @@ KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint3
                                                const kvant_codec *like, kvant_codec **codec);
 
 /* The same, one per kv head, of the matrices that what was learnt so far gives for keys at positions `first` to `last`,
- * whatever n_positions the rope has: for the octaves ([0, 512), [512, 1024), [1024, 2048) ...) from that of first to that
+ * whatever n_positions the rope has: for the octaves ([0, 1024), [1024, 2048), [2048, 4096) ...) from that of first to that
  * of last, each of which counts as much as the others. likes and codecs: n_kv_heads; the caller frees the codecs, of which
  * there are none on an error. A writer's call, which changes nothing that is stored; takes a millisecond or two per kv
  * head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough

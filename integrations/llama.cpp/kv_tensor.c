@@ -10,6 +10,8 @@
 
 #include "kv_tensor.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,12 +104,12 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
 
 static bool is_finite(const float *rows, size_t stride, size_t n, size_t width)
 {
-    float sum = 0; /* a NaN or an infinity stays one, times 0 it is a NaN */
+    int others = 0; /* becomes vectors, which a sum of floats would not */
 
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < width; j++)
-            sum += rows[i * stride + j] * 0;
-    return sum == 0;
+            others |= !(fabsf(rows[i * stride + j]) <= FLT_MAX);
+    return others == 0;
 }
 
 static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)

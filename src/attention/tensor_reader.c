@@ -10,6 +10,19 @@
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
+/* Functions of their own: what nobody else writes to becomes vectors. */
+static void times(uint32_t n, const float *restrict x, const float *restrict factors, float *restrict out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = x[i] * factors[i];
+}
+
+static void scale(uint32_t n, const float *restrict x, float factor, float *restrict out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = x[i] * factor;
+}
+
 /* Query rows of a kv head (plan.h) from the given one on. */
 static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
                       uint32_t row, uint32_t n, float *out, float *offsets)
@@ -20,14 +33,17 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
     float x[KVANT_TRANSFORM_TOGETHER], y[KVANT_TRANSFORM_TOGETHER];
     for (uint32_t r = 0; r < n; r++) {
         const float *q = p->q + (row + r) / group * p->q_token_stride + (kv_head * group + (row + r) % group) * p->q_head_stride;
-        for (uint32_t i = 0; i < d; i++)
-            x[r * d + i] = affine.scale ? q[i] * affine.scale[i] : q[i];
+        if (affine.scale)
+            times(d, q, affine.scale, x + r * d);
+        else
+            memcpy(x + r * d, q, d * sizeof *x);
         offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
     }
     kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
-    for (uint32_t r = 0; r < n; r++, out += plan->k_dim)
-        for (uint32_t i = 0; i < plan->k_dim; i++)
-            out[i] = i < d ? y[r * d + i] * plan->score_scale : 0;
+    for (uint32_t r = 0; r < n; r++, out += plan->k_dim) {
+        scale(d, y + r * d, plan->score_scale, out);
+        memset(out + d, 0, (plan->k_dim - d) * sizeof *out);
+    }
 }
 
 /* The rows of a kv head share a version's numbers. */

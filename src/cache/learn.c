@@ -171,17 +171,24 @@ static bool is_learnt_from(const kvant_learning *l)
     return !l->done || !was_tried(l, kvant_sample_place(l));
 }
 
+/* Whether n rows more may make a version due. */
+static bool is_due(const kvant_learning *l, size_t n)
+{
+    return !was_tried(l, kvant_sample_place(l)) || kvant_sums_fewest(l, false) + n >= l->due;
+}
+
 /* A choice that has matrices already was turned to from the sums there are. */
 static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *rows, uint32_t n_unused,
                              uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
     const bool turned = is_turned(tensor, choice), anew = !turned && is_other_kind(tensor, choice);
+    const bool solves = anew || (!turned && is_due(l, rows->n));
     kvant_status status = KVANT_OK;
     if (!anew && !is_learnt_from(l))
         return KVANT_OK;
-    kvant_kept *before = kvant_sums_keep(tensor);
-    KVANT_RETURN_IF(!before, KVANT_ERR_MEMORY);
+    kvant_kept *before = solves ? kvant_sums_keep(tensor) : NULL; /* else nothing can fail */
+    KVANT_RETURN_IF(solves && !before, KVANT_ERR_MEMORY);
     if (anew)
         begin_anew(tensor, choice);
     if (is_learnt_from(l)) {
@@ -190,8 +197,7 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     }
     if (status != KVANT_OK)
         kvant_sums_restore(tensor, before);
-    if (l->done)
-        kvant_sums_drop(l);
+    kvant_free(before);
     return status;
 }
 

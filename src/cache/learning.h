@@ -40,7 +40,6 @@ typedef struct kvant_learning {
     float *sums;            /* the units' arrays */
     double *costs;          /* per kv head: of versions, then the least */
     unit_sums *units;
-    struct kvant_kept *kept; /* or NULL */
     kvant_turn *turn;       /* or NULL, as what follows */
     kvant_range ranges[KVANT_MOST_OCTAVES]; /* of the version from these sums for each octave, if there is one */
     uint32_t kin;           /* versions from these sums have the same */
@@ -127,11 +126,11 @@ void kvant_sums_add(const kvant_tensor *tensor, const kvant_new_rows *rows, uint
 /* What the fewest keys, or queries, of a unit are enough for. */
 uint32_t kvant_sums_fewest(const kvant_learning *l, bool queries);
 
-/* All that learning changes, for a write that fails and is tried again; NULL: no memory. One at a time. */
+/* All that learning changes, for a write that fails and is tried again; NULL: no memory. The caller frees it: layers
+ * take the same memory in turn, which is not new for each. */
 typedef struct kvant_kept kvant_kept;
 kvant_kept *kvant_sums_keep(const kvant_tensor *tensor);
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *kept);
-void kvant_sums_drop(kvant_learning *learning);
 
 /* queries.c: sums those that wait; forgets the queries noted; takes some that alike directions would have. */
 void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads);

@@ -43,12 +43,16 @@ static void add_product(double factor, const double *mean, size_t n, double *mom
             moment[i * n + j] += factor * (mean[i] * mean[j]);
 }
 
+/* For moments of keys and of queries, and to find the matrix. */
+#define ROOM(n) (2 * (size_t)(n) * (n) + KVANT_MEAN_ROOM(n))
+
 typedef struct solve_job {
     kvant_tensor *tensor;
     kvant_range range;   /* of positions that the matrices are for */
     uint16_t *triangles; /* per unit */
     float *center;       /* width */
     double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
+    double *room;        /* per thread, ROOM numbers: memory of their own would be new, and so slow, each time */
     kvant_status status[];
 } solve_job;
 
@@ -101,17 +105,15 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
 {
     solve_job *job = context;
     const uint32_t n = job->tensor->learning->part;
-    double *keys = kvant_alloc(2 * (size_t)n * n, sizeof *keys), *queries = keys + (size_t)n * n;
+    double *keys = job->room + worker * ROOM(n), *queries = keys + (size_t)n * n, *room = queries + (size_t)n * n;
     double *balance = job->balance + 2 * unit, gain = 1;
-    (void)worker;
-    job->status[unit] = keys ? find_moments(job, unit, keys, queries) : KVANT_ERR_MEMORY;
+    job->status[unit] = find_moments(job, unit, keys, queries);
     if (job->status[unit] == KVANT_OK) {
         balance[0] = kvant_trace(n, keys);
         balance[1] = sqrt(kvant_trace(n, queries) / balance[0]);
-        job->status[unit] = kvant_make_triangle(n, queries, keys, job->triangles + unit * kvant_triangle_size(n), &gain);
+        job->status[unit] = kvant_make_triangle(n, queries, keys, room, job->triangles + unit * kvant_triangle_size(n), &gain);
         balance[1] *= gain;
     }
-    kvant_free(keys);
 }
 
 static void scale(float factor, size_t n, uint16_t *halves)
@@ -162,7 +164,7 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
 
 kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t n_threads)
 {
-    const uint32_t n_units = tensor->learning->n_units;
+    const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1 : n_threads < n_units ? n_threads : n_units;
     solve_job *job = kvant_alloc(1, sizeof *job + n_units * sizeof *job->status);
     KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
     job->tensor = tensor;
@@ -170,11 +172,13 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t n_thr
     job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
     job->center = kvant_alloc(kvant_tensor_width(tensor), sizeof *job->center);
     job->balance = kvant_alloc(n_units, 2 * sizeof *job->balance);
-    const bool room = job->triangles && job->center && job->balance;
-    const kvant_status status = room ? solve(job, n_threads) : KVANT_ERR_MEMORY;
+    job->room = kvant_alloc(n_workers, ROOM(tensor->learning->part) * sizeof *job->room);
+    const bool all = job->triangles && job->center && job->balance && job->room;
+    const kvant_status status = all ? solve(job, n_workers) : KVANT_ERR_MEMORY;
     kvant_free(job->triangles);
     kvant_free(job->center);
     kvant_free(job->balance);
+    kvant_free(job->room);
     kvant_free(job);
     return status;
 }

@@ -68,7 +68,7 @@ void kvant_learning_destroy(kvant_tensor *tensor)
     kvant_free(l->sums);
     kvant_free(l->costs);
     kvant_free(l->turn);
-    kvant_sums_drop(l);
+    kvant_free(l->waiting);
     kvant_free(l);
     tensor->learning = NULL;
 }
@@ -123,13 +123,11 @@ static size_t numbers_of(const kvant_tensor *tensor)
     return tensor->learning->n_units * sums_of_unit(tensor->learning) + kvant_tensor_width(tensor);
 }
 
-/* Its memory stays while there is more to learn. */
 kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
     const size_t n_sums = l->n_units * sums_of_unit(l), head = sizeof(kvant_kept) + l->n_units * sizeof *l->units;
-    kvant_kept *k = l->kept ? l->kept : kvant_alloc(1, head + numbers_of(tensor) * sizeof(float));
-    l->kept = k;
+    kvant_kept *k = kvant_alloc(1, head + numbers_of(tensor) * sizeof(float));
     if (!k)
         return NULL;
     k->learning = *l;
@@ -148,15 +146,6 @@ void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
     memcpy(l->units, k->units, l->n_units * sizeof *l->units);
     memcpy(l->sums, k->numbers, n_sums * sizeof(float));
     memcpy(l->origin, k->numbers + n_sums, kvant_tensor_width(tensor) * sizeof(float));
-}
-
-void kvant_sums_drop(kvant_learning *l)
-{
-    kvant_free(l->kept);
-    kvant_free(l->waiting);
-    l->kept = NULL;
-    l->waiting = NULL;
-    l->waiting_heads = 0;
 }
 
 /* Outer products */

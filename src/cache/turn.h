@@ -4,10 +4,10 @@
 
 #include "tensor.h"
 
-/* Ranges are runs of octaves: [0, 512), [512, 1024), [1024, 2048) ... Each octave of a range counts as
+/* Ranges are runs of octaves: [0, 1024), [1024, 2048), [2048, 4096) ... Each octave of a range counts as
  * much as the others, however long. */
-#define KVANT_FIRST_OCTAVE 512u
-#define KVANT_MOST_OCTAVES 23u /* of 2^31 positions */
+#define KVANT_FIRST_OCTAVE 1024u
+#define KVANT_MOST_OCTAVES 22u /* of 2^31 positions */
 
 typedef struct kvant_range {
     uint8_t first, end; /* octaves; end 0: none */

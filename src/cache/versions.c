@@ -519,16 +519,15 @@ static void copy_parts(kvant_statistics *to, const kvant_statistics *from, size_
     }
 }
 
-uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows)
+void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool judged)
 {
     const kvant_new_rows none = { .n = 0 };
-    if (tensor->learning && !tensor->device) {
+    if (judged && tensor->learning && !tensor->device) {
         tensor->batch.n = tensor->recent.n;
         copy_parts(&tensor->batch, &tensor->recent, rows->n);
     }
     kvant_learning_sample(tensor, tensor->device ? &none : rows, tensor->recent.n == 0 || tensor->device);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
-    return tensor->recent.n;
 }
 
 void kvant_versions_unnote(kvant_tensor *tensor)

@@ -28,8 +28,8 @@ typedef struct kvant_new_rows {
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads);
 kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads);
 
-/* Notes rows that came a few at a time, and forgets them; returns how many are noted. */
-uint32_t kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows);
+/* Notes rows that came a few at a time, and forgets them. judged: a judgement of them follows, which may fail. */
+void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool judged);
 void kvant_versions_forget(kvant_tensor *tensor);
 
 /* After a judgement that failed for lack of memory: as if the rows noted last had not been. */

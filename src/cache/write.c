@@ -348,8 +348,9 @@ static kvant_status learn(write_job *job)
         return KVANT_OK;
     if (!judged_alone(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
-        uint32_t noted = kvant_versions_note(job->tensor, &rows);
-        if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
+        const bool judged = job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pool_is_short(job);
+        kvant_versions_note(job->tensor, &rows, judged);
+        if (!judged)
             return KVANT_OK;
         job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
         if (job->choice.status != KVANT_OK) {

@@ -162,12 +162,11 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
-kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, uint16_t *triangle, double *gain)
+kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, double *room, uint16_t *triangle, double *gain)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const size_t d = n;
-    double *room = kvant_alloc(KVANT_MEAN_ROOM(d), sizeof *room), trace = 0, after = 0;
-    KVANT_RETURN_IF(!room, KVANT_ERR_MEMORY);
+    double trace = 0, after = 0;
     if (kvant_spd_regularise(n, keys, FLOOR) && kvant_spd_regularise(n, queries, FLOOR)) {
         trace = kvant_trace(n, keys);
         after = kernels->mean_factor(d, keys, queries, room);
@@ -179,7 +178,6 @@ kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, uint
             row[j] = (float)(factor * queries[j * d + i]);
         kernels->float_to_half(row, triangle, (uint32_t)i + 1);
     }
-    kvant_free(room);
     *gain = after / trace;
     return after > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -31,7 +31,7 @@ kvant_status kvant_make_weights(uint32_t d, const double *queries, const double 
                                 float *diagonal, uint16_t *matrix);
 
 /* Another W of the same errors: W^T W is the square of the W above for attended = keys, and W^T is a
- * lower triangle, which costs no eigendecomposition. Fills it; queries and keys become anything. gain:
- * tr(W^2 keys) / tr(keys) before W was scaled to make them equal. KVANT_ERR_ARGUMENT where nothing is
- * known, KVANT_ERR_MEMORY. */
-kvant_status kvant_make_triangle(uint32_t d, double *queries, double *keys, uint16_t *triangle, double *gain);
+ * lower triangle, which costs no eigendecomposition. Fills it; queries, keys and room (KVANT_MEAN_ROOM numbers)
+ * become anything. gain: tr(W^2 keys) / tr(keys) before W was scaled to make them equal. KVANT_ERR_ARGUMENT where
+ * nothing is known. */
+kvant_status kvant_make_triangle(uint32_t d, double *queries, double *keys, double *room, uint16_t *triangle, double *gain);

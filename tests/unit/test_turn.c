@@ -92,9 +92,9 @@ static void vectors_turn_back(void **state)
 static void moments_are_means_over_positions(void **state)
 {
     static const struct {
-        uint32_t first, end, n_octaves; /* of 3000 positions there are 4 */
-    } ranges[] = { { 0, 1, 4 }, { 1, 2, 4 }, { 3, 4, 4 }, { 1, 4, 4 }, { 0, 4, 4 } };
-    static const double edges[] = { 0, 512, 1024, 2048, 3000 };
+        uint32_t first, end; /* of the 3 octaves of 3000 positions */
+    } ranges[] = { { 0, 1 }, { 1, 2 }, { 2, 3 }, { 1, 3 }, { 0, 3 } };
+    static const double edges[] = { 0, 1024, 2048, 3000 };
     enum { VECTORS = 5 };
     uint64_t rng = 2;
     (void)state;
@@ -104,7 +104,7 @@ static void moments_are_means_over_positions(void **state)
         double x[VECTORS][HEAD_DIM], mean[HEAD_DIM] = { 0 }, moments[HEAD_DIM * HEAD_DIM] = { 0 };
         double want_mean[HEAD_DIM] = { 0 }, want[HEAD_DIM * HEAD_DIM] = { 0 }, length = 0;
         fixture f = make_turned(l, 3000, 0);
-        assert_int_equal(f.tensor->learning->turn->n_octaves, 4);
+        assert_int_equal(f.tensor->learning->turn->n_octaves, 3);
         for (uint32_t v = 0; v < VECTORS; v++)
             for (uint32_t j = 0; j < HEAD_DIM; j++) {
                 x[v][j] = test_normal(&rng) + 3;
@@ -305,7 +305,7 @@ static void later_positions_are_as_good_as_early_ones(void **state)
         assert_true(turned < 1.06 * own);
         assert_true(first < 2048 || error_near(&plain, t, first, 2 * first, 0) > 1.3 * own); /* else nothing is shown */
     }
-    assert_true(tensor_info_of(&f).n_versions <= 10);
+    assert_true(tensor_info_of(&f).n_versions <= 9);
     drop(&plain);
     plain = make(spec, 1, BLOCKS, 0); /* blocks may move before anybody says how keys turn */
     for (uint32_t block = 0; block < BLOCKS; block++) {
@@ -314,7 +314,7 @@ static void later_positions_are_as_good_as_early_ones(void **state)
         free(e.data);
         assert_same_block(&f, block, &plain, block);
     }
-    assert_true(tensor_info_of(&plain).n_versions >= 6);
+    assert_true(tensor_info_of(&plain).n_versions >= 5);
     drop(&f);
     drop(&plain);
     free(t);
@@ -322,8 +322,8 @@ static void later_positions_are_as_good_as_early_ones(void **state)
 
 static void short_tails_belong_to_the_octave_before(void **state)
 {
-    static const uint32_t n[][3] = { { 1, 1, 1 }, { 520, 1, 520 }, { 700, 2, 700 }, { 1024, 2, 1024 }, { 5000, 4, 5000 }, { 8192, 5, 8192 },
-                                     { 0x7fffffff, 23, 0x7fffffff } };
+    static const uint32_t n[][3] = { { 1, 1, 1 }, { 1040, 1, 1040 }, { 1400, 2, 1400 }, { 2048, 2, 2048 }, { 5000, 3, 5000 }, { 8192, 4, 8192 },
+                                     { 0x7fffffff, 22, 0x7fffffff } };
     const layout l = make_layout(HEAD_DIM, 0);
     (void)state;
     for (size_t i = 0; i < COUNT(n); i++) {
@@ -383,9 +383,9 @@ static void one_version_serves_all_positions(void **state)
     (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
-    for (uint32_t octave = 0; octave < 5; octave++) {
+    for (uint32_t octave = 0; octave < 4; octave++) {
         assert_int_equal(f.tensor->learning->ranges[octave].first, 0);
-        assert_int_equal(f.tensor->learning->ranges[octave].end, 5);
+        assert_int_equal(f.tensor->learning->ranges[octave].end, 4);
     }
     assert_true(error_near(&f, t, 4096, MOST, 0) < 0.9 * error_near(&plain, t, 4096, MOST, 0));
     drop(&f);
