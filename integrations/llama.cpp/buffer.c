@@ -179,7 +179,7 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
             continue;
         resident += resident_bytes(region);
         for (size_t i = 0; i < region->n_tensors; i++)
-            resident += kvp_kv_learnt_bytes(region->tensors[i], false);
+            resident += kvp_kv_learnt_bytes(region->tensors[i]);
         mapped += region->size;
     }
     pthread_mutex_unlock(&live_lock);

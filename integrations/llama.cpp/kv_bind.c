@@ -408,11 +408,24 @@ static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, dou
     return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
 
-size_t kvp_kv_learnt_bytes(const kvp_kv *kv, bool most)
+size_t kvp_kv_learnt_bytes(const kvp_kv *kv)
 {
     kvant_tensor_info info = { .size = sizeof(info) };
 
-    return kvant_tensor_get_info(kv->tensor, &info) != KVANT_OK ? 0 : most ? info.learnt_most : info.learnt_bytes;
+    return kvant_tensor_get_info(kv->tensor, &info) == KVANT_OK ? info.learnt_bytes : 0;
+}
+
+/* Of a stream whose cells all have rows: the tensor has more. Nothing is learnt yet, nor is it known how keys turn. */
+static size_t most_learnt_bytes(const kvp_kv *kv)
+{
+    static const float still = 0;
+    const kvant_rope rope = { .size = sizeof(rope), .n_dims = 2, .frequencies = &still, .n_positions = kv->shape.n_cells };
+    kvant_tensor_info info = { .size = sizeof(info) };
+    const bool ok = kvant_tensor_set_rope(kv->tensor, &rope) == KVANT_OK && kvant_tensor_get_info(kv->tensor, &info) == KVANT_OK;
+
+    if (kv->tensor != NULL)
+        kvant_tensor_set_rope(kv->tensor, NULL);
+    return ok ? info.learnt_most : 0;
 }
 
 /* What was bound, in the user's terms. */
@@ -435,7 +448,7 @@ static void note_bound(const kvp_kv *kv)
     }
     kv->layers->numbers += numbers;
     kv->layers->bits += bits * numbers;
-    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)kvp_kv_learnt_bytes(kv, true);
+    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)most_learnt_bytes(kv);
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }

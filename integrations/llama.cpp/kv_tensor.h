@@ -134,8 +134,8 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
 
 void kvp_kv_free(kvp_kv *kv);
 
-/* Bytes of learnt matrices on the CPU, which lie beside the memory: now, or most. */
-size_t kvp_kv_learnt_bytes(const kvp_kv *kv, bool most);
+/* Bytes of learnt matrices on the CPU, which lie beside the memory. */
+size_t kvp_kv_learnt_bytes(const kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why
  * not, once. The tensors of all layers must have been created. */

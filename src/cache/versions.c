@@ -21,8 +21,9 @@
 /* Rows get a new version when an old one would make this many times the squared error of a new one. */
 #define MOST_EXCESS 1.5f
 #define MATRIX_EXCESS 2     /* times more by sums alone, which know no matrix: it is worth more than factors */
-#define NEAR_EXCESS 1.25    /* instead, by rows spread over the first octave: other text's version errs 0.8 to 1.1 times as much */
-#define RANGE_EXCESS 2.0    /* behind it: turned there, a version is not as good for a few rows as one from them */
+#define NEAR_POSITIONS 512
+#define NEAR_EXCESS 1.25    /* instead, before these positions: other text's version errs 0.8 to 1.1 times as much */
+#define RANGE_EXCESS 2.0    /* behind them: turned there, a version is not as good for a few rows as one from them */
 #define VERSIONS 4u         /* without matrices */
 
 #define PARTS KVANT_STATISTICS_PARTS
@@ -460,7 +461,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted, c
         find_excess(tensor, seen, own, excess);
         most *= tensor->versions[tensor->newest].weights && tensor->device ? MATRIX_EXCESS : 1;
     } else if (tensor->learning->turn) {
-        most = kvant_turn_octave(tensor->learning->turn, kvant_sample_place(tensor->learning)) ? RANGE_EXCESS : NEAR_EXCESS;
+        most = kvant_sample_place(tensor->learning) < NEAR_POSITIONS ? NEAR_EXCESS : RANGE_EXCESS;
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= most);

@@ -1,7 +1,7 @@
 /* weights.c - see weights.h. */
 #include "weights.h"
 
-#include "turn.h"
+#include "learning.h"
 
 #include <math.h>
 
@@ -186,12 +186,14 @@ size_t kvant_weights_bytes(const kvant_tensor *tensor)
 
 size_t kvant_weights_most(const kvant_tensor *tensor)
 {
-    const uint64_t blocks = tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks;
+    const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
+    const kvant_turn *turn = tensor->learning ? tensor->learning->turn : NULL;
     uint32_t n = 1;
-    for (uint64_t edge = KVANT_FIRST_OCTAVE; edge < blocks * KVANT_PAGE_TOKENS && n < KVANT_MAX_VERSIONS; edge *= 2)
+    for (uint64_t edge = KVANT_FIRST_OCTAVE; !turn && edge <= slots - slots / 4; edge *= 2)
         n++;
     if (!tensor->learning)
         return 0;
+    n = turn ? turn->n_octaves : n < KVANT_MAX_VERSIONS ? n : KVANT_MAX_VERSIONS;
     if (tensor->device)
         n = 1;
     return n * version_bytes(tensor) + (n > 1 ? 2 : 1) * square_bytes(tensor); /* between two versions both are written with */

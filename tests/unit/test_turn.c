@@ -495,11 +495,10 @@ static void single_tokens_turn_too(void **state)
     text *t = make_text(&l, 10);
     fixture f = make_turned(&l, MOST, 0), batches = make_turned(&l, MOST, 0);
     (void)state;
-    put_all(&f, t, 0, 512, BATCH, 0);
-    put_all(&f, t, 512, 1024, 1, 0);
-    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 12, 0).version);
-    assert_int_not_equal(block_of(&f, 7, 0).version, block_of(&f, 15, 0).version);
-    put_all(&f, t, 1024, 2048, BATCH, 0);
+    put_all(&f, t, 0, 1024, BATCH, 0);
+    put_all(&f, t, 1024, 2048, 1, 0);
+    assert_int_not_equal(block_of(&f, 15, 0).version, block_of(&f, 20, 0).version);
+    assert_int_not_equal(block_of(&f, 15, 0).version, block_of(&f, 31, 0).version);
     put_all(&f, t, 2048, 3072, 1, 0);
     put_all(&batches, t, 0, 3072, BATCH, 0);
     assert_int_not_equal(block_of(&f, 31, 0).version, block_of(&f, 40, 0).version);
