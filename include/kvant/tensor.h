@@ -212,7 +212,7 @@ typedef struct kvant_tensor_info {
     size_t open_bytes;     /* of one open block */
     size_t written_blocks; /* blocks that are not empty */
     size_t learnt_bytes;   /* of matrices of transform=first, beside the memory; a GPU's copies counted */
-    size_t learnt_most;    /* that a sequence of all blocks makes of them, where RoPE is known: a version per octave */
+    size_t learnt_most;    /* that a sequence of all blocks, or of the rope's n_positions, makes of them: a version per octave */
 } kvant_tensor_info;
 
 KVANT_API kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info);

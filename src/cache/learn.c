@@ -126,6 +126,12 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
+/* Whether a version is due when n rows more are in the sums. */
+static bool is_due(const kvant_learning *l, size_t n)
+{
+    return !was_tried(l, kvant_sample_place(l)) || kvant_sums_fewest(l, false) + n >= l->due;
+}
+
 /* One unused version is left for rows of another kind, unless the one in use has no matrices, and one for each octave without a
  * version. Rows that give no matrix go on without. */
 static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t n_unused, uint32_t n_threads)
@@ -134,7 +140,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     const uint32_t n = kvant_sums_fewest(l, false);
     const bool plain = choice->version == KVANT_CANDIDATE || !tensor->versions[choice->version].weights;
     const bool again = was_tried(l, kvant_sample_place(l));
-    if ((n < l->due && again) || !suffices(l) || !kvant_sample_suffices(tensor))
+    if (!is_due(l, 0) || !suffices(l) || !kvant_sample_suffices(tensor))
         return KVANT_OK;
     const kvant_range range = choose_range(l, n_unused);
     l->due = 4 * n < SECOND_ROWS ? SECOND_ROWS : 4 * n < MOST_ROWS ? 4 * n : MOST_ROWS;
@@ -169,12 +175,6 @@ static void begin_anew(const kvant_tensor *tensor, const kvant_choice *choice)
 static bool is_learnt_from(const kvant_learning *l)
 {
     return !l->done || !was_tried(l, kvant_sample_place(l));
-}
-
-/* Whether n rows more may make a version due. */
-static bool is_due(const kvant_learning *l, size_t n)
-{
-    return !was_tried(l, kvant_sample_place(l)) || kvant_sums_fewest(l, false) + n >= l->due;
 }
 
 /* A choice that has matrices already was turned to from the sums there are. */

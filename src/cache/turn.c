@@ -112,6 +112,16 @@ uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
     return octave;
 }
 
+/* Less than half an octave at the end belongs to the one before. */
+uint32_t kvant_turn_octaves(uint64_t n_positions)
+{
+    const uint64_t most = n_positions - n_positions / 4;
+    uint32_t n = 1;
+    while (n < KVANT_MOST_OCTAVES && most >= (uint64_t)KVANT_FIRST_OCTAVE << (n - 1))
+        n++;
+    return n;
+}
+
 static uint32_t edge_of(const kvant_turn *turn, uint32_t octave)
 {
     return octave == turn->n_octaves ? turn->n_positions : octave ? KVANT_FIRST_OCTAVE << (octave - 1) : 0;
@@ -137,10 +147,8 @@ static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope,
                           .interleaved = rope->interleaved != 0,
                           .n_positions = positions < INT32_MAX ? (uint32_t)positions : INT32_MAX,
                           .n_ranges = rope->n_ranges,
-                          .part = n,
-                          .n_octaves = KVANT_MOST_OCTAVES };
-    /* Less than half an octave at the end belongs to the one before. */
-    turn->n_octaves = kvant_turn_octave(turn, (int32_t)(turn->n_positions - turn->n_positions / 4)) + 1;
+                          .part = n };
+    turn->n_octaves = kvant_turn_octaves(turn->n_positions);
     bool whole = true;
     for (uint32_t part = 0; part < d / n; part++)
         whole = whole && find_pairs(rope, d, n, part, turn->pairs + part * n / 2);

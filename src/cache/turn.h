@@ -26,6 +26,9 @@ typedef struct kvant_turn {
     kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of part 0, then of part 1 ... */
 } kvant_turn;
 
+/* How many octaves so many positions have. */
+uint32_t kvant_turn_octaves(uint64_t n_positions);
+
 uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position);
 
 /* Its first position, and the one behind its last. */

@@ -188,14 +188,10 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
 {
     const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
     const kvant_turn *turn = tensor->learning ? tensor->learning->turn : NULL;
-    uint32_t n = 1;
-    for (uint64_t edge = KVANT_FIRST_OCTAVE; !turn && edge <= slots - slots / 4; edge *= 2)
-        n++;
+    uint32_t n = turn ? turn->n_octaves : kvant_turn_octaves(slots);
     if (!tensor->learning)
         return 0;
-    n = turn ? turn->n_octaves : n < KVANT_MAX_VERSIONS ? n : KVANT_MAX_VERSIONS;
-    if (tensor->device)
-        n = 1;
+    n = tensor->device ? 1 : n < KVANT_MAX_VERSIONS ? n : KVANT_MAX_VERSIONS;
     return n * version_bytes(tensor) + (n > 1 ? 2 : 1) * square_bytes(tensor); /* between two versions both are written with */
 }
 

@@ -230,7 +230,6 @@ static void single_tokens_are_learnt_from(void **state)
     free(t);
 }
 
-/* Rows that are nearly one row, then text: the text is stored as well as it is alone. */
 static uint32_t queries_seen(const fixture *f)
 {
     const unit_sums *u = &f->tensor->learning->units[0];
@@ -262,6 +261,7 @@ static void single_tokens_queries_count_before_and_behind_rows(void **state)
     }
 }
 
+/* Rows that are nearly one row, then text: the text is stored as well as it is alone. */
 static void hostile_first_rows_do_not_spoil(void **state)
 {
     static const struct {
