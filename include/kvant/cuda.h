@@ -123,7 +123,7 @@ typedef struct kvant_cuda_rows {
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
-#define KVANT_CUDA_MOST_MATRICES 8u
+#define KVANT_CUDA_MOST_MATRICES 24u
 
 typedef struct kvant_cuda_query_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
@@ -259,11 +259,13 @@ typedef struct kvant_cuda_attention_args {
     /* device: n_matrices x n_kv_heads x head_dim, or NULL: what keys lack, so that <q, k_center> is part of every
      * score; of keys with a matrix W and a centre c, W c. Not beside a softcap */
     const float *k_center;
-    /* 2 to KVANT_CUDA_MOST_MATRICES: keys of block_table's entry i have been through matrix matrices[i], and q has
-     * queries for each of them, q_matrix_stride elements apart. 0 or 1: all keys are alike */
+    /* 2 to KVANT_CUDA_MOST_MATRICES: keys of block_table's entry i have the matrix and the centre of number matrices[i], and
+     * q has queries for all of these matrices: those of number n begin q_numbers[n] * q_matrix_stride elements behind q, as
+     * several numbers may have the same matrix. 0 or 1: all keys are alike */
     uint32_t n_matrices;
     const uint8_t *matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
     size_t q_matrix_stride;
+    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of

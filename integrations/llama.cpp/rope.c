@@ -90,7 +90,7 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out)
     return (uint32_t)n;
 }
 
-void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_ranges)
+void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges)
 {
     const abi_tensor *node = kvp_rope_of(rows, kv->head_dim);
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
@@ -99,7 +99,7 @@ void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *row
                               .n_dims = 2 * n,
                               .interleaved = node != NULL && node->op_params[MODE] == 0,
                               .frequencies = frequencies,
-                              .n_positions = kvp_kv_n_positions(kv),
+                              .n_positions = n_positions,
                               .n_ranges = n_ranges };
 
     if (n > 0 && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
@@ -117,7 +117,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
     if (kv->shape.role != KVANT_ROLE_K || !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
         return NULL; /* nothing is ever learnt */
     if (!kv->roped)
-        kvp_rope_tell(kv, kv->tensor, rows, 0);
+        kvp_rope_tell(kv, kv->tensor, rows, most, 0);
     kv->roped = true;
     node = kvp_rope_of(rows, kv->head_dim);
     if (node == NULL || node->src[1]->ne[0] != rows->ne[1] || kvp_root(node->src[1])->buffer == NULL ||

@@ -17,8 +17,8 @@ const abi_tensor *kvp_rope_of(const abi_tensor *rows, uint32_t head_dim);
  * number; 0 where its factors cannot be read. */
 uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out);
 
-/* Tells a tensor of keys its RoPE, n_ranges as kvant_rope has it. Nothing is told where there is none. */
-void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_ranges);
+/* Tells a tensor of keys its RoPE, n_positions and n_ranges as kvant_rope has them. Nothing is told where there is none. */
+void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges);
 
 /* The positions of new keys in the computer's memory, whose tensor is told its RoPE with the first ones; NULL: not known. */
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows);

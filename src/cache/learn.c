@@ -117,7 +117,7 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
 {
     kvant_learning *l = tensor->learning;
     const kvant_range range = choose_range(l, n_unused);
-    const kvant_status status = kvant_solve(tensor, range, n_threads);
+    const kvant_status status = kvant_solve(tensor, range, 0, n_threads);
     *turned = status == KVANT_OK && is_better(tensor, choice, least, most, n_threads);
     if (*turned)
         mark_range(l, range);
@@ -147,7 +147,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     l->done = n >= MOST_ROWS || n_unused < 2;
     if (n_unused < (plain ? 1u : 2u + (again ? count_ranges(l, false) : 0)))
         return KVANT_OK;
-    const kvant_status status = kvant_solve(tensor, range, n_threads);
+    const kvant_status status = kvant_solve(tensor, range, 0, n_threads);
     if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE || cost_beside(tensor, choice->version, n_threads) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, range);
@@ -234,19 +234,31 @@ static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *c
 }
 
 /* As if there were all positions. */
-static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t n_threads)
+static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch, uint32_t n_threads)
 {
     kvant_turn *const turn = tensor->learning->turn, whole = *turn;
     whole.n_octaves = KVANT_MOST_OCTAVES;
     whole.n_positions = INT32_MAX;
     const kvant_range range = { (uint8_t)kvant_turn_octave(&whole, first), (uint8_t)(kvant_turn_octave(&whole, last) + 1) };
     tensor->learning->turn = &whole;
-    const kvant_status status = kvant_solve(tensor, range, n_threads);
+    const kvant_status status = kvant_solve(tensor, range, stretch, n_threads);
     tensor->learning->turn = turn;
     return status;
 }
 
-kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
+static bool knows_positions(const kvant_tensor *tensor)
+{
+    return tensor->learning && tensor->learning->turn && suffices(tensor->learning);
+}
+
+kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center)
+{
+    KVANT_RETURN_IF(!tensor || !center || first < 0 || last < first, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
+    return kvant_solve_center(tensor, first, last, center);
+}
+
+kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last, uint32_t stretch,
                                             const kvant_codec *const *likes, kvant_codec **codecs, uint32_t n_threads)
 {
     KVANT_RETURN_IF(!tensor || !likes || !codecs || first < 0 || last < first, KVANT_ERR_ARGUMENT);
@@ -254,11 +266,10 @@ kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first,
         codecs[head] = NULL;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         KVANT_RETURN_IF(!kvant_version_takes(tensor, likes[head]), KVANT_ERR_ARGUMENT);
-    const kvant_learning *l = tensor->learning;
-    KVANT_RETURN_IF(!l || !l->turn || !suffices(l), KVANT_ERR_UNSUPPORTED);
+    KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
     kvant_tensor_version *candidate = &tensor->versions[KVANT_CANDIDATE]; /* nobody's between two judgements */
     candidate->learnt = true; /* it has a centre */
-    kvant_status status = solve_range(tensor, first, last, n_threads);
+    kvant_status status = solve_range(tensor, first, last, stretch, n_threads);
     if (status == KVANT_OK)
         status = make_codecs(tensor, likes, codecs);
     for (uint32_t head = 0; head < tensor->n_kv_heads && status != KVANT_OK; head++)

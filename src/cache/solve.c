@@ -49,6 +49,7 @@ static void add_product(double factor, const double *mean, size_t n, double *mom
 typedef struct solve_job {
     kvant_tensor *tensor;
     kvant_range range;   /* of positions that the matrices are for */
+    uint32_t stretch;    /* of these, with a centre of their own; 0: none */
     uint16_t *triangles; /* per unit */
     float *center;       /* width */
     double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
@@ -56,25 +57,62 @@ typedef struct solve_job {
     kvant_status status[];
 } solve_job;
 
+/* Keys of each stretch are about its own mean. The octave is divided evenly. */
+static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint32_t octave, const double *mean, double *keys)
+{
+    const kvant_turn *t = job->tensor->learning->turn;
+    int32_t edges[2];
+    kvant_turn_octave_edges(t, octave, edges);
+    const int64_t length = (int64_t)edges[1] - edges[0], n = length <= job->stretch ? 1 : length / job->stretch;
+    for (int64_t i = 0; i < n; i++) {
+        double own[KVANT_MAX_HEAD_DIM];
+        memcpy(own, mean, t->part * sizeof *own);
+        KVANT_FORWARD(kvant_turn_mean(t, part, (int32_t)(edges[0] + i * length / n), (int32_t)(edges[0] + (i + 1) * length / n - 1), own));
+        add_product(-1.0 / (double)(n * (job->range.end - job->range.first)), own, t->part, keys);
+    }
+    return KVANT_OK;
+}
+
 /* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. */
 static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys, double *queries)
 {
     const kvant_turn *t = job->tensor->learning->turn;
     const uint32_t part = kvant_unit_part(job->tensor, unit);
+    double first[KVANT_MAX_HEAD_DIM];
     if (!t)
         return KVANT_OK;
+    memcpy(first, mean, t->part * sizeof *first);
     add_product(1, mean, t->part, keys);
     KVANT_FORWARD(kvant_turn_moments(t, part, job->range, mean, keys));
-    add_product(-1, mean, t->part, keys);
+    for (uint32_t octave = job->range.first; job->stretch && octave < job->range.end; octave++)
+        KVANT_FORWARD(leave_stretches(job, part, octave, first, keys));
+    if (!job->stretch)
+        add_product(-1, mean, t->part, keys);
     return kvant_turn_moments(t, part, job->range, NULL, queries);
 }
 
-static void put_center(const solve_job *job, size_t unit, const double *mean)
+static void put_center(const kvant_tensor *tensor, size_t unit, const double *mean, float *to)
 {
     float center[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; j < job->tensor->learning->part; j++)
+    for (uint32_t j = 0; j < tensor->learning->part; j++)
         center[j] = (float)mean[j];
-    kvant_unit_scatter(job->tensor, unit, center, job->center);
+    kvant_unit_scatter(tensor, unit, center, to);
+}
+
+/* Less the origin; where keys turn, at position 0. */
+static void find_mean(const kvant_tensor *tensor, size_t unit, double *mean)
+{
+    const unit_sums *u = &tensor->learning->units[unit];
+    for (uint32_t j = 0; j < tensor->learning->part; j++)
+        mean[j] = u->key[j] / (double)u->n_keys;
+}
+
+static void add_origin(const kvant_tensor *tensor, size_t unit, double *mean)
+{
+    float origin[KVANT_MAX_HEAD_DIM];
+    kvant_unit_gather(tensor, unit, tensor->learning->origin, true, origin);
+    for (uint32_t j = 0; j < tensor->learning->part; j++)
+        mean[j] += origin[j];
 }
 
 /* keys: about the mean; of keys without a centre about zero. */
@@ -83,17 +121,13 @@ static kvant_status find_moments(const solve_job *job, size_t unit, double *keys
     const kvant_tensor *tensor = job->tensor;
     const unit_sums *u = &tensor->learning->units[unit];
     const uint32_t n = tensor->learning->part;
-    float origin[KVANT_MAX_HEAD_DIM];
     double mean[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; j < n; j++)
-        mean[j] = u->key[j] / (double)u->n_keys;
+    find_mean(tensor, unit, mean);
     unpack(u->keys, u->n_keys, mean, n, keys);
     unpack(u->queries, u->n_queries, NULL, n, queries);
-    kvant_unit_gather(tensor, unit, tensor->learning->origin, true, origin);
-    for (uint32_t j = 0; j < n; j++)
-        mean[j] += origin[j];
+    add_origin(tensor, unit, mean);
     KVANT_FORWARD(turn(job, unit, mean, keys, queries));
-    put_center(job, unit, mean);
+    put_center(tensor, unit, mean, job->center);
     damp(tensor, u->n_keys, KEYS_DAMPING, keys);
     damp(tensor, u->n_queries, QUERIES_DAMPING, queries);
     if (!kvant_learns_center(tensor))
@@ -162,13 +196,14 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
     return KVANT_OK;
 }
 
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t n_threads)
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch, uint32_t n_threads)
 {
     const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1 : n_threads < n_units ? n_threads : n_units;
     solve_job *job = kvant_alloc(1, sizeof *job + n_units * sizeof *job->status);
     KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
     job->tensor = tensor;
     job->range = range;
+    job->stretch = stretch;
     job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
     job->center = kvant_alloc(kvant_tensor_width(tensor), sizeof *job->center);
     job->balance = kvant_alloc(n_units, 2 * sizeof *job->balance);
@@ -181,4 +216,16 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t n_thr
     kvant_free(job->room);
     kvant_free(job);
     return status;
+}
+
+kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center)
+{
+    for (uint32_t unit = 0; unit < tensor->learning->n_units; unit++) {
+        double mean[KVANT_MAX_HEAD_DIM];
+        find_mean(tensor, unit, mean);
+        add_origin(tensor, unit, mean);
+        KVANT_FORWARD(kvant_turn_mean(tensor->learning->turn, kvant_unit_part(tensor, unit), first, last, mean));
+        put_center(tensor, unit, mean, center);
+    }
+    return KVANT_OK;
 }

@@ -245,8 +245,8 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 
 /* Moments */
 
-/* A range as edges a_0 < a_1 ...: the mean of e^(ipx) over it is the sum of share_m e^(i a_m x) divided
- * by e^(ix) - 1. */
+/* Parts of positions, each of which counts as much as the others, between edges a_0 < a_1 ...: the mean of e^(ipx) over
+ * them is the sum of share_m e^(i a_m x) divided by e^(ix) - 1. */
 typedef struct series {
     const kvant_pair *pairs;
     uint32_t n, n_edges;
@@ -254,16 +254,16 @@ typedef struct series {
     complex_number *at; /* n_edges x n: each pair at each edge; then n: at position 1 */
 } series;
 
-static kvant_status make_series(const kvant_turn *turn, uint32_t part, kvant_range range, series *s)
+/* Of edges that are there. */
+static kvant_status begin_series(series *s, const kvant_turn *turn, uint32_t part)
 {
-    const uint32_t octaves = range.end - range.first;
-    *s = (series){ .pairs = turn->pairs + part * turn->part / 2, .n = turn->part / 2, .n_edges = octaves + 1 };
+    const uint32_t n_parts = s->n_edges - 1;
+    s->pairs = turn->pairs + part * turn->part / 2;
+    s->n = turn->part / 2;
     s->at = kvant_alloc((s->n_edges + 1) * (size_t)s->n, sizeof *s->at);
     KVANT_RETURN_IF(!s->at, KVANT_ERR_MEMORY);
-    for (uint32_t m = 0; m <= octaves; m++)
-        s->edge[m] = edge_of(turn, range.first + m);
-    for (uint32_t m = 0; m < octaves; m++) {
-        const double share = 1 / ((s->edge[m + 1] - s->edge[m]) * octaves);
+    for (uint32_t m = 0; m < n_parts; m++) {
+        const double share = 1 / ((s->edge[m + 1] - s->edge[m]) * n_parts);
         s->share[m] -= share;
         s->share[m + 1] += share;
     }
@@ -319,13 +319,24 @@ static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
 
 kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments)
 {
-    series s;
-    KVANT_FORWARD(make_series(turn, part, range, &s));
+    series s = { .n_edges = range.end - range.first + 1u };
+    for (uint32_t m = 0; m < s.n_edges; m++)
+        s.edge[m] = edge_of(turn, range.first + m);
+    KVANT_FORWARD(begin_series(&s, turn, part));
     if (mean)
         turn_mean(&s, mean);
     for (uint32_t i = 0; i < s.n; i++)
         for (uint32_t k = 0; k <= i; k++)
             turn_block(&s, i, k, moments);
+    kvant_free(s.at);
+    return KVANT_OK;
+}
+
+kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean)
+{
+    series s = { .n_edges = 2, .edge = { first, last + 1.0 } };
+    KVANT_FORWARD(begin_series(&s, turn, part));
+    turn_mean(&s, mean);
     kvant_free(s.at);
     return KVANT_OK;
 }

@@ -55,3 +55,6 @@ void kvant_turn_back(kvant_turning *turning, int64_t position, float *x);
 /* A mean (NULL: none) and a full matrix of second moments about 0, of vectors of one part at position
  * 0, become those over a range. KVANT_ERR_MEMORY. */
 kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments);
+
+/* Such a mean, over positions first to last. KVANT_ERR_MEMORY. */
+kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean);

@@ -332,11 +332,11 @@ typedef struct transformed {
     double q1, unit, bias, bias_size;
 } transformed;
 
-/* Through matrix m. Rows are decoded without scale, so queries get them. */
+/* For keys of number m. Rows are decoded without scale, so queries get them. */
 static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m, transformed *r)
 {
     const uint32_t d = f->c->head_dim;
-    const float *given = f->q + (((size_t)m * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads + at->head) * d;
+    const float *given = f->q + (((size_t)f->q_numbers[m] * f->n_rows + row_of(f, at->b, at->token)) * f->c->n_heads + at->head) * d;
     const float *center = f->k_center ? f->k_center + ((size_t)m * f->c->n_kv_heads + kv) * d : NULL;
     double largest = 0;
     *r = (transformed){ 0 };

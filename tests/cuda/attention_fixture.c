@@ -140,6 +140,8 @@ static void make_matrices(fixture *f)
 {
     const uint32_t n = f->c->batch * f->blocks_per_row, width = f->c->n_kv_heads * f->c->head_dim;
     f->n_matrices = f->p.matrices ? f->p.matrices : 1;
+    for (uint32_t i = 0; i < f->n_matrices; i++)
+        f->q_numbers[i] = (uint8_t)(random_bits() % f->n_matrices);
     if (f->p.matrices) {
         f->matrices = malloc(n);
         for (uint32_t i = 0; i < n; i++)

@@ -37,6 +37,7 @@ typedef struct fixture {
     attention_problem p;
     uint32_t n_rows, mask_stride, n_matrices;
     uint8_t *matrices; /* as table; NULL: there is one */
+    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     float *k_center;
     void *gpu_matrices, *gpu_k_center;
     int32_t *starts;

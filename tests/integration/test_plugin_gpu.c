@@ -575,22 +575,23 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
-/* Tokens at positions at which keys get a further matrix: FAR is a batch and 1024 tokens behind the first of these; N_NEAR makes learning
- * end before. hidden: tokens of another sequence. matrices: of the keys of the last attention; 0: not ours. Returns the
- * state, which the caller frees. */
-enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
+/* Tokens at positions at which keys get a further matrix, 1024 tokens behind the first of these: far is a batch behind where they get
+ * the first centre that is of that matrix, or a little before they get the second one. N_NEAR makes learning end before. */
+enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, FARTHER = 2048 + 1024 + 2048 - 40, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
 
-static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32_t matrices, float *logits, size_t *size)
+/* hidden: tokens of another sequence. matrices: of the keys of the last attention, with their centres; 0: not ours. Returns the state,
+ * which the caller frees. */
+static uint8_t *far_steps(const char *spec, const char *type, int far, int hidden, uint32_t matrices, float *logits, size_t *size)
 {
     const harness_options options = { .spec = spec, .type = type, .n_ctx = 4096, .n_seq = 2, .unified = true };
     struct llama_context *context = harness_context(&options);
     const size_t n = harness_n_vocab();
-    llama_pos pos = FAR - N_NEAR;
+    llama_pos pos = far - N_NEAR;
     uint8_t *saved;
 
     if (hidden > 0)
         harness_decode(context, tokens, hidden, 0, 1, false);
-    for (; pos < FAR; pos += N_AT_ONCE)
+    for (; pos < far; pos += N_AT_ONCE)
         harness_decode(context, tokens + pos % 20, N_AT_ONCE, pos, 0, false);
     harness_decode(context, tokens + 7, N_FAR, pos, 0, false);
     for (int i = 0; i < N_STEPS; i++) {
@@ -603,34 +604,27 @@ static uint8_t *far_steps(const char *spec, const char *type, int hidden, uint32
     return saved;
 }
 
-/* Keys have two matrices then. Results err as int-8 does, which is what rows are stored as (bounds as
- * above), captured or not. The last test: so many tokens want a tiny model, which takes the other's place. */
-static void far_rows_have_a_matrix_of_their_own(void **state)
+/* Results err as int-8 does, which is what rows are stored as (bounds as above), captured or not. */
+static void far_rows_are_as_good(int far, uint32_t matrices)
 {
     static const char spec[] = "int-8:transform=first";
-    float *stock, *ours, *graphs;
+    float *const stock = new_logits(), *const ours = new_logits(), *const graphs = new_logits();
     size_t size, stock_size;
     double rival, kld;
 
-    (void)state;
-    if (getenv("KVANT_CALIBRATION") != NULL)
-        skip(); /* it is the other model's */
-    harness_load_tiny("llama");
-    harness_tokens(tokens, N_PROMPT + N_STEPS);
-    stock = new_logits(), ours = new_logits(), graphs = new_logits();
-    uint8_t *const rows = far_steps(NULL, NULL, 0, 0, stock, &stock_size);
-    free(far_steps(NULL, "q8_0", 0, 0, ours, &size));
+    uint8_t *const rows = far_steps(NULL, NULL, far, 0, 0, stock, &stock_size);
+    free(far_steps(NULL, "q8_0", far, 0, 0, ours, &size));
     rival = harness_mean_kld(stock, ours, N_STEPS);
     setenv("KVANT_GRAPH", "0", 1);
-    free(far_steps(spec, NULL, 0, 2, ours, &size));
+    free(far_steps(spec, NULL, far, 0, matrices, ours, &size));
     unsetenv("KVANT_GRAPH");
-    uint8_t *const own = far_steps(spec, NULL, 0, 0, graphs, &size);
+    uint8_t *const own = far_steps(spec, NULL, far, 0, 0, graphs, &size);
     assert_memory_equal(ours, graphs, N_STEPS * harness_n_vocab() * sizeof(*graphs));
     assert_int_equal(size, stock_size);
     assert_true(harness_state_difference(rows, own, size) < 0.02);
     kld = harness_mean_kld(stock, graphs, N_STEPS);
-    free(far_steps(spec, NULL, 70, 0, ours, &size));
-    print_message("mean KLD behind position %d: %.6f, beside a hidden sequence %.6f, q8_0 %.6f\n", FAR, kld,
+    free(far_steps(spec, NULL, far, 70, 0, ours, &size));
+    print_message("mean KLD behind position %d: %.6f, beside a hidden sequence %.6f, q8_0 %.6f\n", far, kld,
                   harness_mean_kld(stock, ours, N_STEPS), rival);
     assert_true(kld > 1e-8 && kld <= 1.6 * rival);
     assert_true(harness_mean_kld(stock, ours, N_STEPS) <= 1.6 * rival);
@@ -639,6 +633,18 @@ static void far_rows_have_a_matrix_of_their_own(void **state)
     free(stock);
     free(ours);
     free(graphs);
+}
+
+/* The last test: so many tokens want a tiny model, which takes the other's place. */
+static void far_rows_have_matrices_of_their_own(void **state)
+{
+    (void)state;
+    if (getenv("KVANT_CALIBRATION") != NULL)
+        skip(); /* it is the other model's */
+    harness_load_tiny("llama");
+    harness_tokens(tokens, N_PROMPT + N_STEPS);
+    far_rows_are_as_good(FAR, 2);
+    far_rows_are_as_good(FARTHER, 3);
 }
 
 int main(int argc, char **argv)
@@ -654,7 +660,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(masks_are_read_where_they_must_be),
         cmocka_unit_test(drafts_are_taken_back),
         cmocka_unit_test(rows_that_are_no_numbers_are_refused),
-        cmocka_unit_test(far_rows_have_a_matrix_of_their_own),
+        cmocka_unit_test(far_rows_have_matrices_of_their_own),
     };
 
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);

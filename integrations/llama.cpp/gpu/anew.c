@@ -127,7 +127,7 @@ static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list l
     const bool open = cells->open_pages.base != NULL;
     bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
               kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") &&
-              kvp_gpu_bring_numbers(cells, 0, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
+              kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
 
     ok = ok && append_blocks(cells, &lists[0], room, slots) &&
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&

@@ -34,7 +34,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
-    const uint32_t n_matrices = kvp_gpu_matrices(k);
+    const uint32_t n_stretches = kvp_gpu_stretches(k);
     const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
     const int attended = kvp_gpu_attended_of(b, node);
@@ -85,9 +85,9 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-        .k_center = k->center != NULL && (n_matrices > 1 || sinks != NULL) ? k->key_centers.at : NULL, /* else a softmax ignores it */
-        .n_matrices = n_matrices,
-        .matrices = n_matrices > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
+        .k_center = k->center != NULL && (n_stretches > 1 || sinks != NULL) ? k->key_centers.at : NULL, /* else a softmax ignores it */
+        .n_matrices = n_stretches,
+        .matrices = n_stretches > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
     };
 }
 
@@ -108,7 +108,7 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
                                       .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] = kvp_gpu_matrix_of(k, i + 1).inverse_weights;
+        queries.further[i] = kvp_gpu_matrix_of(k, kvp_gpu_range_at(i + 1).first_stretch).inverse_weights;
     return queries;
 }
 
@@ -122,6 +122,8 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
     args->q_matrix_stride = args->batch * args->q_batch_stride;
+    for (uint32_t i = 0; i < args->n_matrices; i++)
+        args->q_numbers[i] = (uint8_t)kvp_gpu_range_of(i).number;
 }
 
 static bool is_full(const kvp_gpu_cells *k)

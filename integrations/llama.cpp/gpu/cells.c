@@ -92,30 +92,37 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* A full matrix's centre goes through it, as queries have been through its inverse. to: zeros, which stay where there is none. */
-static void read_key_center(kvant_cuda_tables tables, size_t d, float *to)
+/* A full matrix's centre goes through it, as queries have been through its inverse. */
+static void read_key_center(kvant_cuda_tables tables, const float *center, size_t d, float *to)
 {
-    if (tables.center != NULL && tables.n_weights <= d)
-        memcpy(to, tables.center, d * sizeof(*to));
-    for (size_t j = 0; j < d && tables.center != NULL && tables.n_weights > d; j++) {
+    if (tables.n_weights <= d)
+        memcpy(to, center, d * sizeof(*to));
+    for (size_t j = 0; j < d && tables.n_weights > d; j++) {
         double sum = 0;
         for (size_t i = 0; i < d; i++)
-            sum += (double)tables.weights[i * d + j] * tables.center[i];
+            sum += (double)tables.weights[i * d + j] * center[i];
         to[j] = (float)sum;
     }
 }
 
-/* Each array kv head after kv head. */
+static void read_weights(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables, float *host)
+{
+    const size_t room = cells->n_kv_heads * cells->most_weights;
+
+    if (tables.n_weights == 0)
+        return;
+    memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
+    memcpy(host + room + head * tables.n_weights, tables.inverse_weights, tables.n_weights * sizeof(*host));
+}
+
+/* Each array kv head after kv head; zeros. */
 static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
     const size_t width = kvp_gpu_width(cells), d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
 
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        if (tables.n_weights > 0) {
-            memcpy(host + head * tables.n_weights, tables.weights, tables.n_weights * sizeof(*host));
-            memcpy(host + room + head * tables.n_weights, tables.inverse_weights, tables.n_weights * sizeof(*host));
-        }
+        read_weights(cells, head, tables, host);
         for (size_t j = 0; j < d; j++) {
             float *numbers = host + 2 * room + head * d + j;
             const float s = tables.scale != NULL ? tables.scale[j] : 1;
@@ -123,25 +130,55 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
             numbers[width] = s;
             numbers[2 * width] = s * (tables.n_weights == d ? tables.inverse_weights[j] : 1);
         }
-        read_key_center(tables, d, host + 2 * room + 3 * width + head * d);
+        if (tables.center != NULL)
+            read_key_center(tables, tables.center, d, host + 2 * room + 3 * width + head * d);
     }
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, uint32_t range, const kvant_codec *const *codecs, cu_stream stream)
+/* n numbers, and behind them key centres of some stretches. */
+static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, const kvp_gpu_range *range, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells), total = 2 * cells->n_kv_heads * cells->most_weights + 3 * width;
-    kvp_gpu_memory *to = range == 0 ? &cells->numbers : &cells->further[range - 1];
-    float *host = calloc(total + width, sizeof(*host));
-    bool ok;
+    const size_t width = kvp_gpu_width(cells) * sizeof(*host);
 
-    if (host == NULL)
-        return false;
-    read_numbers(cells, codecs, host);
-    ok = kvp_gpu_grow(cells->gpu, to, total * sizeof(*host), false) &&
-         kvp_gpu_grow(cells->gpu, &cells->key_centers, KVP_MOST_RANGES * width * sizeof(*host), true) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, total * sizeof(*host), stream), "copying") &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_centers.at + range * width * sizeof(*host), host + total, width * sizeof(*host), stream), "copying") &&
-         kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+    return kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
+           kvp_gpu_grow(cells->gpu, &cells->key_centers, KVP_MOST_STRETCHES * width, true) &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, n * sizeof(*host), stream), "copying") &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_centers.at + range->first_stretch * width, host + n,
+                                    range->n_stretches * width, stream),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+}
+
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
+{
+    const size_t width = kvp_gpu_width(cells), n = 2 * cells->n_kv_heads * cells->most_weights + 3 * width;
+    const kvp_gpu_range first = kvp_gpu_range_at(0);
+    float *host = calloc(n + width, sizeof(*host));
+    bool ok = host != NULL;
+
+    if (ok)
+        read_numbers(cells, codecs, host);
+    ok = ok && bring(cells, &cells->numbers, host, n, &first, stream);
+    free(host);
+    return ok;
+}
+
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *centers)
+{
+    const size_t d = cells->head_dim, width = kvp_gpu_width(cells), n_centers = range->n_stretches * width;
+    const size_t n_weights = 2 * cells->n_kv_heads * cells->most_weights;
+    float *host = calloc(n_weights + 2 * n_centers, sizeof(*host)), *key_centers = host + n_weights + n_centers;
+    bool ok = host != NULL;
+
+    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
+        read_weights(cells, head, tables, host);
+        for (uint32_t i = 0; i < range->n_stretches; i++)
+            read_key_center(tables, centers + i * width + head * d, d, key_centers + i * width + head * d);
+    }
+    if (ok)
+        memcpy(host + n_weights, centers, n_centers * sizeof(*host));
+    ok = ok && bring(cells, &cells->further[range->number - 1], host, n_weights + n_centers, range, NULL);
     free(host);
     return ok;
 }
@@ -166,18 +203,22 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
 }
 
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range)
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t stretch)
 {
+    kvp_gpu_range range = kvp_gpu_range_of(stretch);
     const kvp_gpu_memory *memory;
-    const float *at;
+    const float *at, *center;
 
-    while (range > 0 && !(cells->further_made >> range & 1))
-        range--;
-    if (range == 0)
+    while (range.number > 0 && !(cells->further_made >> range.number & 1)) {
+        stretch = range.first_stretch - 1;
+        range = kvp_gpu_range_of(stretch);
+    }
+    if (range.number == 0)
         return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights, cells->center };
-    memory = &cells->further[range - 1];
+    memory = &cells->further[range.number - 1];
     at = memory->at;
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights, cells->center != NULL ? kvp_gpu_affine(cells, memory) : NULL };
+    center = kvp_gpu_affine(cells, memory) + (stretch - range.first_stretch) * kvp_gpu_width(cells);
+    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights, cells->center != NULL ? center : NULL };
 }
 
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
@@ -258,7 +299,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, 0, cells->sources, cells->gpu->stream) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     if (ok)
@@ -294,7 +335,7 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
 
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.range);
+    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.stretch);
 
     return (kvant_cuda_rows){ .codec = cells->codec,
                               .pages = cells->pages,
@@ -319,7 +360,7 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.range);
+    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.stretch);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,

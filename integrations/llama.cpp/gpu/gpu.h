@@ -30,7 +30,7 @@
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
- * Positions from 2048 on have further matrices.
+ * Positions from 2048 on have further matrices, and centres of their own.
  * With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
@@ -66,8 +66,15 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_LATE_STEPS 32u /* of a few tokens, while threads learn */
 #define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
 
-#define KVP_MOST_RANGES 7u /* of positions (ranges.c); the last one has no end */
+#define KVP_MOST_RANGES 7u /* of positions; the last one has no end */
+#define KVP_MOST_STRETCHES 23u /* of all ranges */
 #define KVP_FIRST_RANGE 2048u
+
+/* Positions that have a matrix (ranges.c). Rows take it from `from` on, and a centre with each stretch of positions. */
+typedef struct kvp_gpu_range {
+    uint32_t number, first_stretch, n_stretches;
+    int32_t first, last, from, stretch;
+} kvp_gpu_range;
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {
@@ -91,21 +98,22 @@ typedef struct kvp_open_page {
     uint64_t used;
 } kvp_open_page;
 
-/* Rows of a batch one behind the other, in blocks whose keys have one matrix. */
+/* Rows of a batch one behind the other, in blocks whose keys have one matrix and centre. */
 typedef struct kvp_gpu_run {
     size_t first, n;
-    uint32_t range;
+    uint32_t stretch;
 } kvp_gpu_run;
 
-/* Which blocks' keys have which matrix. */
+/* Which blocks' keys have which matrix and centre. */
 typedef struct kvp_gpu_ranges {
-    uint8_t *of;   /* by block: its range */
+    uint8_t *of;   /* by block: its stretch */
     uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
     uint32_t asked; /* threads make that of this one; 0: of none */
     size_t since;  /* rows that were stored since */
     bool ended;    /* no others can be had */
     bool changed;  /* of blocks with rows */
-    uint32_t n_matrices;    /* of all blocks with rows: one more than the last one's number */
+    int32_t position; /* the last one of the last step */
+    uint32_t n_stretches;   /* of all blocks with rows: one more than the last one's number */
     kvp_gpu_memory numbers; /* by block, for attention */
     kvp_gpu_run *runs;     /* of the batch at hand */
     size_t n_runs;
@@ -251,8 +259,8 @@ typedef struct kvp_gpu_cells {
     size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
     size_t most_weights;          /* the same, with a matrix of the first rows */
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
-    kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* the same of later ranges */
-    kvp_gpu_memory key_centers;   /* by range: centres as attention takes them (k_center) */
+    kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights, centres of stretches */
+    kvp_gpu_memory key_centers;   /* by stretch: centres as attention takes them (k_center) */
     uint32_t further_made;        /* a bit for each range that has some */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
@@ -432,11 +440,15 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_me
     return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c. Of a range; where it has none, of the one before that has. */
+/* cells.c. Of a stretch; where its range has none, of the last one before that has. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights, *center;
 } kvp_gpu_matrix;
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t stretch);
+
+/* ranges.c. The range of this number, and that of a stretch. */
+kvp_gpu_range kvp_gpu_range_at(uint32_t number);
+kvp_gpu_range kvp_gpu_range_of(uint32_t stretch);
 
 /* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
 bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
@@ -449,20 +461,25 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
 
+/* Whether rows of the last step are of the first range. */
+bool kvp_gpu_ranges_begin(const kvp_gpu_cache *cache);
+
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* How many matrices attention on the keys has: those of ranges 0, 1, ... */
+/* What attention on the keys has: stretches 0, 1, ..., and the matrices of their ranges. */
+uint32_t kvp_gpu_stretches(const kvp_gpu_cells *keys);
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
 
-/* The longest run of blocks (open: of open pages), or of cells, whose keys have one matrix: from the first-th on, of n blocks, or before
+/* The longest run of blocks (open: of open pages), or of cells, whose keys are of one stretch: from the first-th on, of n blocks, or before
  * the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
-/* cells.c: what codecs say, one per kv head: weights, centres and scales of a range are brought to the GPU (which waits for the stream; NULL: one
- * that orders nothing), and those of the first become the cells'. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, uint32_t range, const kvant_codec *const *codecs, cu_stream stream);
+/* cells.c: what codecs say, one per kv head: weights, centres and scales of the first range are brought to the GPU (which waits for the
+ * stream; NULL: one that orders nothing), and become the cells'; or weights of a later one, with its stretches' centres. */
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream);
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *centers);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */

@@ -221,10 +221,14 @@ bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const abi_tensor *keys, const a
     return true;
 }
 
+/* Rows before the second range are all that the first matrix is for, unless learning begins late. */
 void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows)
 {
+    const kvp_gpu_cells *cells = kv->cells;
+    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_range_at(1).from;
+
     if (!l->told)
-        kvp_rope_tell(kv, l->tensor, rows, 1);
+        kvp_rope_tell(kv, l->tensor, rows, kvp_gpu_ranges_begin(cells->cache) && all > first ? first : all, 1);
     l->told = true;
 }
 
@@ -307,7 +311,7 @@ static bool make_codecs(const struct kvp_gpu_batch *batch)
     ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
         ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
-    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, 0, (const kvant_codec *const *)l->made, NULL));
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
 }
 
 /* Where a batch's queries are copied to; NULL without memory. */
@@ -414,31 +418,43 @@ void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     l->most = 0;
 }
 
+static bool find_centers(const kvp_gpu_learner *l, size_t width, float *centers)
+{
+    bool ok = centers != NULL;
+
+    for (uint32_t i = 0; ok && i < l->range.n_stretches; i++) {
+        const int32_t first = l->range.from + (int32_t)i * l->range.stretch;
+        ok = kvant_tensor_range_center(l->tensor, first, first + l->range.stretch - 1, centers + i * width) == KVANT_OK;
+    }
+    return ok;
+}
+
 static void *make_range(void *context)
 {
     kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
     kvant_codec **codecs = calloc(cells->n_kv_heads, sizeof(kvant_codec *));
+    float *centers = calloc(l->range.n_stretches, kvp_gpu_width(cells) * sizeof(*centers));
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
     sem_wait(&at_once);
-    l->made_range = codecs != NULL && kvp_gpu_enter(cells->gpu) &&
-                    kvant_tensor_make_range_codecs(l->tensor, l->positions[0], l->positions[1], cells->sources, codecs, 1) == KVANT_OK &&
-                    kvp_gpu_bring_numbers(cells, l->range, (const kvant_codec *const *)codecs, NULL);
+    l->made_range = codecs != NULL && kvp_gpu_enter(cells->gpu) && find_centers(l, kvp_gpu_width(cells), centers) &&
+                    kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, (uint32_t)l->range.stretch, cells->sources,
+                                                   codecs, 1) == KVANT_OK &&
+                    kvp_gpu_bring_range(cells, &l->range, (const kvant_codec *const *)codecs, centers);
     sem_post(&at_once);
     kvp_gpu_free_codecs(codecs, cells->n_kv_heads);
+    free(centers);
     return NULL;
 }
 
-bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, uint32_t range, int32_t first, int32_t last)
+bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
 {
     kvp_gpu_learner *l = cells->learner;
 
     if (l == NULL || l->tensor == NULL || l->making)
         return false;
-    l->range = range;
-    l->positions[0] = first;
-    l->positions[1] = last;
+    l->range = *range;
     l->made_range = false;
     l->making = pthread_create(&l->maker, NULL, make_range, cells) == 0;
     return l->making;
@@ -452,6 +468,6 @@ bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
         return true;
     pthread_join(l->maker, NULL);
     l->making = false;
-    cells->further_made |= (uint32_t)l->made_range << l->range;
+    cells->further_made |= (uint32_t)l->made_range << l->range.number;
     return l->made_range;
 }

@@ -36,8 +36,7 @@ typedef struct kvp_gpu_learner {
     bool failed;          /* a thread, since what was learnt was taken */
     pthread_t maker; /* of codec, tensor and memory, later of a further matrix */
     bool making;
-    uint32_t range; /* that this one is for */
-    int32_t positions[2]; /* its first and its last */
+    kvp_gpu_range range; /* that this one is for */
     bool made_range;
 } kvp_gpu_learner;
 
@@ -64,7 +63,7 @@ void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor
 /* Everything was learnt; what later ranges need is kept. ask: a thread makes the matrix of one; false: there is nothing to make it of.
  * answer waits for it; false: it failed. True where nothing was asked. */
 void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
-bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, uint32_t range, int32_t first, int32_t last);
+bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
 #endif /* KVP_CUDA_LEARNER_H */

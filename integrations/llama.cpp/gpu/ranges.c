@@ -1,11 +1,14 @@
-/* ranges.c - a matrix for each range of positions (transform=first).
+/* ranges.c - a matrix for each range of positions, and a centre for each stretch of a range (transform=first).
  *
  * RoPE goes on turning keys. The first matrix is a compromise for all positions, and the only one of the first ones. Later ranges get
  * matrices of their own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is reached; it is in force 1024
- * rows later, when they are done, so results depend on no clock. A block has the matrix of its first row's position for all of its rows, and
- * keeps it until all of them are written anew.
+ * rows later, when they are done, so results depend on no clock. A block has the matrix and the centre of its first row's position for all
+ * of its rows, and keeps them until all of these are written anew.
  *
- * Attention gets queries through each matrix, and the number of each block's: its range. */
+ * Over a whole range the mean of keys turns too far to be one. It is most of what some models' keys are, and of their errors if it is no
+ * part of a centre (docs/research/calibration.md).
+ *
+ * Attention gets queries through each matrix, and the number of each block's stretch. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -15,18 +18,59 @@
 
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
-/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
-static const int32_t first_positions[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
-_Static_assert(KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
+/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. Stretches cost
+ * little; those of 2048 take off a quarter of keys' squared errors, and shorter ones not much more. */
+static const struct {
+    int32_t first;
+    uint32_t n_stretches;
+} plan[KVP_MOST_RANGES + 1] = { { 0, 1 },     { KVP_FIRST_RANGE, 3 }, { 8192, 4 },   { 16384, 8 },
+                                { 32768, 4 }, { 65536, 2 },           { 131072, 1 }, { 262144, 0 } };
+_Static_assert(KVP_MOST_STRETCHES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
+
+kvp_gpu_range kvp_gpu_range_at(uint32_t number)
+{
+    kvp_gpu_range range = { .number = number,
+                            .n_stretches = plan[number].n_stretches,
+                            .first = plan[number].first,
+                            .last = plan[number + 1].first - 1,
+                            .from = number > 0 ? plan[number].first + LATE : 0 };
+
+    for (uint32_t i = 0; i < number; i++)
+        range.first_stretch += plan[i].n_stretches;
+    range.stretch = (range.last + 1 - range.first) / (int32_t)range.n_stretches;
+    return range;
+}
+
+kvp_gpu_range kvp_gpu_range_of(uint32_t stretch)
+{
+    kvp_gpu_range range = kvp_gpu_range_at(0);
+
+    while (range.number + 1 < KVP_MOST_RANGES && stretch >= range.first_stretch + range.n_stretches)
+        range = kvp_gpu_range_at(range.number + 1);
+    return range;
+}
 
 /* Whose matrix a row gets. */
 static uint32_t range_of(int32_t position)
 {
     uint32_t range = 0;
 
-    while (range + 1 < KVP_MOST_RANGES && position >= first_positions[range + 1] + LATE)
+    while (range + 1 < KVP_MOST_RANGES && position >= plan[range + 1].first + LATE)
         range++;
     return range;
+}
+
+/* Of a row. Where its range has no matrix it is the last one before, and so is its stretch. */
+static uint32_t stretch_of(const kvp_gpu_ranges *ranges, int32_t position)
+{
+    uint32_t number = range_of(position), stretch;
+    kvp_gpu_range range;
+
+    while (!(ranges->made >> number & 1))
+        number--;
+    range = kvp_gpu_range_at(number);
+    stretch = (uint32_t)((position - range.from) / range.stretch);
+    return range.first_stretch + (stretch < range.n_stretches ? stretch : range.n_stretches - 1);
 }
 
 static int32_t last_position(const kvp_gpu_step *step)
@@ -44,14 +88,14 @@ static int32_t last_position(const kvp_gpu_step *step)
 static void ask(kvp_gpu_cache *cache, int32_t last)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const uint32_t range = last >= 0 ? range_of(last + LATE) : 0;
+    const kvp_gpu_range range = kvp_gpu_range_at(last >= 0 ? range_of(last + LATE) : 0);
     bool any = false;
 
-    if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range & 1))
+    if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range.number & 1))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
-        any = kvp_gpu_learner_ask(cache->tensors[i]->cells, range, first_positions[range], first_positions[range + 1] - 1) || any;
-    ranges->asked = any ? range : 0;
+        any = kvp_gpu_learner_ask(cache->tensors[i]->cells, &range) || any;
+    ranges->asked = any ? range.number : 0;
     ranges->ended = !any;
     ranges->since = 0;
 }
@@ -67,7 +111,7 @@ static void take_asked(kvp_gpu_cache *cache)
     if (all)
         ranges->made |= 1u << ranges->asked;
     else
-        kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, first_positions[ranges->asked]);
+        kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, plan[ranges->asked].first);
     ranges->ended = !(ranges->made >> ranges->asked & 1);
     ranges->asked = 0;
 }
@@ -108,20 +152,18 @@ static size_t rows_of_block(const kvp_gpu_step *step, size_t i)
     return n;
 }
 
-/* Blocks that had no rows, or whose rows are all written, get the matrix of a row's position, or the last one before it. */
+/* Blocks that had no rows, or whose rows are all written, get the stretch of a row's position. */
 static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
 
     for (size_t i = 0, n; i < step->n; i += n) {
         const size_t block = (size_t)(step->cells[i] / KVANT_PAGE_TOKENS);
-        uint32_t range = step->positions != NULL ? range_of(step->positions[i]) : 0;
+        const uint32_t stretch = step->positions != NULL ? stretch_of(ranges, step->positions[i]) : 0;
         n = rows_of_block(step, i);
-        while (!(ranges->made >> range & 1))
-            range--;
-        if ((cache->held[block] && n < KVANT_PAGE_TOKENS) || ranges->of[block] == range)
+        if ((cache->held[block] && n < KVANT_PAGE_TOKENS) || ranges->of[block] == stretch)
             continue;
-        ranges->of[block] = (uint8_t)range;
+        ranges->of[block] = (uint8_t)stretch;
         ranges->changed = true;
     }
 }
@@ -137,7 +179,7 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     for (size_t i = 0; i < step->n; i += run.n) {
         const kvp_gpu_run *former = &ranges->runs[n_runs];
         run = kvp_gpu_run_of_cells(cache, step->cells, i, step->n);
-        other = other || n_runs >= ranges->n_runs || former->first != i || former->range != run.range;
+        other = other || n_runs >= ranges->n_runs || former->first != i || former->stretch != run.stretch;
         ranges->runs[n_runs++] = run;
     }
     if (other || n_runs != ranges->n_runs)
@@ -152,7 +194,7 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 
     if (!cache->weighs || kvp_gpu_ranges_saw(cache, step))
         return true; /* keys that learn nothing have one matrix, or none */
-    last = last_position(step);
+    last = ranges->position = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
     ask(cache, last);
@@ -164,9 +206,14 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return true;
 }
 
+bool kvp_gpu_ranges_begin(const kvp_gpu_cache *cache)
+{
+    return range_of(cache->ranges.position) == 0;
+}
+
 /* Attention */
 
-/* Blocks without rows take the matrix before them, so that nobody changes it for them. */
+/* Blocks without rows take the number before theirs, so that nobody changes matrices for them. */
 static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *numbers)
 {
     uint32_t n = 1;
@@ -182,7 +229,7 @@ static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *numbers)
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const uint32_t former = ranges->n_matrices;
+    const uint32_t former = ranges->n_stretches;
     uint8_t *numbers;
     bool ok;
 
@@ -191,8 +238,8 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
     numbers = malloc(cache->n_blocks);
     ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, cache->n_blocks, false);
     if (ok)
-        ranges->n_matrices = fill_numbers(cache, numbers);
-    if (ranges->n_matrices != former)
+        ranges->n_stretches = fill_numbers(cache, numbers);
+    if (ranges->n_stretches != former)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know as many */
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, cache->n_blocks, stream), "copying");
     ranges->changed = !ok;
@@ -205,14 +252,19 @@ size_t kvp_gpu_runs(const kvp_gpu_cells *keys)
     return keys->further_made != 0 ? keys->cache->ranges.n_runs : 1;
 }
 
+uint32_t kvp_gpu_stretches(const kvp_gpu_cells *keys)
+{
+    return keys->further_made != 0 ? keys->cache->ranges.n_stretches : 1;
+}
+
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys)
 {
-    return keys->further_made != 0 ? keys->cache->ranges.n_matrices : 1;
+    return kvp_gpu_range_of(kvp_gpu_stretches(keys) - 1).number + 1;
 }
 
 /* Runs */
 
-static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
+static uint32_t stretch_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
 {
     const kvp_gpu_cache *cache = cells->cache;
     const int64_t at = open ? cache->pages[block].block : (int64_t)block;
@@ -222,9 +274,9 @@ static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t blo
 
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n)
 {
-    kvp_gpu_run run = { first, 1, range_of_block(cells, open, first) };
+    kvp_gpu_run run = { first, 1, stretch_of_block(cells, open, first) };
 
-    while (run.n < n && range_of_block(cells, open, first + run.n) == run.range)
+    while (run.n < n && stretch_of_block(cells, open, first + run.n) == run.stretch)
         run.n++;
     return run;
 }
@@ -234,7 +286,7 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
     const uint8_t *of = cache->ranges.of;
     kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
 
-    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.range)
+    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.stretch)
         run.n++;
     return run;
 }
@@ -253,9 +305,10 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
 
     memset(ranges->of, 0, cache->n_blocks);
     ranges->made = 1;
+    ranges->position = -1;
     ranges->asked = 0;
     ranges->ended = false;
-    ranges->n_matrices = 1;
+    ranges->n_stretches = 1;
     ranges->n_last = 0;
     ranges->changed = true;
 }

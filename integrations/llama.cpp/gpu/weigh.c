@@ -72,12 +72,18 @@ void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, co
                 cells[i] = -1;
 }
 
+/* Rows behind the first range wait for matrices of later ones, if there is a first one. */
+static bool has_enough(const kvp_gpu_cells *cells)
+{
+    return cells->cache->plain.n > MOST_PLAIN || (cells->n_weights > cells->head_dim && !kvp_gpu_ranges_begin(cells->cache));
+}
+
 static void still_weighing(kvp_gpu_cache *cache)
 {
     cache->weighing = false;
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->weighs && !cells->weighed && cache->plain.n > MOST_PLAIN)
+        if (cells->weighs && !cells->weighed && has_enough(cells))
             end(cells);
         cache->weighing = cache->weighing || (cells->weighs && !cells->weighed);
     }

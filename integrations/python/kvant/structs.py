@@ -476,7 +476,7 @@ class CudaQueryArgs(Struct):
         ("inverse_weights", c.c_void_p),
         ("out", c.c_void_p),
         ("n_further", c.c_uint32),
-        ("further", c.c_void_p * 7),
+        ("further", c.c_void_p * 23),
     ]
 
 
@@ -547,6 +547,7 @@ class CudaAttentionArgs(Struct):
         ("n_matrices", c.c_uint32),
         ("matrices", c.c_void_p),
         ("q_matrix_stride", c.c_size_t),
+        ("q_numbers", c.c_uint8 * 24),
     ]
 
 

@@ -63,14 +63,15 @@ struct AttentionArgs {
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center, *k_scale, *v_scale;
-    const float *k_center;   /* as in cuda.h, like the next three */
+    const float *k_center;   /* as in cuda.h, like the next four */
     const uint8_t *matrices; /* NULL: all keys are alike */
     int n_matrices;
     size_t q_matrix_stride;
+    uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
-    uint8_t *further_tiles; /* of queries (query.cuh): MOST_MATRICES - 1 for each thread block */
+    uint8_t *further_tiles; /* of queries (further_tiles.cuh): MOST_MATRICES - 1 for each thread block */
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */

@@ -255,6 +255,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.matrices = args.n_matrices > 1 ? args.matrices : NULL;
     p.n_matrices = (int)std::max(args.n_matrices, 1u);
     p.q_matrix_stride = args.q_matrix_stride;
+    std::copy_n(args.q_numbers, KVANT_CUDA_MOST_MATRICES, p.q_numbers);
     p.k_scale = args.k_scale;
     p.v_scale = args.v_scale;
     p.scale_log2 = args.scale * 1.44269504088896341f;

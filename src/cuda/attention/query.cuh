@@ -69,7 +69,7 @@ KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, in
 /* Where the queries through a matrix begin. */
 KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
 {
-    return matrix * p.q_matrix_stride;
+    return p.q_numbers[matrix] * p.q_matrix_stride;
 }
 
 /* The lane's numbers of the centre of keys; zeros if there is none. */

@@ -84,11 +84,11 @@ static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_
     return a->max_bias > 0 ? slope_of(a, head) * (token - position) : 0;
 }
 
-/* A query through matrix m; returns what its keys' centre adds to a score. */
+/* A query for keys of number m; returns what its keys' centre adds to a score. */
 static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head, uint32_t kv, uint32_t m, float *q)
 {
     const uint32_t d = a->k_codec->params.head_dim;
-    const size_t at = m * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
+    const size_t at = a->q_numbers[m] * a->q_matrix_stride + query * a->q_token_stride + head * a->q_head_stride;
     const float *center = a->k_center ? a->k_center + ((size_t)m * a->n_kv_heads + kv) * d : NULL;
     const kvant_transform rotation = host_transform(a->k_codec, NULL, 0);
     double added = 0;

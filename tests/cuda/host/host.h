@@ -18,7 +18,7 @@ typedef struct host_control {
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* of a view */
     const kvant_cuda_codec *codec;
-    unsigned char arguments[512]; /* a copy, zeros behind it */
+    unsigned char arguments[1024]; /* a copy, zeros behind it */
     kvant_cuda_stream stream;
     int freed; /* codecs */
     size_t shared_limit;
