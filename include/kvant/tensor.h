@@ -196,9 +196,9 @@ KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint3
  * whatever n_positions the rope has: for the octaves ([0, 1024), [1024, 2048), [2048, 4096) ...) from that of first to that
  * of last, each of which counts as much as the others. stretch: 0, or so many positions have a centre of their own
  * (kvant_tensor_range_center) in place of the codecs', as the mean of keys turns, too: matrices are for keys about these.
- * likes and codecs: n_kv_heads; the caller frees the codecs, of which there are none on an error. A writer's call, which changes nothing that is stored; takes a millisecond or two per kv
- * head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough
- * rows and queries came. */
+ * likes and codecs: n_kv_heads; the caller frees the codecs, of which there are none on an error. A writer's call, which
+ * changes nothing that is stored; takes a millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY;
+ * KVANT_ERR_UNSUPPORTED without transform=first or a rope, or before enough rows and queries came. */
 KVANT_API kvant_status kvant_tensor_make_range_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
                                                       uint32_t stretch, const kvant_codec *const *likes,
                                                       kvant_codec **codecs, uint32_t n_threads);

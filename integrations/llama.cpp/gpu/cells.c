@@ -167,14 +167,14 @@ bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const
 {
     const size_t d = cells->head_dim, width = kvp_gpu_width(cells), n_centers = range->n_stretches * width;
     const size_t n_weights = 2 * cells->n_kv_heads * cells->most_weights;
-    float *host = calloc(n_weights + 2 * n_centers, sizeof(*host)), *key_centers = host + n_weights + n_centers;
+    float *host = calloc(n_weights + 2 * n_centers, sizeof(*host));
     bool ok = host != NULL;
 
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
         read_weights(cells, head, tables, host);
         for (uint32_t i = 0; i < range->n_stretches; i++)
-            read_key_center(tables, centers + i * width + head * d, d, key_centers + i * width + head * d);
+            read_key_center(tables, centers + i * width + head * d, d, host + n_weights + n_centers + i * width + head * d);
     }
     if (ok)
         memcpy(host + n_weights, centers, n_centers * sizeof(*host));

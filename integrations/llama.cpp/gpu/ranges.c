@@ -19,7 +19,7 @@
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
 /* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. Stretches cost
- * little; those of 2048 take off a quarter of keys' squared errors, and shorter ones not much more. */
+ * a centre; those of 2048 take off a quarter of keys' squared errors, a centre for each block would take off half. */
 static const struct {
     int32_t first;
     uint32_t n_stretches;
