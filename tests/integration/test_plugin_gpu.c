@@ -314,6 +314,22 @@ static void matrices_come_late(void **state)
     free(graphs);
 }
 
+/* The first matrix is for rows that have it, however many positions there is room for. */
+static void room_makes_no_difference(void **state)
+{
+    float *const logits[2] = { new_logits(), new_logits() };
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096 << i });
+        steps(context, logits[i]);
+        llama_free(context);
+    }
+    assert_memory_equal(logits[0], logits[1], N_STEPS * harness_n_vocab() * sizeof(**logits));
+    free(logits[0]);
+    free(logits[1]);
+}
+
 /* A prompt's last tokens are fp16, and weigh more than their share in what comes next. */
 static void recent_tokens_stay_as_they_are(void **state)
 {
@@ -654,6 +670,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(errors_are_those_of_the_bits),
         cmocka_unit_test(centres_are_learnt_from_enough_tokens),
         cmocka_unit_test(matrices_come_late),
+        cmocka_unit_test(room_makes_no_difference),
         cmocka_unit_test(recent_tokens_stay_as_they_are),
         cmocka_unit_test(blocks_that_prompts_share_are_whole),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),

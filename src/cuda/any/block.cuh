@@ -166,7 +166,7 @@ template <int ROWS> struct AnyBlock {
      * asked for before waits for nothing, what is asked for later waits for pages. */
     template <class P, class L> KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
     {
-        const float *center = p.k_center ? p.k_center + ((size_t)matrix * p.kv_heads + work.pair.kv_head) * d : nullptr;
+        const float *center = center_of(p, matrix, work.pair.kv_head, d);
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
         float *row = reinterpret_cast<float *>(memory + places.tiles + warp * (places.tile_bytes / team_warps));
 #pragma unroll 1

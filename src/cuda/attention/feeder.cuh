@@ -128,10 +128,11 @@ template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int
             look_up(p, lengths);
             find_pages(p);
         }
-        if (ring.lane == in_batch)
+        if (ring.lane == in_batch) {
             entries[slot] = entry;
-        if (MANY && ring.lane == in_batch)
-            matrices[slot] = (uint8_t)matrix;
+            if (MANY)
+                matrices[slot] = (uint8_t)matrix;
+        }
         if (__any_sync(FULL, ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */
             ring.fill_none(slot, of_batch(k), of_batch(v), p.k_open.bytes);
         else if (SPLIT && keys_there)

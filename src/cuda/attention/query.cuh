@@ -52,14 +52,19 @@ struct Matrices {
     }
 };
 
-/* The first page from this one on, below end, whose keys have another matrix. By a whole warp. */
+/* The number of a page's matrix and centre. */
+KVANT_INLINE int matrix_of(const AttentionArgs &p, int b, int page)
+{
+    return p.matrices ? __ldg(p.matrices + b * p.table_stride + page) : 0;
+}
+
+/* The first page from this one on, below end, whose keys have another number. By a whole warp. */
 KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, int lane)
 {
-    const uint8_t *matrices = p.matrices + b * p.table_stride;
-    const int own = p.matrices && page < end ? __ldg(matrices + page) : 0;
+    const int own = page < end ? matrix_of(p, b, page) : 0;
 #pragma unroll 1
     for (; p.matrices && page < end; page += 32) {
-        const uint32_t other = __ballot_sync(FULL, page + lane < end && __ldg(matrices + page + lane) != own);
+        const uint32_t other = __ballot_sync(FULL, page + lane < end && matrix_of(p, b, page + lane) != own);
         if (other)
             return page + __ffs(other) - 1;
     }
@@ -72,13 +77,18 @@ KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
     return p.q_numbers[matrix] * p.q_matrix_stride;
 }
 
-/* The lane's numbers of the centre of keys; zeros if there is none. */
+/* Where the centre of keys is; NULL if there is none. */
+KVANT_INLINE const float *center_of(const AttentionArgs &p, int matrix, int kv_head, int d)
+{
+    return p.k_center ? p.k_center + ((size_t)matrix * p.kv_heads + kv_head) * d : nullptr;
+}
+
+/* The lane's numbers of it; zeros if there is none. */
 template <int D> KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int matrix, int kv_head, int lane)
 {
+    const float *from = center_of(p, matrix, kv_head, D);
     Row<D> center;
-    center.each(lane, [&](float &x, int channel) {
-        x = p.k_center ? __ldg(p.k_center + ((size_t)matrix * p.kv_heads + kv_head) * D + channel) : 0;
-    });
+    center.each(lane, [&](float &x, int channel) { x = from ? __ldg(from + channel) : 0; });
     return center;
 }
 

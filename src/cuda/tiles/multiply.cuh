@@ -189,7 +189,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         const float bias[2] = { rows.bias[row[0]], rows.bias[row[1]] };
         const int first = GROUP_ROWS * group + warp_row();
         meet_at(1 + group, GROUP_THREADS);
-        load_queries<P, D>(p, work, matrix_of(p, work, page), queries, rows, first, first + WARP_ROWS, 1, lane);
+        load_queries<P, D>(p, work, matrix_at(p, work, page), queries, rows, first, first + WARP_ROWS, 1, lane);
         meet_at(1 + group, GROUP_THREADS);
         unrolled_for (int h = 0; h < 2; h++)
             sums.max[h] += bias[h] - rows.bias[row[h]];

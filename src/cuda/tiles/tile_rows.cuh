@@ -116,9 +116,9 @@ KVANT_INLINE TileWork find_work(const TileShape &p)
 }
 
 /* Of a page's keys; 0 behind the last one. */
-KVANT_INLINE int matrix_of(const TileShape &p, const TileWork &work, int page)
+KVANT_INLINE int matrix_at(const TileShape &p, const TileWork &work, int page)
 {
-    return p.matrices && page < work.end_page ? __ldg(p.matrices + work.pair.b * p.table_stride + page) : 0;
+    return page < work.end_page ? matrix_of(p, work.pair.b, page) : 0;
 }
 
 /* The query token and head of the tile's row n, or of the last one. */
@@ -197,7 +197,7 @@ KVANT_INLINE void load_all_queries(const TileShape &p, const TileWork &work, uin
     const int n_rows = p.row_groups * GROUP_ROWS;
     for (int n = threadIdx.x; n < n_rows; n += blockDim.x)
         note_query_row(p, work, rows, n);
-    load_queries<P, D>(p, work, matrix_of(p, work, work.first_page), memory, rows, warp, n_rows, n_warps, lane);
+    load_queries<P, D>(p, work, matrix_at(p, work, work.first_page), memory, rows, warp, n_rows, n_warps, lane);
 }
 
 /* ---- the end of a tile ---- */
