@@ -221,15 +221,16 @@ bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const abi_tensor *keys, const a
     return true;
 }
 
-/* Rows before the second range are all that the first matrix is for, unless learning begins late. */
 void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
     const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_range_at(1).from;
 
-    if (!l->told)
-        kvp_rope_tell(kv, l->tensor, rows, kvp_gpu_ranges_begin(cells->cache) && all > first ? first : all, 1);
+    if (l->told)
+        return;
     l->told = true;
+    l->begins = kvp_gpu_ranges_begin(cells->cache);
+    kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1);
 }
 
 /* A batch's thread */

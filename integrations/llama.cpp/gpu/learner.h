@@ -33,6 +33,7 @@ typedef struct kvp_gpu_learner {
     struct kvp_gpu_batch *last;   /* whose thread may run, or which waits for its queries */
     kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
     bool told;            /* how keys turn */
+    bool begins;          /* with rows of the first range, which are all that the first matrix is for */
     bool failed;          /* a thread, since what was learnt was taken */
     pthread_t maker; /* of codec, tensor and memory, later of a further matrix */
     bool making;

@@ -72,10 +72,12 @@ void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, co
                 cells[i] = -1;
 }
 
-/* Rows behind the first range wait for matrices of later ones, if there is a first one. */
+/* Rows behind the first range wait for matrices of later ones, where the first one is not for them. */
 static bool has_enough(const kvp_gpu_cells *cells)
 {
-    return cells->cache->plain.n > MOST_PLAIN || (cells->n_weights > cells->head_dim && !kvp_gpu_ranges_begin(cells->cache));
+    const bool first = cells->learner != NULL && cells->learner->begins && cells->n_weights > cells->head_dim;
+
+    return cells->cache->plain.n > MOST_PLAIN || (first && !kvp_gpu_ranges_begin(cells->cache));
 }
 
 static void still_weighing(kvp_gpu_cache *cache)
