@@ -462,7 +462,7 @@ void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
 
 /* Whether rows of the last step are of the first range. */
-bool kvp_gpu_ranges_begin(const kvp_gpu_cache *cache);
+bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
 
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);

@@ -229,7 +229,7 @@ void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor
     if (l->told)
         return;
     l->told = true;
-    l->begins = kvp_gpu_ranges_begin(cells->cache);
+    l->begins = kvp_gpu_in_first_range(cells->cache);
     kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1);
 }
 

@@ -1,9 +1,9 @@
 /* ranges.c - a matrix for each range of positions, and a centre for each stretch of a range (transform=first).
  *
- * RoPE goes on turning keys. The first matrix is a compromise for all positions, and the only one of the first ones. Later ranges get
- * matrices of their own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is reached; it is in force 1024
- * rows later, when they are done, so results depend on no clock. A block has the matrix and the centre of its first row's position for all
- * of its rows, and keeps them until all of these are written anew.
+ * RoPE goes on turning keys. The first matrix is for the first range, or, where learning begins behind it, a compromise for all positions
+ * (learner.c). Later ranges get matrices of their own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
+ * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A block has the matrix and the centre of its
+ * first row's position for all of its rows, and keeps them until all of these are written anew.
  *
  * Over a whole range the mean of keys turns too far to be one. It is most of what some models' keys are, and of their errors if it is no
  * part of a centre (docs/research/calibration.md).
@@ -206,7 +206,7 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return true;
 }
 
-bool kvp_gpu_ranges_begin(const kvp_gpu_cache *cache)
+bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache)
 {
     return range_of(cache->ranges.position) == 0;
 }

@@ -77,7 +77,7 @@ static bool has_enough(const kvp_gpu_cells *cells)
 {
     const bool first = cells->learner != NULL && cells->learner->begins && cells->n_weights > cells->head_dim;
 
-    return cells->cache->plain.n > MOST_PLAIN || (first && !kvp_gpu_ranges_begin(cells->cache));
+    return cells->cache->plain.n > MOST_PLAIN || (first && !kvp_gpu_in_first_range(cells->cache));
 }
 
 static void still_weighing(kvp_gpu_cache *cache)
