@@ -116,11 +116,13 @@ typedef struct kvant_rope {
     const float *frequencies; /* n_dims / 2, radians per position; copied */
     uint32_t n_positions;     /* that a sequence may have; 0: as many as there are slots */
     uint32_t n_ranges;        /* versions that share the positions; 0: as many as pay; 1: one for all */
+    uint32_t block_centers;   /* not 0: each block has a centre of its own, the mean of keys at its positions */
 } kvant_rope;
 
 /* For keys with transform=first; nothing happens for other tensors. Versions in force stay; where the
  * rope is another than before (NULL: none), what was learnt for later ones is forgotten. A writer's call.
- * KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE for frequencies, KVANT_ERR_MEMORY. */
+ * KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE for frequencies, KVANT_ERR_MEMORY, KVANT_ERR_UNSUPPORTED for block_centers of a
+ * kvant_cache on a GPU. */
 KVANT_API kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope);
 
 /* Positions of the n rows of the next write, which borrows them. Otherwise a row's position is its place
@@ -179,11 +181,15 @@ typedef struct kvant_block_info {
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* the kv head's */
     const void *page;         /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
-    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL */
+    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL; kvant_rope.block_centers: see kvant_tensor_block_center */
 } kvant_block_info;
 
 KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
                                               kvant_block_info *info);
+
+/* What a kv head's rows of a block are about: its own centre (kvant_rope.block_centers), the version's, or zeros. center: head_dim
+ * floats. KVANT_ERR_ARGUMENT. */
+KVANT_API kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head, float *center);
 
 /* Makes a codec like another one, of the tensor's role and head_dim, with the centre, scale and matrix
  * that a kv head has in a block's version, as if a calibration gave them: for pages that lie elsewhere,

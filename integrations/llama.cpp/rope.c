@@ -100,7 +100,8 @@ void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *row
                               .interleaved = node != NULL && node->op_params[MODE] == 0,
                               .frequencies = frequencies,
                               .n_positions = n_positions,
-                              .n_ranges = n_ranges };
+                              .n_ranges = n_ranges,
+                              .block_centers = n_ranges == 0 };
 
     if (n > 0 && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
         kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims, (double)frequencies[n - 1]);

@@ -40,6 +40,11 @@ static float *offsets_of(const job *j, uint32_t version, size_t row)
     return j->workspace + j->plan->offsets + version * j->plan->n_rows + row;
 }
 
+static float *products_of(const job *j, uint32_t version, size_t row)
+{
+    return j->plan->centered ? j->workspace + j->plan->products + (version * j->plan->n_rows + row) * j->plan->k_dim : NULL;
+}
+
 /* All queries of a kv head for a version. */
 static void prepare(void *context, size_t index, uint32_t worker)
 {
@@ -48,7 +53,8 @@ static void prepare(void *context, size_t index, uint32_t worker)
     const uint32_t v = (uint32_t)(index / plan->n_kv_heads), kv_head = (uint32_t)(index % plan->n_kv_heads);
     const size_t row = row_index(plan, 0, kv_head * plan->group_heads);
     (void)worker;
-    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head, queries_of(j, v, row), offsets_of(j, v, row));
+    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head, queries_of(j, v, row), offsets_of(j, v, row),
+                          products_of(j, v, row));
 }
 
 /* The sink's logit joins the denominator only. Returns the factor on what was summed against
@@ -192,6 +198,7 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
     kvant_attention_unit unit = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,
+                                  .phases = j->workspace + plan->phases,
                                   .first_page = split * plan->split_pages };
     uint32_t left = plan->problem.n_queries - unit.first_query, pages_left = plan->n_pages - unit.first_page;
     unit.n_queries = left < plan->tile_queries ? left : plan->tile_queries;
@@ -201,6 +208,7 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     for (uint32_t v = 0; v < plan->k_versions.n; v++) {
         unit.queries[v] = queries_of(j, v, row);
         unit.offsets[v] = offsets_of(j, v, row);
+        unit.products[v] = products_of(j, v, row);
     }
     kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
@@ -215,6 +223,8 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: the workspace has %zu bytes of %zu or is not aligned to 64",
                           bytes, plan->total * sizeof(float));
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
+    if (plan->centered)
+        plan->reader->phases(plan, j.workspace + plan->phases);
     for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
         atomic_init(&counters_of(&j)[i], 0);
     if (plan->n_splits > 1)

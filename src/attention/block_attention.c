@@ -45,12 +45,13 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
 }
 
 static void scale_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
-                          uint32_t query, uint32_t n, uint32_t kv_head, float *out, float *offsets)
+                          uint32_t query, uint32_t n, uint32_t kv_head, float *out, float *offsets, float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
     const uint32_t group = plan->group_heads;
     (void)kernels;
     (void)version;
+    (void)products;
     for (uint32_t row = 0; row < n * group; row++, out += plan->k_dim) {
         const float *q = p->q + (query + row / group) * p->q_token_stride + (kv_head * group + row % group) * p->q_head_stride;
         for (uint32_t i = 0; i < plan->k_dim; i++)

@@ -57,12 +57,16 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
                      + v_versions * rows * plan->v_dim                        /* sums */
                      + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS         /* masks */
                      + (1 + v_versions) * padded_rows                         /* maxima, totals */
+                     + (plan->centered ? k_versions * rows * KVANT_ATTENTION_CHUNK : 0)
                      + kvant_attention_codes_floats(plan);
     plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
     plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
     plan->scratch_stride = (scratch + 15) / 16 * 16;
     return reserve(&plan->total, plan->n_rows * k_versions, plan->k_dim, &plan->queries) &&
            reserve(&plan->total, plan->n_rows, k_versions, &plan->offsets) &&
+           reserve(&plan->total, plan->centered ? plan->n_rows * k_versions : 0, plan->k_dim, &plan->products) &&
+           reserve(&plan->total, plan->centered ? kvant_attention_chunks(plan) : 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK,
+                   &plan->phases) &&
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0, plan->partial_stride,
                    &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&

@@ -29,10 +29,13 @@ typedef struct kvant_attention_plan {
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads, n_preparing; /* threads worth using, and before for queries that units share */
     float score_scale;  /* on the query: scale, or scale / softcap */
+    bool centered;      /* some blocks of the keys have centres of their own (cache/center.h) */
     /* Workspace, in floats from its start. A row is (kv head, query token, group head). */
     size_t n_rows;
     size_t queries;  /* [version of k][row][k_dim], transformed and scaled */
     size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
+    size_t products; /* [version of k][row][k_dim]: kvant_center_products, if centered */
+    size_t phases;   /* [KVANT_ATTENTION_CHUNK pages][k_dim][page]: cosines, then sines, of the blocks' positions, if centered */
     size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
     size_t counters; /* [tile][kv head]: splits done */
@@ -42,8 +45,9 @@ typedef struct kvant_attention_plan {
 
 #define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
 #define KVANT_ATTENTION_HEAD 16u     /* floats before the sums of a partial result: its maximum, its totals */
+#define KVANT_ATTENTION_CHUNK 16u    /* pages whose blocks' centres are multiplied together */
 
-/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim and versions
+/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and centered
  * are set. False when the workspace's size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
 
@@ -56,6 +60,11 @@ kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvan
 static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
 {
     return plan->tile_queries * plan->group_heads;
+}
+
+static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
+{
+    return (plan->n_pages + (size_t)KVANT_ATTENTION_CHUNK - 1) / KVANT_ATTENTION_CHUNK;
 }
 
 /* The block that holds a page of the sequence; negative: hidden. */

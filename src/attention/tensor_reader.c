@@ -5,6 +5,7 @@
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "../blocks/format.h"
+#include "../cache/center.h"
 #include "unit.h"
 
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
@@ -23,9 +24,14 @@ static void scale(uint32_t n, const float *restrict x, float factor, float *rest
         out[i] = x[i] * factor;
 }
 
+static bool centers_blocks(const kvant_tensor *tensor, uint32_t version)
+{
+    return tensor->versions[version].weights && tensor->versions[version].weights->centers;
+}
+
 /* Query rows of a kv head (plan.h) from the given one on. */
 static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
-                      uint32_t row, uint32_t n, float *out, float *offsets)
+                      uint32_t row, uint32_t n, float *out, float *offsets, float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
     const uint32_t d = plan->k->head_dim, number = plan->k_versions.versions[version], group = plan->group_heads;
@@ -38,6 +44,8 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
         else
             memcpy(x + r * d, q, d * sizeof *x);
         offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
+        if (products && centers_blocks(plan->k, number))
+            kvant_center_products(plan->k, number, kv_head, q, plan->score_scale, products + (size_t)r * plan->k_dim);
     }
     kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
     for (uint32_t r = 0; r < n; r++, out += plan->k_dim) {
@@ -48,12 +56,42 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
 
 /* The rows of a kv head share a version's numbers. */
 static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
-                         uint32_t n, uint32_t kv_head, float *out, float *offsets)
+                         uint32_t n, uint32_t kv_head, float *out, float *offsets, float *products)
 {
     const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = KVANT_TRANSFORM_TOGETHER / plan->k->head_dim;
     for (uint32_t r = 0; r < rows; r += most)
         read_rows(plan, kernels, version, kv_head, first + r, rows - r < most ? rows - r : most, out + (size_t)r * plan->k_dim,
-                  offsets + r);
+                  offsets + r, products ? products + (size_t)r * plan->k_dim : NULL);
+}
+
+/* A page's column of its chunk. */
+static void fill_phase(const kvant_turning *turning, uint32_t n, float *to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        to[(size_t)i * KVANT_ATTENTION_CHUNK] = turning->cosine[i];
+        to[(size_t)(n + i) * KVANT_ATTENTION_CHUNK] = turning->sine[i];
+    }
+}
+
+/* Steps from block to block are mostly alike, and so cost no sines. */
+static void fill_phases(const kvant_attention_plan *plan, float *phases)
+{
+    const size_t chunk = (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK;
+    const kvant_centers *of = NULL;
+    kvant_turning turning;
+    memset(phases, 0, kvant_attention_chunks(plan) * chunk * sizeof *phases);
+    for (uint32_t page = 0; page < plan->n_pages; page++) {
+        const int64_t block = kvant_attention_block(plan, page);
+        if (block < 0 || !kvant_block_is_centered(plan->k, (uint32_t)block))
+            continue;
+        const kvant_block *b = &plan->k->blocks[block];
+        const kvant_centers *own = plan->k->versions[b->version].weights->centers;
+        if (own != of)
+            kvant_turning_over(&turning, own->pairs, own->n);
+        of = own;
+        kvant_turning_move(&turning, b->position);
+        fill_phase(&turning, own->n, phases + page / KVANT_ATTENTION_CHUNK * chunk + page % KVANT_ATTENTION_CHUNK);
+    }
 }
 
 /* Restores the order of channels and transforms back. */
@@ -166,11 +204,29 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
                 sums[row * plan->v_dim + j];
 }
 
+/* What scores of the page lack, where its block has a centre of its own. */
+static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit, uint32_t page)
+{
+    const uint32_t v = unit->k_version, chunk = page / KVANT_ATTENTION_CHUNK;
+    const float *phases = unit->phases + (size_t)chunk * plan->k_dim * KVANT_ATTENTION_CHUNK;
+    unit->page_offsets = NULL;
+    if (!plan->centered || !kvant_block_is_centered(plan->k, (uint32_t)kvant_attention_block(plan, page)))
+        return;
+    if (unit->chunks[v] != chunk + 1) {
+        memset(unit->centers[v], 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
+        kernels->matmul(unit->products[v], plan->k_dim, phases, KVANT_ATTENTION_CHUNK, unit->centers[v], KVANT_ATTENTION_CHUNK,
+                        unit->n_rows, plan->k->head_dim, KVANT_ATTENTION_CHUNK);
+    }
+    unit->chunks[v] = chunk + 1;
+    unit->page_offsets = unit->centers[v] + page % KVANT_ATTENTION_CHUNK;
+}
+
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                   uint32_t page)
 {
     kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch(plan, plan->k, unit, page + 1);
+    find_offsets(plan, kernels, unit, page);
     if (!k.open && unit->codes.k_suits) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
     } else if (takes_rows(plan->k, &k, unit)) {
@@ -199,6 +255,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 
 static const kvant_attention_reader reader = {
     .queries = read_queries,
+    .phases = fill_phases,
     .output = write_output,
     .open = open_page,
     .begin = begin,
@@ -256,6 +313,8 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, cons
     plan->v_dim = v->codecs[0]->layout.padded_dim;
     plan->k_versions = find_versions(plan, k);
     plan->v_versions = find_versions(plan, v);
+    for (uint32_t i = 0; i < plan->k_versions.n; i++)
+        plan->centered |= centers_blocks(k, plan->k_versions.versions[i]);
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 

@@ -29,6 +29,8 @@ static void bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, f
     scratch = unit->max + padded_rows;
     for (uint32_t v = 0; v < plan->v_versions.n; v++, scratch += padded_rows)
         unit->totals[v] = scratch;
+    for (uint32_t v = 0; v < plan->k_versions.n && plan->centered; v++, scratch += rows * KVANT_ATTENTION_CHUNK)
+        unit->centers[v] = scratch;
     kvant_attention_codes_bind(plan, unit->kv_head, &unit->codes, scratch);
 }
 
@@ -165,7 +167,7 @@ static void soften_query(const kvant_attention_plan *plan, const kvant_kernels *
     for (uint32_t g = 0; g < plan->group_heads; g++) {
         uint32_t row = query * plan->group_heads + g, head = unit->kv_head * plan->group_heads + g;
         float *scores = unit->scores + (size_t)row * KVANT_PAGE_TOKENS;
-        float offset = unit->offsets[unit->k_version][row];
+        float offset = unit->page_offsets ? unit->page_offsets[(size_t)row * KVANT_ATTENTION_CHUNK] : unit->offsets[unit->k_version][row];
         if (seen == ALL_HIDDEN) {
             memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
             continue;
@@ -202,7 +204,7 @@ static void take_version(const kvant_attention_plan *plan, const kvant_kernels *
     unit->taken[v] = true;
     if (plan->n_splits == 1)
         plan->reader->queries(plan, kernels, v, unit->first_query, unit->n_queries, unit->kv_head, unit->queries[v],
-                              unit->offsets[v]);
+                              unit->offsets[v], unit->products[v]);
     if (plan->reader->take)
         plan->reader->take(plan, kernels, unit);
 }

@@ -11,12 +11,17 @@ typedef struct kvant_attention_unit {
     uint32_t n_rows;
     float *queries[KVANT_MAX_VERSIONS];       /* per version of the keys: n_rows x k_dim */
     float *offsets[KVANT_MAX_VERSIONS];       /* per version of the keys: n_rows */
+    float *products[KVANT_MAX_VERSIONS];      /* per version of the keys: n_rows x k_dim (plan.h) */
+    float *centers[KVANT_MAX_VERSIONS];       /* offsets of a chunk's pages: n_rows x KVANT_ATTENTION_CHUNK */
+    const float *phases;                      /* the plan's */
+    uint32_t chunks[KVANT_MAX_VERSIONS];      /* 1 + the chunk that these are of; 0: none yet */
     bool taken[KVANT_MAX_VERSIONS];           /* versions of the keys whose queries the reader has seen */
     float *sums[KVANT_MAX_VERSIONS];          /* per version of the values: n_rows x v_dim, in the order of unpacked tiles */
     float *max;                               /* per row */
     float *totals[KVANT_MAX_VERSIONS];        /* per version of the values: n_rows */
     float *k_tile, *v_tile, *scores, *mask;
     uint32_t k_version, v_version; /* numbers of those of the page at hand */
+    const float *page_offsets; /* of the page at hand, where its block has a centre of its own: a row each, KVANT_ATTENTION_CHUNK apart */
     kvant_attention_codes codes;
 } kvant_attention_unit;
 
@@ -26,9 +31,11 @@ typedef struct kvant_attention_reader {
     bool in_order; /* tokens of scores are in order, not at kvant_token_position */
     /* out = the query rows of a kv head (plan.h) of n query tokens from the given one on, k_dim numbers each, as score
      * takes them for the version, times plan->score_scale. offsets: what scores of the version's pages lack, a
-     * term that is equal for all of its keys. */
+     * term that is equal for all of its keys. products: for blocks with centres of their own, if the plan has any. */
     void (*queries)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
-                    uint32_t n, uint32_t kv_head, float *out, float *offsets);
+                    uint32_t n, uint32_t kv_head, float *out, float *offsets, float *products);
+    /* Of a plan that is centered: plan->phases. */
+    void (*phases)(const kvant_attention_plan *plan, float *phases);
     /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of
      * the weights that is on values of the version. */
     void (*output)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t head,

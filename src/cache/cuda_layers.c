@@ -239,7 +239,7 @@ static kvant_status create_full(cuda_part *part, uint32_t version)
     }
     if (part->full)
         return KVANT_OK;
-    KVANT_FORWARD(kvant_version_codec(tensor, version, 0, tensor->codecs[0], &part->made));
+    KVANT_FORWARD(kvant_version_codec(tensor, version, KVANT_NO_POSITION, 0, tensor->codecs[0], &part->made));
     kvant_status status = kvant_cuda_codec_from(part->made, &part->full, NULL, 0);
     return status == KVANT_OK ? kvant_cuda_codec_create_open(part->full, &part->full_open) : status;
 }

@@ -1,4 +1,5 @@
 /* judge.c - by which version a sample of rows and queries errs least (judge.h, learn.h). */
+#include "center.h"
 #include "learning.h"
 
 #include <math.h>
@@ -68,6 +69,34 @@ static void spread_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
+/* Centres of sampled rows' blocks, as if blocks began at multiples of 64. */
+typedef struct row_centers {
+    const kvant_centers *of; /* NULL: rows share the version's */
+    const float *start;
+    kvant_turning turning;
+    float center[KVANT_MAX_HEAD_DIM];
+} row_centers;
+
+static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint32_t version, uint32_t head)
+{
+    const kvant_weights *weights = tensor->versions[version].weights;
+    centers->of = weights ? weights->centers : NULL;
+    if (!centers->of)
+        return;
+    centers->start = centers->of->start + (size_t)head * tensor->head_dim;
+    kvant_turning_over(&centers->turning, centers->of->pairs, centers->of->n);
+}
+
+/* The centre of a row at a position, below 0: not known; otherwise the one given. */
+static const float *center_at(row_centers *centers, uint32_t d, int32_t position, const float *otherwise)
+{
+    if (!centers->of || !otherwise || position < 0)
+        return otherwise;
+    memcpy(centers->center, centers->start, d * sizeof(float));
+    kvant_turn_back(&centers->turning, -(int64_t)(position - position % (int32_t)KVANT_PAGE_TOKENS), centers->center);
+    return centers->center;
+}
+
 /* A key, or a query, in the version's terms, without W. */
 static void take_vector(const kvant_transform *transform, const kvant_affine *affine, bool is_query, const float *x, float *z)
 {
@@ -84,17 +113,21 @@ static double length_of(const kvant_tensor *tensor, uint32_t version, uint32_t h
 {
     const kvant_learning *l = tensor->learning;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_affine shared = kvant_version_affine(tensor, version, head);
     const kvant_transform *transform = kvant_version_transform(tensor, version, head);
     const uint32_t d = tensor->head_dim, most = KVANT_TRANSFORM_TOGETHER / d, all = queries ? sampled_queries(l, head) : l->n_rows;
     const float *x = queries ? l->queries + (size_t)head * SAMPLE_QUERIES * d : l->rows + (size_t)head * d;
     const size_t stride = queries ? d : kvant_tensor_width(tensor);
     float z[KVANT_TRANSFORM_TOGETHER];
     double sum = 0;
+    row_centers centers;
+    begin_centers(&centers, tensor, version, head);
     for (uint32_t i = 0; i < all; i += most) {
         const uint32_t n = all - i < most ? all - i : most;
-        for (uint32_t j = 0; j < n; j++)
+        for (uint32_t j = 0; j < n; j++) {
+            const kvant_affine affine = { queries ? NULL : center_at(&centers, d, l->places[i + j], shared.center), shared.scale };
             take_vector(transform, &affine, queries, x + (i + j) * stride, z + j * d);
+        }
         if (transform->triangles)
             kvant_transform_stretch(transform, kernels, queries, n, z, z);
         sum += squares(z, n * d);

@@ -26,6 +26,12 @@ static double cost_beside(const kvant_tensor *tensor, uint32_t version, uint32_t
 
 /* Positions */
 
+static kvant_status solve(kvant_tensor *tensor, kvant_range range, uint32_t n_threads)
+{
+    const kvant_turn *turn = tensor->learning->turn;
+    return kvant_solve(tensor, range, turn && turn->block_centers ? KVANT_PAGE_TOKENS : 0, n_threads);
+}
+
 static uint32_t count_ranges(const kvant_learning *l, bool made)
 {
     uint32_t n = 0;
@@ -117,7 +123,7 @@ kvant_status kvant_learning_turn(kvant_tensor *tensor, const kvant_choice *choic
 {
     kvant_learning *l = tensor->learning;
     const kvant_range range = choose_range(l, n_unused);
-    const kvant_status status = kvant_solve(tensor, range, 0, n_threads);
+    const kvant_status status = solve(tensor, range, n_threads);
     *turned = status == KVANT_OK && is_better(tensor, choice, least, most, n_threads);
     if (*turned)
         mark_range(l, range);
@@ -147,7 +153,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     l->done = n >= MOST_ROWS || n_unused < 2;
     if (n_unused < (plain ? 1u : 2u + (again ? count_ranges(l, false) : 0)))
         return KVANT_OK;
-    const kvant_status status = kvant_solve(tensor, range, 0, n_threads);
+    const kvant_status status = solve(tensor, range, n_threads);
     if (status == KVANT_OK && (choice->version == KVANT_CANDIDATE || cost_beside(tensor, choice->version, n_threads) < WORTH_IT)) {
         choice->version = KVANT_CANDIDATE;
         mark_range(l, range);
@@ -229,7 +235,7 @@ void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)
 static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes, kvant_codec **codecs)
 {
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        KVANT_FORWARD(kvant_version_codec(tensor, KVANT_CANDIDATE, head, likes[head], &codecs[head]));
+        KVANT_FORWARD(kvant_version_codec(tensor, KVANT_CANDIDATE, KVANT_NO_POSITION, head, likes[head], &codecs[head]));
     return KVANT_OK;
 }
 

@@ -139,7 +139,7 @@ void kvant_queries_assume(const kvant_tensor *tensor);
 
 /* solve.c: the candidate gets matrices from the sums, for a range of positions, and their centre. As it was on an error. stretch:
  * 0, or positions of an octave of the range whose keys will be about a centre of their own: kvant_solve_center has it, for the
- * tensor's channels. */
+ * tensor's channels. The candidate has those of blocks itself (center.h), where the tensor wants them. */
 kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch, uint32_t n_threads);
 kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center);
 

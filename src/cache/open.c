@@ -9,6 +9,7 @@
 
 #include "../base/half.h"
 #include "../base/parallel.h"
+#include "center.h"
 #include "weights.h"
 
 #define ALL_SLOTS UINT64_MAX
@@ -247,11 +248,11 @@ typedef struct change_job {
 static bool change_row(const change_job *job, uint32_t head, float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
-    kvant_affine from = kvant_version_affine(job->tensor, job->from, head);
-    kvant_affine to = kvant_version_affine(job->tensor, job->to, head);
-    float x[KVANT_MAX_HEAD_DIM];
+    float x[KVANT_MAX_HEAD_DIM], from_room[KVANT_MAX_HEAD_DIM], to_room[KVANT_MAX_HEAD_DIM];
     if (job->from == job->to)
         return true;
+    const kvant_affine from = kvant_block_affine(job->tensor, job->block, job->from, head, from_room),
+                       to = kvant_block_affine(job->tensor, job->block, job->to, head, to_room);
     kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels, &from, y, x);
     kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, &to, x, y);
     return kvant_codec_fits_open(codec, job->kernels, y);

@@ -2,6 +2,7 @@
  *
  * n keys or queries of d channels say little of what two channels have in common, so means beside the
  * diagonal count n / (n + d DAMPING). */
+#include "center.h"
 #include "learning.h"
 
 #include <math.h>
@@ -52,43 +53,30 @@ typedef struct solve_job {
     uint32_t stretch;    /* of these, with a centre of their own; 0: none */
     uint16_t *triangles; /* per unit */
     float *center;       /* width */
+    float *start;        /* the same of a block at position 0 (center.h) */
     double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
     double *room;        /* per thread, ROOM numbers: memory of their own would be new, and so slow, each time */
     kvant_status status[];
 } solve_job;
 
-/* Keys of each stretch are about its own mean. The octave is divided evenly. */
-static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint32_t octave, const double *mean, double *keys)
+/* Keys of each stretch are about its own mean: that of the first one, turned from stretch to stretch. An octave that is no
+ * longer is one. */
+static kvant_status leave_stretches(const solve_job *job, uint32_t part, uint8_t octave, const double *mean, double *moments, double *keys)
 {
     const kvant_turn *t = job->tensor->learning->turn;
+    const size_t d = t->part;
+    double own[KVANT_MAX_HEAD_DIM];
     int32_t edges[2];
     kvant_turn_octave_edges(t, octave, edges);
-    const int64_t length = (int64_t)edges[1] - edges[0], n = length <= job->stretch ? 1 : length / job->stretch;
-    for (int64_t i = 0; i < n; i++) {
-        double own[KVANT_MAX_HEAD_DIM];
-        memcpy(own, mean, t->part * sizeof *own);
-        KVANT_FORWARD(kvant_turn_mean(t, part, (int32_t)(edges[0] + i * length / n), (int32_t)(edges[0] + (i + 1) * length / n - 1), own));
-        add_product(-1.0 / (double)(n * (job->range.end - job->range.first)), own, t->part, keys);
-    }
+    const uint32_t length = (uint32_t)(edges[1] - edges[0]), step = length < job->stretch ? length : job->stretch;
+    memcpy(own, mean, d * sizeof *own);
+    memset(moments, 0, d * d * sizeof *moments);
+    KVANT_FORWARD(kvant_turn_mean(t, part, 0, (int32_t)step - 1, own));
+    add_product(1, own, d, moments);
+    KVANT_FORWARD(kvant_turn_moments(t, part, (kvant_range){ octave, (uint8_t)(octave + 1) }, step, NULL, moments));
+    for (size_t i = 0; i < d * d; i++)
+        keys[i] -= moments[i] / (job->range.end - job->range.first);
     return KVANT_OK;
-}
-
-/* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. */
-static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys, double *queries)
-{
-    const kvant_turn *t = job->tensor->learning->turn;
-    const uint32_t part = kvant_unit_part(job->tensor, unit);
-    double first[KVANT_MAX_HEAD_DIM];
-    if (!t)
-        return KVANT_OK;
-    memcpy(first, mean, t->part * sizeof *first);
-    add_product(1, mean, t->part, keys);
-    KVANT_FORWARD(kvant_turn_moments(t, part, job->range, mean, keys));
-    for (uint32_t octave = job->range.first; job->stretch && octave < job->range.end; octave++)
-        KVANT_FORWARD(leave_stretches(job, part, octave, first, keys));
-    if (!job->stretch)
-        add_product(-1, mean, t->part, keys);
-    return kvant_turn_moments(t, part, job->range, NULL, queries);
 }
 
 static void put_center(const kvant_tensor *tensor, size_t unit, const double *mean, float *to)
@@ -97,6 +85,26 @@ static void put_center(const kvant_tensor *tensor, size_t unit, const double *me
     for (uint32_t j = 0; j < tensor->learning->part; j++)
         center[j] = (float)mean[j];
     kvant_unit_scatter(tensor, unit, center, to);
+}
+
+/* Moments of keys about 0 and of queries, and keys' mean, become those of the job's range of positions. room: d x d. */
+static kvant_status turn(const solve_job *job, size_t unit, double *mean, double *keys, double *queries, double *room)
+{
+    const kvant_turn *t = job->tensor->learning->turn;
+    const uint32_t part = kvant_unit_part(job->tensor, unit);
+    double first[KVANT_MAX_HEAD_DIM];
+    if (!t)
+        return KVANT_OK;
+    memcpy(first, mean, t->part * sizeof *first);
+    add_product(1, mean, t->part, keys);
+    KVANT_FORWARD(kvant_turn_moments(t, part, job->range, 1, mean, keys));
+    for (uint8_t octave = job->range.first; job->stretch && octave < job->range.end; octave++)
+        KVANT_FORWARD(leave_stretches(job, part, octave, first, room, keys));
+    if (!job->stretch)
+        add_product(-1, mean, t->part, keys);
+    KVANT_FORWARD(kvant_turn_mean(t, part, 0, KVANT_PAGE_TOKENS - 1, first));
+    put_center(job->tensor, unit, first, job->start);
+    return kvant_turn_moments(t, part, job->range, 1, NULL, queries);
 }
 
 /* Less the origin; where keys turn, at position 0. */
@@ -116,7 +124,7 @@ static void add_origin(const kvant_tensor *tensor, size_t unit, double *mean)
 }
 
 /* keys: about the mean; of keys without a centre about zero. */
-static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries)
+static kvant_status find_moments(const solve_job *job, size_t unit, double *keys, double *queries, double *room)
 {
     const kvant_tensor *tensor = job->tensor;
     const unit_sums *u = &tensor->learning->units[unit];
@@ -126,7 +134,7 @@ static kvant_status find_moments(const solve_job *job, size_t unit, double *keys
     unpack(u->keys, u->n_keys, mean, n, keys);
     unpack(u->queries, u->n_queries, NULL, n, queries);
     add_origin(tensor, unit, mean);
-    KVANT_FORWARD(turn(job, unit, mean, keys, queries));
+    KVANT_FORWARD(turn(job, unit, mean, keys, queries, room));
     put_center(tensor, unit, mean, job->center);
     damp(tensor, u->n_keys, KEYS_DAMPING, keys);
     damp(tensor, u->n_queries, QUERIES_DAMPING, queries);
@@ -141,7 +149,7 @@ static void solve_unit(void *context, size_t unit, uint32_t worker)
     const uint32_t n = job->tensor->learning->part;
     double *keys = job->room + worker * ROOM(n), *queries = keys + (size_t)n * n, *room = queries + (size_t)n * n;
     double *balance = job->balance + 2 * unit, gain = 1;
-    job->status[unit] = find_moments(job, unit, keys, queries);
+    job->status[unit] = find_moments(job, unit, keys, queries, room);
     if (job->status[unit] == KVANT_OK) {
         balance[0] = kvant_trace(n, keys);
         balance[1] = sqrt(kvant_trace(n, queries) / balance[0]);
@@ -179,6 +187,17 @@ static void balance_parts(const solve_job *job, uint32_t head)
         scale((float)sqrt(balance[2 * p + 1] * before / after), size, triangle + p * size);
 }
 
+static kvant_status center_blocks(const solve_job *job, kvant_weights *weights)
+{
+    const kvant_turn *t = job->tensor->learning->turn;
+    if (!t || !t->block_centers || job->stretch != KVANT_PAGE_TOKENS)
+        return KVANT_OK;
+    const kvant_rope rope = { .n_dims = t->n_dims, .interleaved = t->interleaved, .frequencies = t->frequencies };
+    KVANT_FORWARD(kvant_centers_create(job->tensor, &rope, &weights->centers));
+    memcpy(weights->centers->start, job->start, kvant_tensor_width(job->tensor) * sizeof *job->start);
+    return KVANT_OK;
+}
+
 static kvant_status solve(solve_job *job, uint32_t n_threads)
 {
     kvant_tensor *tensor = job->tensor;
@@ -190,6 +209,10 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         balance_parts(job, head);
     KVANT_FORWARD(kvant_weights_create(tensor, job->triangles, n_threads, &weights));
+    if (center_blocks(job, weights) != KVANT_OK) {
+        kvant_weights_free(&weights);
+        return KVANT_ERR_MEMORY;
+    }
     memcpy(candidate->center, job->center, kvant_tensor_width(tensor) * sizeof *job->center);
     kvant_weights_free(&candidate->weights);
     candidate->weights = weights;
@@ -205,7 +228,8 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stret
     job->range = range;
     job->stretch = stretch;
     job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
-    job->center = kvant_alloc(kvant_tensor_width(tensor), sizeof *job->center);
+    job->center = kvant_alloc(kvant_tensor_width(tensor), 2 * sizeof *job->center);
+    job->start = job->center + kvant_tensor_width(tensor);
     job->balance = kvant_alloc(n_units, 2 * sizeof *job->balance);
     job->room = kvant_alloc(n_workers, ROOM(tensor->learning->part) * sizeof *job->room);
     const bool all = job->triangles && job->center && job->balance && job->room;

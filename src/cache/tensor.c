@@ -1,4 +1,5 @@
 /* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
+#include "center.h"
 #include "weights.h"
 
 #include <string.h>
@@ -127,6 +128,7 @@ static void place_block(kvant_tensor *tensor, uint32_t block)
 {
     uint32_t n = tensor->blocks_per_sequence;
     tensor->blocks[block] = (kvant_block){ .open_page = KVANT_NO_PAGE,
+                                           .position = KVANT_NO_POSITION,
                                            .sequence = n ? block / n : 0,
                                            .index = n ? block % n : block };
 }
@@ -247,7 +249,7 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
         kvant_pages_clear(tensor, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (b->written)
         kvant_version_leave(tensor, block);
-    *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .sequence = b->sequence, .index = b->index };
+    *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .position = KVANT_NO_POSITION, .sequence = b->sequence, .index = b->index };
 }
 
 kvant_status kvant_tensor_clear_blocks(kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -275,7 +277,8 @@ static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, 
     float y[KVANT_MAX_HEAD_DIM];
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
-        kvant_affine affine = kvant_version_affine(tensor, tensor->blocks[block].version, head);
+        float room[KVANT_MAX_HEAD_DIM];
+        kvant_affine affine = kvant_block_affine(tensor, block, tensor->blocks[block].version, head, room);
         if (!written)
             memset(y, 0, sizeof y);
         else if (ref.open)
@@ -311,6 +314,16 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
                               .page = page.page,
                               .affine = kvant_version_affine(tensor, b->version, kv_head) };
     return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+kvant_status kvant_tensor_block_center(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head, float *center)
+{
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads || !center, KVANT_ERR_ARGUMENT);
+    float room[KVANT_MAX_HEAD_DIM];
+    const kvant_affine affine = kvant_block_affine(tensor, block, tensor->blocks[block].version, kv_head, room);
+    for (uint32_t i = 0; i < tensor->head_dim; i++)
+        center[i] = affine.center ? affine.center[i] : 0;
+    return KVANT_OK;
 }
 
 kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info)

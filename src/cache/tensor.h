@@ -7,6 +7,7 @@
  *   learn.c       matrices of transform=first, from rows and queries
  *   judge.c       which version a sample of them errs least with
  *   weights.c     these matrices as transforms
+ *   center.c      centres that turn with positions: one per block
  *   transfer.c    copies, export, import */
 #pragma once
 
@@ -18,11 +19,13 @@
 
 #define KVANT_NO_PAGE (-1)
 #define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
+#define KVANT_NO_POSITION INT32_MIN
 
 typedef struct kvant_block {
     uint64_t written;  /* bit per slot */
     int32_t open_page; /* KVANT_NO_PAGE unless open or sink */
     uint32_t sequence, index;
+    int32_t position; /* of its first slot, where it may have a centre of its own (center.h); KVANT_NO_POSITION: not known */
     uint8_t state, version;
     bool touched; /* its sealed pages were written; until then their memory is not */
 } kvant_block;
@@ -35,12 +38,15 @@ typedef struct kvant_open_page {
     uint64_t used;  /* the same by the clock of all sequences */
 } kvant_open_page;
 
+typedef struct kvant_centers kvant_centers;
+
 /* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
     float *expanded;     /* (R W)^T of all kv heads, or NULL (kvant_version_prepare) */
     size_t idle;         /* rows written since it was needed */
     uint16_t *triangles; /* W^T in binary16 */
     float *inverses;     /* of the triangles, as multiply_lower reads them: for queries */
+    kvant_centers *centers; /* of blocks, or NULL: the version's serves all */
     kvant_transform transforms[]; /* per kv head */
 } kvant_weights;
 
@@ -142,7 +148,8 @@ static inline size_t kvant_tensor_width(const kvant_tensor *tensor)
     return (size_t)tensor->n_kv_heads * tensor->head_dim;
 }
 
-/* Centre and scale of one kv head in a version: each head has what its own codec asks for. */
+/* Centre and scale of one kv head in a version: each head has what its own codec asks for. Blocks may have a centre of their own
+ * (kvant_block_affine). */
 static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version, uint32_t head)
 {
     const kvant_codec_info *info = &tensor->codecs[head]->info;
@@ -299,11 +306,16 @@ void kvant_versions_reset(kvant_tensor *tensor);
 void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
 void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
 
-/* *version = the number of an alive version with these numbers (NULL: as in version 0; no matrices),
- * which is made when there is none. KVANT_ERR_FULL when all are taken; errors as
- * kvant_weights_create. */
-kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale,
-                                const uint16_t *triangles, bool learnt, uint32_t *version);
+typedef struct kvant_version_numbers {
+    const float *center, *scale;  /* NULL: as in version 0 */
+    const uint16_t *triangles;    /* NULL: no matrices */
+    const kvant_centers *centers; /* NULL: none of blocks */
+    bool learnt;
+} kvant_version_numbers;
+
+/* *version = the number of an alive version with these numbers, which is made when there is none. KVANT_ERR_FULL when all are
+ * taken; errors as kvant_weights_create. */
+kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers, uint32_t *version);
 
 /* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
  * with it. */

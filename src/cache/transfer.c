@@ -7,6 +7,7 @@
 #include "../base/error.h"
 #include "../base/fnv.h"
 #include "../base/alloc.h"
+#include "center.h"
 #include "learn.h"
 
 /* Copies */
@@ -39,9 +40,11 @@ static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint3
         if (!from->blocks[block].written || map[v] >= 0)
             continue;
         uint32_t found = v;
+        const kvant_weights *weights = version->weights;
+        const kvant_version_numbers numbers = { version->center, version->scale, weights ? weights->triangles : NULL,
+                                                weights ? weights->centers : NULL, version->learnt };
         if (from != to)
-            status = kvant_version_find(to, version->center, version->scale,
-                                        version->weights ? version->weights->triangles : NULL, version->learnt, &found);
+            status = kvant_version_find(to, &numbers, &found);
         if (status != KVANT_OK)
             continue;
         map[v] = (int32_t)found;
@@ -96,12 +99,13 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
                      kvant_open_block_bytes(from));
 }
 
-/* An empty block, which may have taken an open page, gets its slots, version and sealed pages (NULL:
+/* An empty block, which may have taken an open page, gets its slots, version, position and sealed pages (NULL:
  * none). */
-static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint64_t written, const void *sealed)
+static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, int32_t position, uint64_t written, const void *sealed)
 {
     kvant_block *b = &tensor->blocks[block];
     kvant_version_join(tensor, block, version);
+    b->position = position;
     b->written = written;
     b->touched = sealed != NULL;
     b->state = b->open_page < 0 ? KVANT_BLOCK_SEALED : b->state;
@@ -122,7 +126,7 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
         copy_open(from, source, to, target, page);
     else if (page >= 0)
         kvant_open_abandon(to, target);
-    fill(to, target, version, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
+    fill(to, target, version, block->position, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -160,9 +164,17 @@ typedef struct block_header {
     uint64_t scheme; /* what the codecs are */
     uint64_t written;
     uint32_t open;   /* 1: fp16 pages, 0: sealed ones */
-    uint32_t learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices */
+    uint32_t learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices; 3: and centres of blocks */
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
+
+/* head_dim / 2 frequencies follow, of which RoPE uses the first n_dims / 2, and the centre of a block at position 0 of all kv
+ * heads. */
+typedef struct centers_header {
+    int32_t position;
+    uint32_t n_dims, interleaved, zero;
+} centers_header;
+_Static_assert(sizeof(centers_header) == 16, "format.md");
 
 /* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a
  * calibration. */
@@ -182,11 +194,13 @@ static size_t page_bytes(const kvant_tensor *tensor, bool open)
     return open ? kvant_open_block_bytes(tensor) : tensor->block_bytes;
 }
 
-enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES };
+enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES, LEARNT_CENTERS };
 
 static uint32_t learnt_by(const kvant_tensor_version *version)
 {
-    return version->weights ? LEARNT_MATRICES : version->learnt ? LEARNT_AFFINE : LEARNT_NOTHING;
+    if (version->weights)
+        return version->weights->centers ? LEARNT_CENTERS : LEARNT_MATRICES;
+    return version->learnt ? LEARNT_AFFINE : LEARNT_NOTHING;
 }
 
 static size_t weights_bytes(const kvant_tensor *tensor)
@@ -199,9 +213,26 @@ static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learnt)
     return learnt ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
 }
 
+static size_t frequency_bytes(const kvant_tensor *tensor)
+{
+    return tensor->head_dim / 2 * sizeof(float);
+}
+
+static size_t centers_bytes(const kvant_tensor *tensor)
+{
+    return (sizeof(centers_header) + frequency_bytes(tensor) + kvant_tensor_width(tensor) * sizeof(float) + 7) / 8 * 8;
+}
+
 static size_t version_bytes(const kvant_tensor *tensor, uint32_t learnt)
 {
-    return affine_bytes(tensor, learnt) + (learnt == LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0);
+    return affine_bytes(tensor, learnt) + (learnt >= LEARNT_MATRICES ? (weights_bytes(tensor) + 7) / 8 * 8 : 0) +
+           (learnt == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
+}
+
+/* Where centres are: the last of a version. */
+static size_t centers_at(const kvant_tensor *tensor)
+{
+    return version_bytes(tensor, LEARNT_MATRICES);
 }
 
 static size_t bytes_of(const kvant_tensor *tensor, bool open, uint32_t learnt)
@@ -213,9 +244,28 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 {
     if (!tensor)
         return 0;
-    const uint32_t learnt = tensor->learning ? LEARNT_MATRICES : LEARNT_AFFINE;
+    const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
     size_t open = tensor->n_open_pages ? bytes_of(tensor, true, learnt) : 0, sealed = bytes_of(tensor, false, learnt);
     return open > sealed ? open : sealed;
+}
+
+/* The first channel of the i-th pair that turns. */
+static uint32_t turning_channel(const centers_header *header, uint32_t i)
+{
+    return header->interleaved ? 2 * i : i;
+}
+
+static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, int32_t position, uint8_t *to)
+{
+    const centers_header header = { position, centers->n_dims, centers->interleaved, 0 };
+    float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
+    for (uint32_t i = 0; i < header.n_dims / 2; i++)
+        for (uint32_t pair = 0; pair < centers->n; pair++)
+            if (centers->pairs[pair].first == turning_channel(&header, i))
+                frequencies[i] = centers->pairs[pair].frequency;
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
+    memcpy(to + sizeof header + frequency_bytes(tensor), centers->start, kvant_tensor_width(tensor) * sizeof(float));
 }
 
 kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes, size_t *used)
@@ -232,8 +282,10 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     at += sizeof header;
     memcpy(at, version->center, affine_bytes(tensor, learnt));
     memset(at + affine_bytes(tensor, learnt), 0, version_bytes(tensor, learnt) - affine_bytes(tensor, learnt));
-    if (learnt == LEARNT_MATRICES)
+    if (learnt >= LEARNT_MATRICES)
         memcpy(at + affine_bytes(tensor, learnt), version->weights->triangles, weights_bytes(tensor));
+    if (learnt == LEARNT_CENTERS)
+        export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
     at += version_bytes(tensor, learnt);
     kvant_pages_read(tensor, at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
                      page_bytes(tensor, open));
@@ -256,11 +308,14 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     if (bytes < sizeof *header + sizeof checksum)
         return damaged("it is cut short");
     memcpy(header, data, sizeof *header);
-    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > LEARNT_MATRICES)
+    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > LEARNT_CENTERS)
         return damaged("it is none, or of another version of kvant");
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape or another seed");
-    if (header->learnt == LEARNT_MATRICES && !tensor->learning)
+    if (header->learnt == LEARNT_CENTERS && tensor->device)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has a centre of its own, which only tensors in the "
+                                                       "computer's memory can have");
+    if (header->learnt >= LEARNT_MATRICES && !tensor->learning)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has matrices of transform=first, which only tensors "
                                                        "in the computer's memory can have");
     if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learnt))
@@ -297,6 +352,46 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
     return KVANT_OK;
 }
 
+/* What export_centers wrote. */
+static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data, kvant_centers **centers)
+{
+    centers_header header;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    memcpy(&header, data, sizeof header);
+    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
+    const kvant_rope rope = { .n_dims = header.n_dims, .interleaved = header.interleaved, .frequencies = frequencies };
+    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
+        return damaged("no keys turn as it says");
+    const kvant_status status = kvant_centers_create(tensor, &rope, centers);
+    if (status != KVANT_OK)
+        return status == KVANT_ERR_MEMORY ? status : damaged("a channel does not turn with another one");
+    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor), kvant_tensor_width(tensor) * sizeof(float));
+    for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
+        if (!isfinite((*centers)->start[i]))
+            return damaged("the centre of its blocks is not finite");
+    return KVANT_OK;
+}
+
+static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data, const block_header *header)
+{
+    int32_t position = KVANT_NO_POSITION;
+    if (header->learnt == LEARNT_CENTERS)
+        memcpy(&position, data + sizeof *header + centers_at(tensor), sizeof position);
+    return position;
+}
+
+/* numbers->triangles and centers are the caller's to free, on an error, too. */
+static kvant_status import_weights(const kvant_tensor *tensor, const uint8_t *data, uint32_t learnt, uint16_t **triangles,
+                                   kvant_centers **centers)
+{
+    if (learnt < LEARNT_MATRICES)
+        return KVANT_OK;
+    *triangles = kvant_alloc(1, weights_bytes(tensor));
+    KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
+    memcpy(*triangles, data + affine_bytes(tensor, learnt), weights_bytes(tensor));
+    return learnt == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers) : KVANT_OK;
+}
+
 /* The version of an imported block, made when it is not there. The arrays may lie at any alignment,
  * so they go through the candidate. */
 static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
@@ -304,18 +399,18 @@ static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, co
 {
     kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
     uint16_t *triangles = NULL;
+    kvant_centers *centers = NULL;
     *version = 0;
     if (!header->learnt)
         return KVANT_OK;
     memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learnt));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
-    if (header->learnt == LEARNT_MATRICES) {
-        triangles = kvant_alloc(1, weights_bytes(tensor));
-        KVANT_RETURN_IF(!triangles, KVANT_ERR_MEMORY);
-        memcpy(triangles, data + sizeof *header + affine_bytes(tensor, header->learnt), weights_bytes(tensor));
-    }
-    const kvant_status status = kvant_version_find(tensor, read->center, read->scale, triangles, true, version);
+    const kvant_status fit = import_weights(tensor, data + sizeof *header, header->learnt, &triangles, &centers);
+    const kvant_version_numbers numbers = { read->center, read->scale, triangles, centers, true };
+    const kvant_status status = fit == KVANT_OK ? kvant_version_find(tensor, &numbers, version) : KVANT_OK;
     kvant_free(triangles);
+    kvant_free(centers);
+    KVANT_FORWARD(fit);
     return status == KVANT_ERR_FULL ? no_version() : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse") : status;
 }
 
@@ -342,7 +437,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         tensor->open_pages[page].fresh = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
     }
-    fill(tensor, block, version, header.written, header.open ? NULL : pages);
+    fill(tensor, block, version, position_of(tensor, data, &header), header.written, header.open ? NULL : pages);
     return kvant_pages_status(tensor);
 }
 
@@ -378,7 +473,8 @@ kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *a
     KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_affine(tensor, affine));
     uint32_t version;
-    KVANT_FORWARD(kvant_version_find(tensor, affine->center, affine->scale, NULL, true, &version));
+    const kvant_version_numbers numbers = { .center = affine->center, .scale = affine->scale, .learnt = true };
+    KVANT_FORWARD(kvant_version_find(tensor, &numbers, &version));
     kvant_versions_begin(tensor, version);
     return KVANT_OK;
 }

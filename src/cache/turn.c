@@ -18,7 +18,7 @@
 
 /* Sine and cosine of any angle */
 
-static void sin_cos(double angle, double *sine, double *cosine)
+void kvant_turn_sin_cos(double angle, double *sine, double *cosine)
 {
     const double quarters = floor(angle / KVANT_HALF_PI), rest = angle - quarters * KVANT_HALF_PI;
     const int quarter = (int)(quarters - 4 * floor(quarters / 4));
@@ -35,7 +35,7 @@ typedef struct complex_number {
 static complex_number unit(double angle)
 {
     complex_number z;
-    sin_cos(angle, &z.im, &z.re);
+    kvant_turn_sin_cos(angle, &z.im, &z.re);
     return z;
 }
 
@@ -51,7 +51,7 @@ static complex_number conjugate(complex_number a, bool really)
 
 /* Setting */
 
-static kvant_status check(const kvant_rope *rope, uint32_t head_dim)
+kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim)
 {
     if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
@@ -104,6 +104,11 @@ static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t 
     return alone == n;
 }
 
+bool kvant_turn_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs)
+{
+    return find_pairs(rope, head_dim, head_dim, 0, pairs);
+}
+
 uint32_t kvant_turn_octave(const kvant_turn *turn, int32_t position)
 {
     uint32_t octave = 0;
@@ -147,7 +152,9 @@ static kvant_turn *make_turn(const kvant_tensor *tensor, const kvant_rope *rope,
                           .interleaved = rope->interleaved != 0,
                           .n_positions = positions < INT32_MAX ? (uint32_t)positions : INT32_MAX,
                           .n_ranges = rope->n_ranges,
+                          .block_centers = rope->block_centers != 0,
                           .part = n };
+    memcpy(turn->frequencies, rope->frequencies, rope->n_dims / 2 * sizeof *turn->frequencies);
     turn->n_octaves = kvant_turn_octaves(turn->n_positions);
     bool whole = true;
     for (uint32_t part = 0; part < d / n; part++)
@@ -164,7 +171,9 @@ kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope)
     if (!tensor || (rope && !KVANT_TAKE(kvant_rope, &r, rope, n_ranges)))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "rope: no tensor, or its size field is not set");
     if (rope)
-        KVANT_FORWARD(check(&r, tensor->head_dim));
+        KVANT_FORWARD(kvant_rope_check(&r, tensor->head_dim));
+    if (rope && r.block_centers && tensor->device)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "rope: blocks on a GPU have no centres of their own");
     kvant_learning *l = tensor->learning;
     if (!l || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V)
         return KVANT_OK;
@@ -194,8 +203,13 @@ kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *po
 
 void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part)
 {
-    turning->pairs = turn ? turn->pairs + part * turn->part / 2 : NULL;
-    turning->n = turn ? turn->part / 2 : 0;
+    kvant_turning_over(turning, turn ? turn->pairs + part * turn->part / 2 : NULL, turn ? turn->part / 2 : 0);
+}
+
+void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n)
+{
+    turning->pairs = pairs;
+    turning->n = n;
     turning->position = turning->step = 0;
     turning->halves = true;
     for (uint32_t i = 0; i < turning->n; i++) {
@@ -209,7 +223,7 @@ static void move_to(kvant_turning *t, int64_t position)
 {
     const int64_t step = position - t->position;
     for (uint32_t i = 0; i < t->n && step != t->step; i++)
-        sin_cos((double)step * t->pairs[i].frequency, &t->by.sine[i], &t->by.cosine[i]);
+        kvant_turn_sin_cos((double)step * t->pairs[i].frequency, &t->by.sine[i], &t->by.cosine[i]);
     t->step = step;
     t->position = position;
     for (uint32_t i = 0; i < t->n; i++) {
@@ -233,10 +247,15 @@ static void turn_halves(uint32_t n, const float *restrict cosine, const float *r
     }
 }
 
-void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
+void kvant_turning_move(kvant_turning *t, int64_t position)
 {
     if (t->n && position != t->position)
         move_to(t, position);
+}
+
+void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
+{
+    kvant_turning_move(t, position);
     if (t->halves)
         turn_halves(t->n, t->cosine, t->sine, x, x + t->n);
     for (uint32_t i = 0; i < t->n && !t->halves; i++)
@@ -250,6 +269,7 @@ void kvant_turn_back(kvant_turning *t, int64_t position, float *x)
 typedef struct series {
     const kvant_pair *pairs;
     uint32_t n, n_edges;
+    double step; /* of positions; edges are in steps */
     double edge[KVANT_MOST_OCTAVES + 1], share[KVANT_MOST_OCTAVES + 1];
     complex_number *at; /* n_edges x n: each pair at each edge; then n: at position 1 */
 } series;
@@ -269,7 +289,7 @@ static kvant_status begin_series(series *s, const kvant_turn *turn, uint32_t par
     }
     for (uint32_t m = 0; m <= s->n_edges; m++)
         for (uint32_t i = 0; i < s->n; i++)
-            s->at[m * s->n + i] = unit((m < s->n_edges ? s->edge[m] : 1) * (double)s->pairs[i].frequency);
+            s->at[m * s->n + i] = unit((m < s->n_edges ? s->edge[m] : 1) * s->step * (double)s->pairs[i].frequency);
     return KVANT_OK;
 }
 
@@ -317,11 +337,11 @@ static void turn_block(const series *s, uint32_t i, uint32_t k, double *m)
     m[y->second * d + x->first] = m[x->first * d + y->second] = (plus.im - minus.im) / 2;
 }
 
-kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments)
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, uint32_t step, double *mean, double *moments)
 {
-    series s = { .n_edges = range.end - range.first + 1u };
+    series s = { .n_edges = range.end - range.first + 1u, .step = step };
     for (uint32_t m = 0; m < s.n_edges; m++)
-        s.edge[m] = edge_of(turn, range.first + m);
+        s.edge[m] = (double)edge_of(turn, range.first + m) / step;
     KVANT_FORWARD(begin_series(&s, turn, part));
     if (mean)
         turn_mean(&s, mean);
@@ -334,7 +354,7 @@ kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_ran
 
 kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean)
 {
-    series s = { .n_edges = 2, .edge = { first, last + 1.0 } };
+    series s = { .n_edges = 2, .step = 1, .edge = { first, last + 1.0 } };
     KVANT_FORWARD(begin_series(&s, turn, part));
     turn_mean(&s, mean);
     kvant_free(s.at);

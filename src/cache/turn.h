@@ -21,10 +21,20 @@ typedef struct kvant_pair {
 } kvant_pair;
 
 typedef struct kvant_turn {
-    uint32_t n_dims, interleaved, n_positions, n_ranges; /* as in kvant_rope, with n_positions resolved */
+    uint32_t n_dims, interleaved, n_positions, n_ranges, block_centers; /* as in kvant_rope, with n_positions resolved */
     uint32_t part, n_octaves;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of part 0, then of part 1 ... */
 } kvant_turn;
+
+/* Of any angle; the same bits everywhere. */
+void kvant_turn_sin_cos(double angle, double *sine, double *cosine);
+
+/* Pairs of a whole head, by channel: head_dim / 2. False when a channel is left alone. */
+bool kvant_turn_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs);
+
+/* KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE. */
+kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim);
 
 /* How many octaves so many positions have. */
 uint32_t kvant_turn_octaves(uint64_t n_positions);
@@ -46,15 +56,19 @@ typedef struct kvant_turning {
     float cosine[KVANT_MAX_HEAD_DIM / 2], sine[KVANT_MAX_HEAD_DIM / 2]; /* of the position */
 } kvant_turning;
 
-/* turn NULL: kvant_turn_back does nothing. */
+/* turn NULL: kvant_turn_back does nothing. kvant_turning_over: of n pairs of a vector of 2 n channels. */
 void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part);
+void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n);
+
+/* turning->cosine and sine become those of the position. */
+void kvant_turning_move(kvant_turning *turning, int64_t position);
 
 /* x at a position becomes what it is at position 0; below 0: what x at 0 is at -position. */
 void kvant_turn_back(kvant_turning *turning, int64_t position, float *x);
 
 /* A mean (NULL: none) and a full matrix of second moments about 0, of vectors of one part at position
- * 0, become those over a range. KVANT_ERR_MEMORY. */
-kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, double *mean, double *moments);
+ * 0, become those over every step-th position of a range. KVANT_ERR_MEMORY. */
+kvant_status kvant_turn_moments(const kvant_turn *turn, uint32_t part, kvant_range range, uint32_t step, double *mean, double *moments);
 
 /* Such a mean, over positions first to last. KVANT_ERR_MEMORY. */
 kvant_status kvant_turn_mean(const kvant_turn *turn, uint32_t part, int32_t first, int32_t last, double *mean);

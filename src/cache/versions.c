@@ -5,6 +5,7 @@
  * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
  * moves the result by a bounded amount. With ordinary rows the result is their mean and their
  * largest distance from it. */
+#include "center.h"
 #include "learning.h"
 
 #include <math.h>
@@ -327,37 +328,48 @@ void kvant_version_leave(kvant_tensor *tensor, uint32_t block)
 }
 
 /* NULL: no matrices. */
-static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights, const uint16_t *triangles)
+static bool same_weights(const kvant_tensor *tensor, const kvant_weights *weights, const kvant_version_numbers *numbers)
 {
-    if (!weights || !triangles)
-        return !weights && !triangles;
-    return memcmp(weights->triangles, triangles, kvant_weights_halves(tensor) * sizeof *triangles) == 0;
+    if (!weights || !numbers->triangles)
+        return !weights && !numbers->triangles;
+    return memcmp(weights->triangles, numbers->triangles, kvant_weights_halves(tensor) * sizeof *numbers->triangles) == 0 &&
+           kvant_centers_equal(tensor, weights->centers, numbers->centers);
 }
 
-kvant_status kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale,
-                                const uint16_t *triangles, bool learnt, uint32_t *version)
+static kvant_status make_weights(const kvant_tensor *tensor, const kvant_version_numbers *numbers, kvant_weights **weights)
 {
-    size_t bytes = kvant_tensor_width(tensor) * sizeof(float);
+    KVANT_FORWARD(kvant_weights_create(tensor, numbers->triangles, 1, weights));
+    (*weights)->centers = kvant_centers_copy(tensor, numbers->centers);
+    if (numbers->centers && !(*weights)->centers) {
+        kvant_weights_free(weights);
+        return KVANT_ERR_MEMORY;
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_numbers *numbers, uint32_t *version)
+{
+    const size_t bytes = kvant_tensor_width(tensor) * sizeof(float);
+    const float *center = numbers->center ? numbers->center : tensor->versions[0].center,
+                *scale = numbers->scale ? numbers->scale : tensor->versions[0].scale;
     kvant_weights *weights = NULL;
-    center = center ? center : tensor->versions[0].center;
-    scale = scale ? scale : tensor->versions[0].scale;
     for (*version = 0; *version < KVANT_MAX_VERSIONS; ++*version) {
         const kvant_tensor_version *v = &tensor->versions[*version];
-        if (v->alive && v->learnt == learnt && memcmp(v->center, center, bytes) == 0 &&
-            memcmp(v->scale, scale, bytes) == 0 && same_weights(tensor, v->weights, triangles))
+        if (v->alive && v->learnt == numbers->learnt && memcmp(v->center, center, bytes) == 0 &&
+            memcmp(v->scale, scale, bytes) == 0 && same_weights(tensor, v->weights, numbers))
             return KVANT_OK;
     }
     /* Blocks may come before their rope does. */
     kvant_tensor_version *found = unused(tensor, tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : VERSIONS);
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
-    if (triangles)
-        KVANT_FORWARD(kvant_weights_create(tensor, triangles, 1, &weights));
+    if (numbers->triangles)
+        KVANT_FORWARD(make_weights(tensor, numbers, &weights));
     kvant_weights_free(&found->weights);
     found->weights = weights;
     memmove(found->center, center, bytes);
     memmove(found->scale, scale, bytes);
     found->alive = true;
-    found->learnt = learnt;
+    found->learnt = numbers->learnt;
     found->stamp = ++tensor->last_stamp;
     found->kin = 0;
     *version = (uint32_t)(found - tensor->versions);
@@ -559,7 +571,8 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
     const kvant_statistics *seen = &tensor->fetched;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const kvant_affine affine = kvant_version_affine(tensor, version, head);
+        float room[KVANT_MAX_HEAD_DIM];
+        const kvant_affine affine = kvant_affine_widest(tensor, version, head, room);
         const float safe = kvant_codec_safe_input(kvant_version_transform(tensor, version, head), kernels, &affine);
         for (uint32_t p = 0; p < parts_of(seen); p++)
             for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)

@@ -1,6 +1,7 @@
 /* weights.c - see weights.h. */
 #include "weights.h"
 
+#include "center.h"
 #include "learning.h"
 
 #include <math.h>
@@ -23,6 +24,7 @@ void kvant_weights_free(kvant_weights **weights)
     kvant_free((*weights)->expanded);
     kvant_free((*weights)->triangles);
     kvant_free((*weights)->inverses);
+    kvant_free((*weights)->centers);
     kvant_free(*weights);
     *weights = NULL;
 }
@@ -167,12 +169,17 @@ static size_t square_bytes(const kvant_tensor *tensor)
     return tensor->device || one_part ? kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float) : 0;
 }
 
+static bool wants_centers(const kvant_tensor *tensor)
+{
+    return tensor->learning && tensor->learning->turn && tensor->learning->turn->block_centers;
+}
+
 /* Of a version; a device has both of its matrices. */
 static size_t version_bytes(const kvant_tensor *tensor)
 {
     return sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform) +
            (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float) +
-           (tensor->device ? 2 * square_bytes(tensor) : 0);
+           (tensor->device ? 2 * square_bytes(tensor) : 0) + (wants_centers(tensor) ? kvant_centers_bytes(tensor) : 0);
 }
 
 size_t kvant_weights_bytes(const kvant_tensor *tensor)
@@ -240,9 +247,10 @@ static float *copy_of(const float *numbers, uint32_t n, kvant_status *status)
     return copy;
 }
 
-static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version, uint32_t kv_head)
+static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head)
 {
-    const kvant_affine affine = kvant_version_affine(tensor, version, kv_head);
+    float room[KVANT_MAX_HEAD_DIM];
+    const kvant_affine affine = kvant_affine_at(tensor, version, kv_head, position, room);
     kvant_status status = KVANT_OK;
     kvant_free(codec->file_center);
     kvant_free(codec->file_scale);
@@ -257,11 +265,11 @@ static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t
     return status;
 }
 
-kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
-                                 kvant_codec **codec)
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head,
+                                 const kvant_codec *like, kvant_codec **codec)
 {
     KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0, codec, NULL, 0));
-    const kvant_status status = fix(*codec, tensor, version, kv_head);
+    const kvant_status status = fix(*codec, tensor, version, position, kv_head);
     if (status != KVANT_OK)
         kvant_codec_free(codec);
     return status;
@@ -280,5 +288,5 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
     *codec = NULL;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!kvant_version_takes(tensor, like), KVANT_ERR_ARGUMENT);
-    return kvant_version_codec(tensor, tensor->blocks[block].version, kv_head, like, codec);
+    return kvant_version_codec(tensor, tensor->blocks[block].version, tensor->blocks[block].position, kv_head, like, codec);
 }

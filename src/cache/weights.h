@@ -48,7 +48,8 @@ size_t kvant_weights_most(const kvant_tensor *tensor);
 /* Puts a version's W before a rotation, as the matrices of kvant_transform_weigh. */
 kvant_status kvant_version_weigh(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, kvant_transform *transform);
 
-/* kvant_tensor_make_codec of a version, and whether it makes a codec like this one (NULL: no). */
+/* kvant_tensor_make_codec of a version, for a block at a position or KVANT_NO_POSITION, and whether it makes a codec like this one
+ * (NULL: no). */
 bool kvant_version_takes(const kvant_tensor *tensor, const kvant_codec *like);
-kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, uint32_t kv_head, const kvant_codec *like,
-                                 kvant_codec **codec);
+kvant_status kvant_version_codec(const kvant_tensor *tensor, uint32_t version, int32_t position, uint32_t kv_head,
+                                 const kvant_codec *like, kvant_codec **codec);

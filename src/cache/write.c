@@ -9,6 +9,7 @@
 
 #include "../base/attributes.h"
 #include "../base/parallel.h"
+#include "center.h"
 #include "learn.h"
 #include "weights.h"
 
@@ -68,6 +69,13 @@ static uint32_t version_for(const write_job *job, const kvant_run *r)
     return job->choice.judged ? job->choice.version : version_of_new(tensor, r->block);
 }
 
+/* The first position of the run's block. One that rows of its other slots stay in keeps its own. */
+static int32_t position_for(const write_job *job, const kvant_run *r)
+{
+    const kvant_block *block = &job->tensor->blocks[r->block];
+    return block->written & ~r->mask ? block->position : kvant_position_of_rows(job->tensor, job->slots, job->n, r->first, r->n);
+}
+
 /* Checking */
 
 static bool goes_through_open(const kvant_tensor *tensor, uint32_t block, uint32_t version)
@@ -81,7 +89,8 @@ static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_codec *codec = tensor->codecs[head];
-    kvant_affine affine = kvant_version_affine(tensor, version, head);
+    float room[KVANT_MAX_HEAD_DIM];
+    kvant_affine affine = kvant_affine_at(tensor, version, head, position_for(job, r), room);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
     return kvant_codec_check_rows(codec, kvant_version_transform(tensor, version, head), job->kernels, &affine, rows, job->stride, r->n,
                                   goes_through_open(tensor, r->block, version));
@@ -149,12 +158,15 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
 {
     kvant_tensor *tensor = job->tensor;
     kvant_block *block = &tensor->blocks[r->block];
-    uint32_t version = version_for(job, r);
-    if (block->written && block->version != version && !(block->written & ~r->mask))
+    const uint32_t version = version_for(job, r);
+    const int32_t position = position_for(job, r);
+    if (block->written && (block->version != version || block->position != position) && !(block->written & ~r->mask))
         kvant_block_clear(tensor, r->block);
+    block->position = position;
     if (block->open_page >= 0) {
         if (block->version != version)
             kvant_open_reexpress(tensor, r->block, version);
+        kvant_centers_recall(tensor, r->block);
         return true;
     }
     bool open = goes_through_open(tensor, r->block, version);
@@ -164,6 +176,7 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
         kvant_version_join(tensor, r->block, version);
     if (open && !kvant_open_block(tensor, r->block, version, job->n_threads) && tensor->always_open)
         kvant_open_block(tensor, r->block, block->version, job->n_threads);
+    kvant_centers_recall(tensor, r->block);
     return true;
 }
 
@@ -208,7 +221,8 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
     const kvant_codec *codec = tensor->codecs[head];
     const kvant_block *block = &tensor->blocks[r->block];
     uint32_t d = tensor->head_dim;
-    kvant_affine affine = kvant_version_affine(tensor, block->version, head);
+    float room[KVANT_MAX_HEAD_DIM];
+    kvant_affine affine = kvant_block_affine(tensor, r->block, block->version, head, room);
     float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
     if (block->open_page < 0 && kvant_codec_encodes_slowly(codec))
         fetch_sealed(tensor, r->block, head);
@@ -380,7 +394,8 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor)
     float least = FLT_MAX;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         for (uint32_t head = 0; tensor->versions[v].alive && head < tensor->n_kv_heads; head++) {
-            const kvant_affine affine = kvant_version_affine(tensor, v, head);
+            float room[KVANT_MAX_HEAD_DIM];
+            const kvant_affine affine = kvant_affine_widest(tensor, v, head, room);
             least = fminf(least, kvant_codec_safe_input(kvant_version_transform(tensor, v, head), kernels, &affine));
         }
     return least;

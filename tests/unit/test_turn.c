@@ -1,69 +1,7 @@
 /* test_turn.c - transform=first with a rope: moments over positions, versions for positions that no row had yet. */
-#include "tensor_fixture.h"
+#include "turned_text.h"
 
-#include "../../src/cache/learning.h"
 #include "../cpu_levels.h"
-
-enum { BLOCKS = 128, MOST = BLOCKS * 64, GROUP = 2, N_HEADS = GROUP * N_KV_HEADS, PAIRS = HEAD_DIM / 2, BATCH = 512 };
-
-static const char spec[] = "turboquant-4:transform=first";
-
-typedef struct layout {
-    uint32_t n_dims, interleaved, pairs[PAIRS][2]; /* those that turn */
-} layout;
-
-static const float *frequencies(void)
-{
-    static float f[PAIRS];
-    for (uint32_t i = 0; i < PAIRS; i++)
-        f[i] = powf(10000, -(float)i / PAIRS);
-    return f;
-}
-
-static layout make_layout(uint32_t n_dims, uint32_t interleaved)
-{
-    layout l = { n_dims, interleaved, { { 0 } } };
-    for (uint32_t i = 0; i < n_dims / 2; i++) {
-        l.pairs[i][0] = interleaved ? 2 * i : i;
-        l.pairs[i][1] = interleaved ? 2 * i + 1 : i + n_dims / 2;
-    }
-    return l;
-}
-
-static kvant_rope rope_of(const layout *l, uint32_t n_positions, uint32_t n_ranges)
-{
-    return (kvant_rope){ .size = sizeof(kvant_rope), .n_dims = l->n_dims, .interleaved = l->interleaved,
-                         .frequencies = frequencies(), .n_positions = n_positions, .n_ranges = n_ranges };
-}
-
-/* As a model turns a head. */
-static void turn(const layout *l, double position, double *x)
-{
-    for (uint32_t i = 0; i < l->n_dims / 2; i++) {
-        const double angle = position * frequencies()[i], a = x[l->pairs[i][0]], b = x[l->pairs[i][1]];
-        x[l->pairs[i][0]] = a * cos(angle) - b * sin(angle);
-        x[l->pairs[i][1]] = a * sin(angle) + b * cos(angle);
-    }
-}
-
-static const layout *layouts(void)
-{
-    static layout all[4];
-    all[0] = make_layout(HEAD_DIM, 0);
-    all[1] = make_layout(HEAD_DIM, 1);
-    all[2] = make_layout(12, 0);
-    all[3] = make_layout(12, 1);
-    return all;
-}
-
-static fixture make_turned(const layout *l, uint32_t n_positions, uint32_t n_ranges)
-{
-    fixture f = make(spec, 1, BLOCKS, 0);
-    const kvant_rope rope = rope_of(l, n_positions, n_ranges);
-    assert_int_equal(kvant_tensor_set_rope(f.tensor, &rope), KVANT_OK);
-    assert_non_null(f.tensor->learning->turn);
-    return f;
-}
 
 static void vectors_turn_back(void **state)
 {
@@ -130,7 +68,7 @@ static void moments_are_means_over_positions(void **state)
         const kvant_range range = { (uint8_t)first, (uint8_t)end };
         memcpy(alone, mean, sizeof alone);
         assert_int_equal(kvant_turn_mean(f.tensor->learning->turn, 0, (int32_t)edges[first], (int32_t)edges[first + 1] - 1, alone), KVANT_OK);
-        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, mean, moments), KVANT_OK);
+        assert_int_equal(kvant_turn_moments(f.tensor->learning->turn, 0, range, 1, mean, moments), KVANT_OK);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             assert_true(fabs(mean[j] - want_mean[j]) < 1e-9 * sqrt(length) && (end > first + 1 || alone[j] == mean[j]));
         for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
@@ -167,95 +105,6 @@ static void bad_ropes_are_refused(void **state)
     drop(&g);
 }
 
-/* Text: vectors whose channels belong together, at their positions. */
-
-typedef struct text {
-    float rows[MOST * WIDTH], queries[MOST * N_HEADS * HEAD_DIM];
-} text;
-
-static void fill(const layout *l, float constant, uint32_t n_heads, uint64_t *rng, float *out)
-{
-    double matrix[HEAD_DIM * HEAD_DIM], center[HEAD_DIM];
-    for (uint32_t i = 0; i < HEAD_DIM * HEAD_DIM; i++)
-        matrix[i] = test_normal(rng);
-    for (uint32_t j = 0; j < HEAD_DIM; j++)
-        center[j] = constant * test_normal(rng);
-    for (size_t i = 0; i < (size_t)MOST * n_heads; i++) {
-        double x[HEAD_DIM];
-        memcpy(x, center, sizeof x);
-        for (uint32_t k = 0; k < HEAD_DIM; k++) {
-            const double latent = test_normal(rng) * exp2(-0.2 * k);
-            for (uint32_t j = 0; j < HEAD_DIM; j++)
-                x[j] += matrix[j * HEAD_DIM + k] * latent;
-        }
-        turn(l, (double)(i / n_heads), x);
-        for (uint32_t j = 0; j < HEAD_DIM; j++)
-            out[i * HEAD_DIM + j] = (float)x[j];
-    }
-}
-
-static text *make_text(const layout *l, uint64_t seed)
-{
-    text *t = malloc(sizeof *t);
-    assert_non_null(t);
-    fill(l, 5, N_KV_HEADS, &seed, t->rows);
-    fill(l, 0, N_HEADS, &seed, t->queries);
-    return t;
-}
-
-/* Tokens at these slots, queries first. positions: NULL, or those of the tokens. */
-static void put(fixture *f, const text *t, const int64_t *slots, const int32_t *tokens, uint32_t n, bool positions)
-{
-    float *rows = malloc((size_t)n * WIDTH * sizeof *rows), *queries = malloc((size_t)n * N_HEADS * HEAD_DIM * sizeof *queries);
-    for (uint32_t i = 0; i < n; i++) {
-        memcpy(rows + (size_t)i * WIDTH, t->rows + (size_t)tokens[i] * WIDTH, WIDTH * sizeof *rows);
-        memcpy(f->rows + (size_t)slots[i] * WIDTH, rows + (size_t)i * WIDTH, WIDTH * sizeof *rows);
-        memcpy(queries + (size_t)i * N_HEADS * HEAD_DIM, t->queries + (size_t)tokens[i] * N_HEADS * HEAD_DIM,
-               N_HEADS * HEAD_DIM * sizeof *queries);
-    }
-    const kvant_queries q = { .size = sizeof q, .q = queries, .token_stride = (size_t)N_HEADS * HEAD_DIM, .head_stride = HEAD_DIM,
-                              .n_tokens = n, .n_heads = N_HEADS, .positions = positions ? tokens : NULL };
-    assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, 2), KVANT_OK);
-    assert_int_equal(kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0), KVANT_OK);
-    assert_int_equal(kvant_tensor_write(f->tensor, slots, n, rows, WIDTH, 2), KVANT_OK);
-    free(rows);
-    free(queries);
-}
-
-/* Tokens first .. end - 1 in batches, at slots of their own numbers, or moved. */
-static void put_all(fixture *f, const text *t, uint32_t first, uint32_t end, uint32_t batch, int64_t moved)
-{
-    int64_t slots[BATCH];
-    int32_t tokens[BATCH];
-    for (uint32_t i = first; i < end; i += batch) {
-        const uint32_t n = end - i < batch ? end - i : batch;
-        for (uint32_t j = 0; j < n; j++) {
-            tokens[j] = (int32_t)(i + j);
-            slots[j] = i + j + moved;
-        }
-        put(f, t, slots, tokens, n, moved != 0 || first != 0);
-    }
-}
-
-/* Root mean square error of the scores of tokens first .. end - 1 with queries near them. */
-static double error_near(const fixture *f, const text *t, uint32_t first, uint32_t end, int64_t moved)
-{
-    double sum = 0;
-    for (uint32_t token = first; token < end; token += 3) {
-        const uint32_t slot = (uint32_t)(token + moved);
-        float got[WIDTH];
-        read_slot(f, slot, got);
-        for (uint32_t h = 0; h < N_HEADS; h++) {
-            const float *q = t->queries + ((size_t)(token + 7 < MOST ? token + 7 : token) * N_HEADS + h) * HEAD_DIM;
-            double error = 0;
-            for (uint32_t j = 0, at = h / GROUP * HEAD_DIM; j < HEAD_DIM; j++)
-                error += (double)q[j] * (got[at + j] - f->rows[(size_t)slot * WIDTH + at + j]);
-            sum += error * error;
-        }
-    }
-    return sqrt(sum / ((end - first + 2) / 3 * N_HEADS));
-}
-
 /* A tensor without a rope that learnt from this octave's own rows, in any order. Its moments are those over the octave, which a rope
  * makes of early rows: both errors are the same except for what moments of n vectors of d channels miss, parts d / n of the squares.
  * Here d = 32, n = 512 queries for the fewest. */
@@ -282,15 +131,6 @@ static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t
     const double error = error_near(&f, t, first, end, 0);
     drop(&f);
     return error;
-}
-
-static void assert_same_block(const fixture *f, uint32_t a, const fixture *g, uint32_t b)
-{
-    exported x = export_block(f, a), y = export_block(g, b);
-    assert_int_equal(x.bytes, y.bytes);
-    assert_memory_equal(x.data, y.data, x.bytes);
-    free(x.data);
-    free(y.data);
 }
 
 static void later_positions_are_as_good_as_early_ones(void **state)

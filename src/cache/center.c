@@ -1,0 +1,159 @@
+/* center.c - see center.h. */
+#include "center.h"
+#include "learning.h"
+
+#include <math.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+
+static size_t bytes_of(const kvant_tensor *tensor)
+{
+    return sizeof(kvant_centers) + (kvant_tensor_width(tensor) + tensor->head_dim) * sizeof(float) + tensor->head_dim / 2 * sizeof(kvant_pair);
+}
+
+size_t kvant_centers_bytes(const kvant_tensor *tensor)
+{
+    return bytes_of(tensor);
+}
+
+static kvant_centers *allocate(const kvant_tensor *tensor)
+{
+    kvant_centers *centers = kvant_alloc(1, bytes_of(tensor));
+    if (!centers)
+        return NULL;
+    centers->start = (float *)(centers + 1);
+    centers->phase = centers->start + kvant_tensor_width(tensor);
+    centers->pairs = (kvant_pair *)(centers->phase + tensor->head_dim);
+    centers->n = tensor->head_dim / 2;
+    centers->last = KVANT_NO_POSITION;
+    return centers;
+}
+
+kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *rope, kvant_centers **out)
+{
+    kvant_centers *centers = *out = allocate(tensor);
+    KVANT_RETURN_IF(!centers, KVANT_ERR_MEMORY);
+    centers->n_dims = rope->n_dims;
+    centers->interleaved = rope->interleaved;
+    if (tensor->head_dim % 2 == 0 && kvant_turn_pairs(rope, tensor->head_dim, centers->pairs))
+        return KVANT_OK;
+    kvant_free(centers);
+    *out = NULL;
+    return KVANT_ERR_FORMAT;
+}
+
+kvant_centers *kvant_centers_copy(const kvant_tensor *tensor, const kvant_centers *centers)
+{
+    kvant_centers *copy = centers ? allocate(tensor) : NULL;
+    if (!copy)
+        return NULL;
+    copy->n_dims = centers->n_dims;
+    copy->interleaved = centers->interleaved;
+    memcpy(copy->start, centers->start, kvant_tensor_width(tensor) * sizeof(float));
+    memcpy(copy->pairs, centers->pairs, centers->n * sizeof *centers->pairs);
+    return copy;
+}
+
+bool kvant_centers_equal(const kvant_tensor *tensor, const kvant_centers *a, const kvant_centers *b)
+{
+    if (!a || !b)
+        return !a && !b;
+    return memcmp(a->pairs, b->pairs, a->n * sizeof *a->pairs) == 0 &&
+           memcmp(a->start, b->start, kvant_tensor_width(tensor) * sizeof *a->start) == 0;
+}
+
+static void find_phase(const kvant_centers *centers, int32_t position, float *phase)
+{
+    for (uint32_t i = 0; i < centers->n; i++) {
+        double sine, cosine;
+        kvant_turn_sin_cos((double)position * centers->pairs[i].frequency, &sine, &cosine);
+        phase[i] = (float)cosine;
+        phase[centers->n + i] = (float)sine;
+    }
+}
+
+static void turn_center(const kvant_centers *centers, const float *phase, const float *start, float *center)
+{
+    for (uint32_t i = 0; i < centers->n; i++) {
+        const kvant_pair *pair = &centers->pairs[i];
+        const float a = start[pair->first], b = start[pair->second], cosine = phase[i], sine = phase[centers->n + i];
+        center[pair->first] = a * cosine - b * sine;
+        center[pair->second] = b * cosine + a * sine;
+    }
+}
+
+static const kvant_centers *centers_of(const kvant_tensor *tensor, uint32_t version)
+{
+    const kvant_weights *weights = tensor->versions[version].weights;
+    return weights ? weights->centers : NULL;
+}
+
+kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head, int32_t position, float *room)
+{
+    kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_centers *centers = centers_of(tensor, version);
+    float own[KVANT_MAX_HEAD_DIM];
+    if (!centers || !affine.center || position == KVANT_NO_POSITION)
+        return affine;
+    if (centers->last != position)
+        find_phase(centers, position, own);
+    turn_center(centers, centers->last == position ? centers->phase : own, centers->start + (size_t)head * tensor->head_dim, room);
+    affine.center = room;
+    return affine;
+}
+
+kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head, float *room)
+{
+    kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const kvant_centers *centers = centers_of(tensor, version);
+    if (!centers || !affine.center)
+        return affine;
+    const float *start = centers->start + (size_t)head * tensor->head_dim;
+    memcpy(room, affine.center, tensor->head_dim * sizeof *room);
+    for (uint32_t i = 0; i < centers->n; i++) {
+        const float a = start[centers->pairs[i].first], b = start[centers->pairs[i].second], most = fabsf(a) + fabsf(b);
+        room[centers->pairs[i].first] = fmaxf(fabsf(room[centers->pairs[i].first]), most);
+        room[centers->pairs[i].second] = fmaxf(fabsf(room[centers->pairs[i].second]), most);
+    }
+    affine.center = room;
+    return affine;
+}
+
+void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block)
+{
+    const int32_t position = tensor->blocks[block].position;
+    if (!kvant_block_is_centered(tensor, block))
+        return;
+    kvant_centers *centers = tensor->versions[tensor->blocks[block].version].weights->centers;
+    if (centers->last != position)
+        find_phase(centers, position, centers->phase);
+    centers->last = position;
+}
+
+int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots, size_t n_slots, size_t first, size_t n)
+{
+    const kvant_learning *l = tensor->learning;
+    const kvant_new_rows rows = { .n = n_slots, .slots = slots };
+    int32_t begin = KVANT_NO_POSITION;
+    for (size_t i = first; i < first + n; i++) {
+        const int32_t at = l && l->turn && l->turn->block_centers ? kvant_row_position(tensor, &rows, i) : -1,
+                      own = at - (int32_t)(slots[i] % KVANT_PAGE_TOKENS);
+        if (at < 0 || (i > first && own != begin))
+            return KVANT_NO_POSITION;
+        begin = own;
+    }
+    return begin;
+}
+
+void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products)
+{
+    const kvant_centers *centers = centers_of(tensor, version);
+    const float *start = centers->start + (size_t)head * tensor->head_dim;
+    for (uint32_t i = 0; i < centers->n; i++) {
+        const kvant_pair *pair = &centers->pairs[i];
+        const float a = start[pair->first], b = start[pair->second];
+        products[i] = (q[pair->first] * a + q[pair->second] * b) * factor;
+        products[centers->n + i] = (q[pair->second] * a - q[pair->first] * b) * factor;
+    }
+}

@@ -1,0 +1,57 @@
+/* center.h - centres that turn with positions, as keys do (RoPE). The mean of keys over many positions is none: what turns fast is
+ * gone from it, what turns slowly points elsewhere. So a version with matrices (weights.h) keeps the mean over 64 positions from 0
+ * on, and each block whose positions are known is about that, turned to its own first position. Nothing is stored for a block
+ * but this position. */
+#pragma once
+
+#include "turn.h"
+
+struct kvant_centers {
+    uint32_t n_dims, interleaved;
+    uint32_t n;        /* pairs of channels of a head; those that do not turn have frequency 0 */
+    float *start;      /* n_kv_heads x head_dim: the centre of a block at position 0 */
+    float *phase;      /* cosines, then sines, of all pairs at the position `last`, that of the block that was placed last: a token
+                        * alone needs no others. Changed by writers */
+    int32_t last;
+    kvant_pair *pairs;
+};
+
+/* Of keys that turn like this (checked); start is left to the caller. Freed with kvant_free. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT
+ * where a channel is left alone. */
+kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *rope, kvant_centers **centers);
+
+/* NULL stays NULL; otherwise NULL: no memory. */
+kvant_centers *kvant_centers_copy(const kvant_tensor *tensor, const kvant_centers *centers);
+bool kvant_centers_equal(const kvant_tensor *tensor, const kvant_centers *a, const kvant_centers *b);
+size_t kvant_centers_bytes(const kvant_tensor *tensor);
+
+/* Centre and scale of a kv head in a version, for a block at a position (KVANT_NO_POSITION: what all of the version's blocks
+ * without one share). room: head_dim numbers that the result may point to. */
+kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head, int32_t position, float *room);
+
+/* The same of a block, in its own version or in another one. */
+static inline kvant_affine kvant_block_affine(const kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t head, float *room)
+{
+    return kvant_affine_at(tensor, version, head, tensor->blocks[block].position, room);
+}
+
+/* As kvant_version_affine, with the largest magnitudes that a block's centre can have. */
+kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head, float *room);
+
+/* Whether a block has a centre of its own. */
+static inline bool kvant_block_is_centered(const kvant_tensor *tensor, uint32_t block)
+{
+    const kvant_weights *weights = tensor->versions[tensor->blocks[block].version].weights;
+    return weights && weights->centers && tensor->blocks[block].position != KVANT_NO_POSITION;
+}
+
+/* A block is about to be written: its phase is kept for those who encode. */
+void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block);
+
+/* The first position of a block that the rows first .. first + n - 1 of a write begin; KVANT_NO_POSITION where they do not follow
+ * each other as its slots do, or nobody knows. */
+int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots, size_t n_slots, size_t first, size_t n);
+
+/* For attention: <q, a block's centre> is the sum over pairs of products[i] cos + products[n + i] sin, of angles position x
+ * frequency. */
+void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products);

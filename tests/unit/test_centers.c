@@ -1,0 +1,300 @@
+/* test_centers.c - blocks with centres of their own (kvant_rope.block_centers): what they are, what they are worth, attention on
+ * them, and blocks that move. */
+#include "attend.h"
+#include "turned_text.h"
+
+#include "../../src/base/fnv.h"
+#include "../cpu_levels.h"
+
+static fixture make_centered(const layout *l)
+{
+    fixture f = make(spec, 1, BLOCKS, 0);
+    kvant_rope rope = rope_of(l, MOST, 0);
+    rope.block_centers = 1;
+    assert_int_equal(kvant_tensor_set_rope(f.tensor, &rope), KVANT_OK);
+    return f;
+}
+
+static void center_of(const fixture *f, uint32_t block, float *center)
+{
+    for (uint32_t h = 0; h < N_KV_HEADS; h++)
+        assert_int_equal(kvant_tensor_block_center(f->tensor, block, h, center + h * HEAD_DIM), KVANT_OK);
+}
+
+static double distance(const float *a, const double *b, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t j = 0; j < n; j++)
+        sum += (a[j] - b[j]) * (a[j] - b[j]);
+    return sqrt(sum);
+}
+
+static double length(const float *a, uint32_t n)
+{
+    static const double zero[WIDTH];
+    return distance(a, zero, n);
+}
+
+/* Of keys at the positions of a block, from those of the tokens before `end`: each is turned to each position. */
+static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t block, double *center)
+{
+    memset(center, 0, WIDTH * sizeof *center);
+    for (uint32_t token = 0; token < end; token += 16)
+        for (uint32_t slot = 0; slot < 64; slot++)
+            for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+                double x[HEAD_DIM];
+                for (uint32_t j = 0; j < HEAD_DIM; j++)
+                    x[j] = t->rows[(size_t)token * WIDTH + h * HEAD_DIM + j];
+                turn(l, (double)block * 64 + slot - token, x);
+                for (uint32_t j = 0; j < HEAD_DIM; j++)
+                    center[h * HEAD_DIM + j] += x[j] / (64.0 * end / 16);
+            }
+}
+
+/* 1024 tokens are learnt from, of which the expected centre has 64 and the tensor another part: both miss the mean of all by some
+ * eighth of what keys differ by, or less. */
+static void centers_are_means_at_the_blocks_positions(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        const layout *l = &layouts()[i];
+        text *t = make_text(l, 21);
+        fixture f = make_centered(l);
+        put_all(&f, t, 0, MOST, BATCH, 0);
+        for (uint32_t block = 16; block < BLOCKS; block += 37) {
+            float got[WIDTH], other[WIDTH];
+            double want[WIDTH], keys = 0;
+            center_of(&f, block, got);
+            center_of(&f, block / 2, other);
+            expect_center(l, t, 1024, block, want);
+            for (uint32_t slot = 0; slot < 64; slot++)
+                keys += distance(t->rows + ((size_t)block * 64 + slot) * WIDTH, want, WIDTH) / 64;
+            assert_true(distance(got, want, WIDTH) < 0.25 * keys);
+            assert_true(distance(other, want, WIDTH) > 2 * distance(got, want, WIDTH)); /* else nothing is shown */
+        }
+        drop(&f);
+        free(t);
+    }
+}
+
+/* The mean turns, so that over an octave it is little; it is a third of these keys' squares or more. */
+static void errors_are_smaller(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 3);
+    fixture f = make_centered(&l), plain = make_turned(&l, MOST, 0);
+    (void)state;
+    put_all(&f, t, 0, MOST, BATCH, 0);
+    put_all(&plain, t, 0, MOST, BATCH, 0);
+    for (uint32_t first = 1024; first < MOST; first *= 2)
+        assert_true(error_near(&f, t, first, 2 * first, 0) < 0.9 * error_near(&plain, t, first, 2 * first, 0));
+    assert_true(tensor_info_of(&f).n_versions <= 9);
+    assert_true(tensor_info_of(&f).learnt_bytes > tensor_info_of(&plain).learnt_bytes);
+    drop(&f);
+    drop(&plain);
+    free(t);
+}
+
+static void attention_is_on_what_is_read(void **state)
+{
+    static const uint32_t n_queries[] = { 1, 8, 40 };
+    const layout l = make_layout(12, 1);
+    text *t = make_text(&l, 22);
+    fixture k = make_centered(&l), v = make_heads("f32", "f32", KVANT_ROLE_V, 1, BLOCKS, 0);
+    float *q = malloc(MAX_QUERIES * N_HEADS * HEAD_DIM * sizeof *q);
+    attended *got = malloc(sizeof *got);
+    uint64_t rng = 23;
+    (void)state;
+    put_all(&k, t, 0, 3000, BATCH, 0);
+    write_range(&v, 0, 3000, BATCH, 1, &rng);
+    for (size_t i = 0; i < (size_t)MAX_QUERIES * N_HEADS * HEAD_DIM; i++)
+        q[i] = test_normal(&rng);
+    for (size_t level = 0; level < COUNT(cpu_levels); level++)
+        for (size_t i = 0; i < 2 * COUNT(n_queries) && use_level(cpu_levels[level]); i++) {
+            kvant_attention_problem p = { .n_queries = n_queries[i / 2], .n_tokens = 3000, .scale = 0.05f, .causal = 1, .exact = 1,
+                                          .logit_softcap = i % 2 ? 20 : 0 };
+            assert_int_equal(attend(&k, &v, &p, q, got), KVANT_OK);
+            check_attended(&k, &v, &p, got, 1e-4);
+        }
+    assert_int_equal(kvant_set_cpu_level(KVANT_CPU_AUTO), KVANT_OK);
+    drop(&k);
+    drop(&v);
+    free(q);
+    free(got);
+    free(t);
+}
+
+static void assert_same_rows(const fixture *f, const fixture *g, uint32_t slot)
+{
+    float x[WIDTH], y[WIDTH];
+    read_slot(f, slot, x);
+    read_slot(g, slot, y);
+    assert_memory_equal(x, y, sizeof x);
+}
+
+/* To tensors that know of no rope. Open blocks are among them: the first one. */
+static void blocks_take_their_centers_along(void **state)
+{
+    const layout l = make_layout(12, 1);
+    text *t = make_text(&l, 24);
+    fixture f = make_centered(&l), copy = make_like(&f), import = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put_all(&f, t, 0, 2100, BATCH, 0);
+    assert_int_equal(kvant_tensor_copy(f.tensor, 0, copy.tensor, 0, 40), KVANT_OK);
+    for (uint32_t block = 0; block < 40; block++) {
+        exported e = export_block(&f, block);
+        assert_int_equal(kvant_tensor_import(import.tensor, block, e.data, e.bytes), KVANT_OK);
+        free(e.data);
+        assert_same_block(&f, block, &copy, block);
+        assert_same_block(&f, block, &import, block);
+        for (uint32_t slot = 64 * block; slot < 64 * block + 64 && slot < 2100; slot += 9) {
+            assert_same_rows(&f, &copy, slot);
+            assert_same_rows(&f, &import, slot);
+        }
+    }
+    drop(&f);
+    drop(&copy);
+    drop(&import);
+    free(t);
+}
+
+/* The header's fields and some frequencies and numbers, under a checksum that is right. */
+static void damaged_centers_are_refused(void **state)
+{
+    const layout l = make_layout(12, 1);
+    const size_t at = 40 + 2 * WIDTH * sizeof(float) + N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t);
+    const struct {
+        size_t place;
+        uint32_t number;
+    } bad[] = { { 4, 0 }, { 4, 13 }, { 4, HEAD_DIM + 2 }, { 4, UINT32_MAX }, { 8, 2 }, { 16, 0x7fc00000 }, { 16, 0x7f800000 }, { 16, 0x44fa0000 },
+                { 16 + HEAD_DIM / 2 * sizeof(float) + 8, 0x7fc00000 } };
+    text *t = make_text(&l, 25);
+    fixture f = make_centered(&l), g = make(spec, 1, BLOCKS, 0);
+    (void)state;
+    put_all(&f, t, 0, 1024, BATCH, 0);
+    for (size_t i = 0; i <= COUNT(bad); i++) {
+        exported e = export_block(&f, 12);
+        const size_t body = e.bytes - sizeof(uint64_t);
+        if (i < COUNT(bad))
+            memcpy((uint8_t *)e.data + at + bad[i].place, &bad[i].number, sizeof bad[i].number);
+        const uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, e.data, body);
+        memcpy((uint8_t *)e.data + body, &checksum, sizeof checksum);
+        assert_int_equal(kvant_tensor_import(g.tensor, 12, e.data, e.bytes), i < COUNT(bad) ? KVANT_ERR_FORMAT : KVANT_OK);
+        assert_true((block_of(&g, 12, 0).written != 0) == (i == COUNT(bad)));
+        free(e.data);
+    }
+    drop(&f);
+    drop(&g);
+    free(t);
+}
+
+/* Rows of several sequences in one block, or of unknown positions: its centre is the version's, as without. */
+static void blocks_of_mixed_positions_share_a_center(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 26);
+    fixture f = make_centered(&l);
+    int64_t slots[64];
+    int32_t mixed[64];
+    float a[WIDTH], b[WIDTH], known[WIDTH];
+    (void)state;
+    put_all(&f, t, 0, 1024, BATCH, 0);
+    for (uint32_t block = 16; block < 18; block++) {
+        for (uint32_t i = 0; i < 64; i++) {
+            slots[i] = block * 64 + i;
+            mixed[i] = (int32_t)(i % 2 ? 700 + i / 2 : 100 + i / 2);
+        }
+        put(&f, t, slots, mixed, 64, true);
+    }
+    center_of(&f, 15, known);
+    center_of(&f, 16, a);
+    center_of(&f, 17, b);
+    assert_int_equal(block_of(&f, 16, 0).version, block_of(&f, 17, 0).version);
+    assert_memory_equal(a, b, sizeof a);
+    assert_true(length(a, WIDTH) < length(known, WIDTH));
+    for (uint32_t i = 0; i < 64; i += 7) { /* and they are read as what they are */
+        double want[WIDTH];
+        float got[WIDTH];
+        for (uint32_t j = 0; j < WIDTH; j++)
+            want[j] = f.rows[(16 * 64 + i) * WIDTH + j];
+        read_slot(&f, 16 * 64 + i, got);
+        assert_true(distance(got, want, WIDTH) < 0.5 * length(f.rows + (16 * 64 + i) * WIDTH, WIDTH));
+    }
+    drop(&f);
+    free(t);
+}
+
+/* A context that is shifted writes its keys again, at other positions; a few rows of a block do not move the others. */
+static void rewritten_blocks_have_other_positions(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 27);
+    fixture f = make_centered(&l);
+    float before[WIDTH], some[WIDTH], all[WIDTH], there[WIDTH];
+    (void)state;
+    put_all(&f, t, 0, 1024, BATCH, 0);
+    center_of(&f, 10, before);
+    center_of(&f, 3, there);
+    put_all(&f, t, 640 - 448, 640 - 448 + 10, BATCH, 448);
+    center_of(&f, 10, some);
+    assert_memory_equal(before, some, sizeof some);
+    put_all(&f, t, 640 - 448, 704 - 448, BATCH, 448);
+    center_of(&f, 10, all);
+    assert_true(memcmp(before, all, sizeof all) != 0);
+    assert_memory_equal(there, all, sizeof all);
+    assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 10, 1), KVANT_OK);
+    put_all(&f, t, 640, 704, BATCH, 0);
+    center_of(&f, 10, some);
+    assert_memory_equal(before, some, sizeof some);
+    drop(&f);
+    free(t);
+}
+
+/* Token by token, in batches, at every level. */
+static void levels_and_batches_do_not_change_bytes(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    text *t = make_text(&l, 28);
+    fixture f = make_centered(&l);
+    (void)state;
+    put_all(&f, t, 0, 2048, BATCH, 0);
+    for (size_t level = 0; level < COUNT(cpu_levels); level++) {
+        if (!use_level(cpu_levels[level]))
+            continue;
+        fixture g = make_centered(&l);
+        put_all(&g, t, 0, 2048, BATCH, 0);
+        for (uint32_t block = 0; block < 32; block++)
+            assert_same_block(&f, block, &g, block);
+        drop(&g);
+    }
+    assert_int_equal(kvant_set_cpu_level(KVANT_CPU_AUTO), KVANT_OK);
+    drop(&f);
+    free(t);
+}
+
+static void arguments_are_checked(void **state)
+{
+    const layout l = make_layout(HEAD_DIM, 0);
+    fixture f = make_centered(&l);
+    float center[HEAD_DIM];
+    (void)state;
+    assert_int_equal(kvant_tensor_block_center(NULL, 0, 0, center), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_block_center(f.tensor, BLOCKS, 0, center), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_block_center(f.tensor, 0, N_KV_HEADS, center), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, center), KVANT_OK);
+    assert_true(length(center, HEAD_DIM) == 0);
+    drop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(centers_are_means_at_the_blocks_positions), cmocka_unit_test(errors_are_smaller),
+        cmocka_unit_test(attention_is_on_what_is_read), cmocka_unit_test(blocks_take_their_centers_along),
+        cmocka_unit_test(damaged_centers_are_refused), cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
+        cmocka_unit_test(rewritten_blocks_have_other_positions), cmocka_unit_test(levels_and_batches_do_not_change_bytes),
+        cmocka_unit_test(arguments_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
