@@ -119,6 +119,10 @@ typedef struct kvant_rope {
     uint32_t block_centers;   /* not 0: each block has a centre of its own, the mean of keys at its positions */
 } kvant_rope;
 
+/* By what keys turn at a position: cosines of a head's pairs of channels, then sines, head_dim numbers. pairs: NULL, or head_dim
+ * numbers, two channels each. KVANT_ERR_ARGUMENT (an odd head_dim, too), KVANT_ERR_NONFINITE. */
+KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position, float *phase, uint16_t *pairs);
+
 /* For keys with transform=first; nothing happens for other tensors. Versions in force stay; where the
  * rope is another than before (NULL: none), what was learnt for later ones is forgotten. A writer's call.
  * KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE for frequencies, KVANT_ERR_MEMORY, KVANT_ERR_UNSUPPORTED for block_centers of a

@@ -90,21 +90,31 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out)
     return (uint32_t)n;
 }
 
-void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges)
+bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, float *frequencies)
 {
     const abi_tensor *node = kvp_rope_of(rows, kv->head_dim);
-    float frequencies[KVANT_MAX_HEAD_DIM / 2];
     const uint32_t n = node != NULL ? kvp_rope_frequencies(node, frequencies) : 0;
-    const kvant_rope rope = { .size = sizeof(rope),
-                              .n_dims = 2 * n,
-                              .interleaved = node != NULL && node->op_params[MODE] == 0,
-                              .frequencies = frequencies,
-                              .n_positions = n_positions,
-                              .n_ranges = n_ranges,
-                              .block_centers = n_ranges == 0 };
 
-    if (n > 0 && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
-        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims, (double)frequencies[n - 1]);
+    *rope = (kvant_rope){ .size = sizeof(*rope),
+                          .n_dims = 2 * n,
+                          .interleaved = node != NULL && node->op_params[MODE] == 0,
+                          .frequencies = frequencies };
+    return n > 0;
+}
+
+void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
+                   bool block_centers)
+{
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;
+    const bool there = kvp_rope_read(kv, rows, &rope, frequencies);
+
+    rope.n_positions = n_positions;
+    rope.n_ranges = n_ranges;
+    rope.block_centers = block_centers;
+    if (there && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
+        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims,
+                 (double)frequencies[rope.n_dims / 2 - 1]);
     else
         kvp_note("%s: matrices are learnt without RoPE", kv->name);
 }
@@ -118,7 +128,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
     if (kv->shape.role != KVANT_ROLE_K || !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
         return NULL; /* nothing is ever learnt */
     if (!kv->roped)
-        kvp_rope_tell(kv, kv->tensor, rows, most, 0);
+        kvp_rope_tell(kv, kv->tensor, rows, most, 0, true);
     kv->roped = true;
     node = kvp_rope_of(rows, kv->head_dim);
     if (node == NULL || node->src[1]->ne[0] != rows->ne[1] || kvp_root(node->src[1])->buffer == NULL ||

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
@@ -63,14 +64,30 @@ bool kvant_centers_equal(const kvant_tensor *tensor, const kvant_centers *a, con
            memcmp(a->start, b->start, kvant_tensor_width(tensor) * sizeof *a->start) == 0;
 }
 
-static void find_phase(const kvant_centers *centers, int32_t position, float *phase)
+static void find_phase(const kvant_pair *pairs, uint32_t n, int32_t position, float *phase)
 {
-    for (uint32_t i = 0; i < centers->n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         double sine, cosine;
-        kvant_turn_sin_cos((double)position * centers->pairs[i].frequency, &sine, &cosine);
+        kvant_turn_sin_cos((double)position * pairs[i].frequency, &sine, &cosine);
         phase[i] = (float)cosine;
-        phase[centers->n + i] = (float)sine;
+        phase[n + i] = (float)sine;
     }
+}
+
+kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position, float *phase, uint16_t *pairs)
+{
+    kvant_rope r;
+    kvant_pair all[KVANT_MAX_HEAD_DIM / 2];
+    KVANT_RETURN_IF(!phase || !head_dim || head_dim % 2 || head_dim > KVANT_MAX_HEAD_DIM, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!KVANT_TAKE(kvant_rope, &r, rope, n_ranges), KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_rope_check(&r, head_dim));
+    KVANT_RETURN_IF(!kvant_turn_pairs(&r, head_dim, all), KVANT_ERR_ARGUMENT);
+    find_phase(all, head_dim / 2, position, phase);
+    for (uint32_t i = 0; pairs && i < head_dim / 2; i++) {
+        pairs[2 * i] = all[i].first;
+        pairs[2 * i + 1] = all[i].second;
+    }
+    return KVANT_OK;
 }
 
 static void turn_center(const kvant_centers *centers, const float *phase, const float *start, float *center)
@@ -97,7 +114,7 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
     if (!centers || !affine.center || position == KVANT_NO_POSITION)
         return affine;
     if (centers->last != position)
-        find_phase(centers, position, own);
+        find_phase(centers->pairs, centers->n, position, own);
     turn_center(centers, centers->last == position ? centers->phase : own, centers->start + (size_t)head * tensor->head_dim, room);
     affine.center = room;
     return affine;
@@ -127,7 +144,7 @@ void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block)
         return;
     kvant_centers *centers = tensor->versions[tensor->blocks[block].version].weights->centers;
     if (centers->last != position)
-        find_phase(centers, position, centers->phase);
+        find_phase(centers->pairs, centers->n, position, centers->phase);
     centers->last = position;
 }
 
