@@ -331,7 +331,7 @@ static kvant_status transform_queries(attention_call *c, const cuda_version *ver
                                             .q_head_stride = c->p->q_head_stride,
                                             .inverse_weights = version->inverse_weights,
                                             .out = c->memory->queries.at };
-    kvant_cuda_turn_args turn = kvant_cuda_turning(keys, false);
+    kvant_cuda_turn_args turn = kvant_cuda_turn_of(keys, false);
     turn.rows = c->p->q, turn.token_stride = c->p->q_token_stride, turn.head_stride = c->p->q_head_stride;
     turn.n_tokens = n, turn.n_heads = args->n_heads, turn.before = args->k_scale;
     turn.out = c->memory->queries.at, turn.out_token_stride = width, turn.out_head_stride = c->head_dim;
@@ -348,7 +348,7 @@ static kvant_status transform_queries(attention_call *c, const cuda_version *ver
 /* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
 static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args, const float *scale)
 {
-    kvant_cuda_turn_args turn = kvant_cuda_turning(&c->layer->parts[KVANT_ROLE_V], true);
+    kvant_cuda_turn_args turn = kvant_cuda_turn_of(&c->layer->parts[KVANT_ROLE_V], true);
     turn.rows = turn.out = args->out;
     turn.token_stride = turn.out_token_stride = args->out_token_stride;
     turn.head_stride = turn.out_head_stride = args->out_head_stride;

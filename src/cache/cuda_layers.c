@@ -190,7 +190,7 @@ static kvant_status create_matrix(cuda_part *part)
     return kvant_cuda_said(status, "a rotation");
 }
 
-kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back)
+kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back)
 {
     const uint32_t d = part->tensor->head_dim, n = part->tensor->n_kv_heads;
     return (kvant_cuda_turn_args){ .n_kv_heads = n,

@@ -169,7 +169,7 @@ typedef struct cuda_version {
 cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
 
 /* Rows through a part's dense rotation, or back. */
-kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back);
+kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back);
 
 /* Whether rows, queries and outputs of a version pass through the part's dense rotation. */
 static inline bool kvant_cuda_turns(const cuda_part *part, uint32_t version)

@@ -65,7 +65,7 @@ static kvant_status turn(const reading *r)
 {
     const size_t width = kvant_tensor_width(r->part->tensor);
     for (uint32_t i = 0; i < r->n && r->part->matrix; i++) {
-        kvant_cuda_turn_args args = kvant_cuda_turning(r->part, true);
+        kvant_cuda_turn_args args = kvant_cuda_turn_of(r->part, true);
         if (r->table[i] < 0 || !kvant_cuda_turns(r->part, r->part->tensor->blocks[r->table[i]].version))
             continue;
         args.rows = args.out = r->rows + i * KVANT_PAGE_TOKENS * width;

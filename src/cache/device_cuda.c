@@ -22,7 +22,7 @@ static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
     const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
                  floats = KVANT_CACHE_BATCH * width;
     const kvant_status room = kvant_cuda_grow(&memory->turned, 2 * floats * sizeof(float), "memory for rows");
-    kvant_cuda_turn_args args = kvant_cuda_turning(a->part, false);
+    kvant_cuda_turn_args args = kvant_cuda_turn_of(a->part, false);
     args.rows = rows->rows, args.token_stride = rows->token_stride, args.head_stride = rows->head_stride;
     args.n_tokens = (uint32_t)a->n, args.n_heads = args.n_kv_heads;
     args.center = rows->center, args.divisor = rows->scale, args.before = rows->weights;
