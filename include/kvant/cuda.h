@@ -266,6 +266,9 @@ typedef struct kvant_cuda_attention_args {
     const uint8_t *matrices; /* device: numbers below n_matrices, which lie as block_table's entries do, and are as ready */
     size_t q_matrix_stride;
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
+    /* device, or NULL: kvant_cuda_page_offsets. What its own centre adds to all scores of a page, before `scale`. Not beside a
+     * softcap or k_center */
+    const float *page_offsets;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -362,6 +365,57 @@ KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 /* Every query token sees every token that the mask leaves. Queries, weights and values are rounded to fp16.
  * KVANT_ERR_UNSUPPORTED for what is not taken. */
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
+
+/* ---- centres of blocks ---- */
+
+/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels (first, second) of the centre of a
+ * block with number n is, with a and b the same channels of start n,
+ *
+ *     (a cos - b sin, b cos + a sin)
+ *
+ * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase has pairs and phases. */
+typedef struct kvant_cuda_turning {
+    const uint16_t *pairs;  /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
+    const float *start;     /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
+    const float *phases;    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
+} kvant_cuda_turning;
+
+typedef struct kvant_cuda_center_rows_args {
+    size_t size;      /* set by the caller to sizeof(kvant_cuda_center_rows_args) */
+    const void *rows; /* device: n_tokens x n_kv_heads x head_dim */
+    kvant_cuda_type type;
+    size_t token_stride, head_stride; /* elements; a row is contiguous */
+    uint32_t n_tokens, n_kv_heads, head_dim; /* head_dim is even, at most 512 */
+    const int64_t *slots;       /* device: token i is in block slots[i] / 64; below 0: its row is copied */
+    kvant_cuda_turning turning; /* phases and numbers by block */
+    uint32_t add;               /* 0: the centre is subtracted; 1: added */
+    float *out; /* device: n_tokens x n_kv_heads x head_dim, contiguous; rows themselves if these are such floats, too */
+} kvant_cuda_center_rows_args;
+
+/* Rows about their blocks' centres, or back: the CPU's bits. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim, or one
+ * above 512. */
+KVANT_API kvant_status kvant_cuda_center_rows(const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream);
+
+typedef struct kvant_cuda_page_offsets_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_page_offsets_args) */
+    const void *q; /* device: queries before any matrix */
+    kvant_cuda_type type;
+    size_t q_batch_stride, q_token_stride, q_head_stride; /* elements, as in attention */
+    uint32_t batch, n_heads, n_kv_heads, head_dim;        /* head_dim is even, at most 512 */
+    uint32_t query_tokens;                                /* per sequence at most; 0: 1 */
+    const int32_t *query_starts;                          /* as in attention */
+    const int32_t *lengths;                               /* device: of each sequence */
+    size_t table_stride;        /* places of a sequence in phases, numbers and offsets; lengths are cut to 64 of each */
+    kvant_cuda_turning turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
+    /* device: batch x n_kv_heads x table_stride x query rows of a kv head, which are query_tokens x heads of the kv head:
+     * row = token * heads + head. Written are pages below a sequence's length and query tokens that there are */
+    float *offsets;
+} kvant_cuda_page_offsets_args;
+
+/* offsets = <q, centre of the page>, for attention; sums are in binary32. KVANT_ERR_ARGUMENT for missing arrays, an odd head_dim,
+ * or one above 512. */
+KVANT_API kvant_status kvant_cuda_page_offsets(const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream);
 
 /* ---- queries of transform=file ---- */
 

@@ -15,6 +15,14 @@ KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same of 8 numbers in TF32, whose lower 13 bits are not read. */
+KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* The same of bf16. */
 KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -184,6 +192,14 @@ template <int N> KVANT_INLINE void wait_for_copies()
 KVANT_INLINE void order_writes()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The compiler moves other loads to where their result is used. */
+KVANT_INLINE float load_here(const float *from)
+{
+    float x;
+    asm volatile("ld.global.f32 %0,[%1];" : "=f"(x) : "l"(from));
+    return x;
 }
 
 /* A line into the second-level cache. */

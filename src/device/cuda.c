@@ -236,6 +236,8 @@ TABLE_CALL(seal, kvant_cuda_seal_args, refused)
 TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
 TABLE_CALL(block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
+TABLE_CALL(center_rows, kvant_cuda_center_rows_args, out)
+TABLE_CALL(page_offsets, kvant_cuda_page_offsets_args, offsets)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
 TABLE_CALL(merge, kvant_cuda_merge_args, lse)
 

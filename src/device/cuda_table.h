@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 11u
+#define KVANT_CUDA_TABLE_VERSION 12u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
@@ -40,6 +40,8 @@ extern "C" {
     X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                                \
     X(kvant_status, block_attention, (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                \
     X(kvant_status, transform_queries, (const kvant_cuda_query_args *args, kvant_cuda_stream stream))              \
+    X(kvant_status, center_rows, (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))              \
+    X(kvant_status, page_offsets, (const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream))            \
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, copy_blocks,                                                                                   \
       (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,                 \

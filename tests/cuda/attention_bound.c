@@ -17,6 +17,7 @@
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
  *   what a centre of keys adds is a sum in fp32, and references are moved by it between matrices: 2^-19 of the
  *   sum of its products' magnitudes;
+ *   a product with a page's own centre is rounded head_dim + 4 times: 2^-24 of the sum of magnitudes each;
  *   the output is rounded to its type.
  * Tile kernels round every number of a page to fp16 in the page's unit: u
  * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
@@ -304,6 +305,8 @@ static double bias_of(const fixture *f, const query *at, int32_t t)
 {
     const attention_problem *p = &f->p;
     const int32_t position = position_of(f, at->b, at->token);
+    if (f->hidden && f->hidden[at->b * f->blocks_per_row + (uint32_t)t / 64])
+        return -INFINITY;
     if ((p->causal && t > position) || (p->window && position - t >= (int32_t)p->window))
         return -INFINITY;
     const double slope = slope_of(f, at->head);
@@ -353,6 +356,17 @@ static void transform(const fixture *f, const query *at, uint32_t kv, uint32_t m
     r->unit = exp2(floor(log2(largest)) + 1);
 }
 
+/* What a page's own centre adds to the scores of a row; *error: how far the GPU may be from it. */
+static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t t, double *error)
+{
+    const uint32_t d = f->c->head_dim;
+    double size;
+    const double bias = turned_product(&f->turning, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
+                                       f->plain_q + ((size_t)row_of(f, at->b, at->token) * f->c->n_heads + at->head) * d, &size);
+    *error = (d + 4) * 0x1p-24 * size;
+    return bias;
+}
+
 /* Fills scores; returns the largest error of one that is seen. */
 static double score_errors(const fixture *f, const query *at, units wanted, uint32_t kv, double *scores)
 {
@@ -364,7 +378,7 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
     const kvant_cuda_codec *codec = f->cache.gpu_k;
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = f->c->head_dim;
-    double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k);
+    double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k), of_page = 0, page_error = 0;
     float y[MAX_D];
     for (uint32_t m = 0; m < f->n_matrices; m++)
         transform(f, at, kv, m, &rows[m]);
@@ -373,6 +387,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
         const float *q = own->q, *rotated = own->rotated;
         const double q1 = own->q1, unit = own->unit;
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
+        if (f->plain_q && t % 64 == 0)
+            of_page = page_bias(f, at, kv, t, &page_error);
         double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0, squares = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
         for (uint32_t j = 0; j < d; j++) {
@@ -382,8 +398,8 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
             qy += fabs((double)rotated[j] * y[j]);
             largest = fmax(largest, fabs(y[j]));
         }
-        scores[t] = scale * (sum + own->bias);
-        const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]) + scale * own->bias_size * 0x1p-19;
+        scores[t] = scale * (sum + own->bias + of_page);
+        const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]) + scale * (own->bias_size * 0x1p-19 + page_error);
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {

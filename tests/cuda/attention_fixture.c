@@ -156,6 +156,69 @@ static void make_matrices(fixture *f)
     }
 }
 
+/* The offsets that the GPU has computed; NaN where nobody may look. */
+static void find_offsets(fixture *f, const void *q)
+{
+    const attention_case *c = f->c;
+    const size_t width = (size_t)c->n_heads * c->head_dim, rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
+                 n = (size_t)c->batch * c->n_kv_heads * f->blocks_per_row * rows;
+    f->gpu_offsets = device_new(n * sizeof(float), 0xff);
+    const kvant_cuda_page_offsets_args args = { .size = sizeof args,
+                                                .q = q,
+                                                .type = c->type,
+                                                .q_batch_stride = f->p.query_tokens * width,
+                                                .q_token_stride = width,
+                                                .q_head_stride = c->head_dim,
+                                                .batch = c->batch,
+                                                .n_heads = c->n_heads,
+                                                .n_kv_heads = c->n_kv_heads,
+                                                .head_dim = c->head_dim,
+                                                .query_tokens = f->p.query_tokens,
+                                                .query_starts = f->gpu_starts,
+                                                .lengths = f->gpu_lengths,
+                                                .table_stride = f->blocks_per_row,
+                                                .turning = gpu_turning(&f->turning),
+                                                .offsets = f->gpu_offsets };
+    assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_OK);
+    float *offsets = malloc(n * sizeof *offsets);
+    device_read(offsets, f->gpu_offsets, n * sizeof *offsets);
+    for (size_t i = 0; f->hidden && i < n; i++)
+        if (f->hidden[i / rows / f->blocks_per_row / c->n_kv_heads * f->blocks_per_row + i / rows % f->blocks_per_row])
+            offsets[i] = NAN;
+    check_cuda(cudaMemcpy(f->gpu_offsets, offsets, n * sizeof *offsets, cudaMemcpyHostToDevice));
+    free(offsets);
+}
+
+/* Centres larger than keys, so that they decide which pages count. */
+static void make_page_centers(fixture *f)
+{
+    const attention_case *c = f->c;
+    const turning_shape shape = { c->head_dim, c->n_kv_heads, c->head_dim, c->head_dim % 3 == 2 };
+    const size_t n = (size_t)f->n_rows * c->n_heads * c->head_dim;
+    size_t bytes;
+    turning_open(&f->turning, &shape, (size_t)c->batch * f->blocks_per_row, f->n_matrices, f->matrices, 4 * c->key_size);
+    f->plain_q = malloc(n * sizeof *f->plain_q);
+    for (size_t i = 0; i < n; i++)
+        f->plain_q[i] = round_to_type(random_normal(), c->type);
+    void *typed = to_type(f->plain_q, n, c->type, &bytes), *gpu = device_copy(typed, bytes);
+    find_offsets(f, gpu);
+    cudaFree(gpu);
+    free(typed);
+}
+
+/* The table that the GPU gets. */
+static void upload_table(fixture *f)
+{
+    const size_t n = (size_t)f->c->batch * f->blocks_per_row;
+    int32_t *table = memcpy(malloc(n * sizeof *table), f->table, n * sizeof *table);
+    f->hidden = f->p.hidden && f->c->open ? calloc(n, sizeof *f->hidden) : NULL;
+    for (size_t i = 0; f->hidden && i < n; i++)
+        if ((f->hidden[i] = random_bits() % 4 == 0))
+            table[i] = KVANT_CUDA_NO_BLOCK;
+    f->gpu_table = device_copy(table, n * sizeof *table);
+    free(table);
+}
+
 static void make_sinks(fixture *f)
 {
     f->sinks = malloc(f->c->n_heads * sizeof *f->sinks);
@@ -211,8 +274,10 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     f->gpu_lse = device_new((size_t)f->n_rows * c->n_heads * sizeof(float), 0xff);
     for (uint32_t i = 0; f->p.no_blocks && i < c->batch * longest; i++)
         f->table[i] = KVANT_CUDA_NO_BLOCK;
-    f->gpu_table = device_copy(f->table, c->batch * longest * sizeof *f->table);
+    upload_table(f);
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
+    if (f->p.page_centers)
+        make_page_centers(f);
     f->workspace_bytes = kvant_cuda_attention_workspace(d);
     assert_true(f->workspace_bytes > 0);
     const size_t needed = f->workspace_bytes;
@@ -233,6 +298,11 @@ void fixture_close(fixture *f)
     free(f->sinks);
     free(f->matrices);
     free(f->k_center);
+    free(f->plain_q);
+    free(f->hidden);
+    if (f->p.page_centers)
+        turning_close(&f->turning);
+    cudaFree(f->gpu_offsets);
     cudaFree(f->gpu_matrices);
     cudaFree(f->gpu_k_center);
     cudaFree(f->gpu_starts);

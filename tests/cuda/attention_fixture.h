@@ -4,7 +4,7 @@
 #ifndef KVANT_TESTS_ATTENTION_FIXTURE_H
 #define KVANT_TESTS_ATTENTION_FIXTURE_H
 
-#include "cuda_support.h"
+#include "turning.h"
 
 enum { MAX_D = 512 };
 
@@ -30,6 +30,8 @@ typedef struct attention_problem {
     bool no_blocks; /* every block hidden */
     uint32_t matrices; /* of keys, a random one each few blocks; 0: none */
     bool key_center;   /* of each of these */
+    bool page_centers; /* every page has its own, of queries that no matrix changed; not beside key_center */
+    bool hidden;       /* one of four pages, with open blocks; their offsets are NaN */
 } attention_problem;
 
 typedef struct fixture {
@@ -40,6 +42,10 @@ typedef struct fixture {
     uint8_t q_numbers[KVANT_CUDA_MOST_MATRICES];
     float *k_center;
     void *gpu_matrices, *gpu_k_center;
+    test_turning turning;  /* of pages */
+    float *plain_q;        /* before any matrix; NULL: pages have no centres */
+    void *gpu_offsets;     /* kvant_cuda_page_offsets */
+    bool *hidden;          /* as table, which still says what is there; NULL: none */
     int32_t *starts;
     uint16_t *mask;
     float *sinks;

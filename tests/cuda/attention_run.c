@@ -50,7 +50,8 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                        .k_center = f->gpu_k_center,
                                        .n_matrices = f->p.matrices,
                                        .matrices = f->gpu_matrices,
-                                       .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim };
+                                       .q_matrix_stride = (size_t)f->n_rows * c->n_heads * c->head_dim,
+                                       .page_offsets = f->gpu_offsets };
     memcpy(args.q_numbers, f->q_numbers, sizeof args.q_numbers);
     return args;
 }
@@ -89,9 +90,9 @@ void run_problem(const attention_case *c, const attention_problem *p)
     printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
            c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
     if (p)
-        printf("  tokens %u%s%s%s%s%s%s  window %u  softcap %g  bias %g  matrices %u", p->query_tokens, p->counts ? " ragged" : "",
+        printf("  tokens %u%s%s%s%s%s%s%s%s  window %u  softcap %g  bias %g  matrices %u", p->query_tokens, p->counts ? " ragged" : "",
                p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "",
-               p->key_center ? " centre" : "", p->window, p->softcap, p->max_bias, p->matrices);
+               p->key_center ? " centre" : "", p->page_centers ? " centres" : "", p->hidden ? " hidden" : "", p->window, p->softcap, p->max_bias, p->matrices);
     printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);

@@ -591,11 +591,11 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
-/* Tokens at positions at which keys get a further matrix, 1024 tokens behind the first of these: far is a batch behind where they get
- * the first centre that is of that matrix, or a little before they get the second one. N_NEAR makes learning end before. */
-enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, FARTHER = 2048 + 1024 + 2048 - 40, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
+/* Tokens at positions at which keys get a further matrix, 1024 tokens behind the first of these: far is a batch behind, or many blocks.
+ * N_NEAR makes learning end before. */
+enum { N_AT_ONCE = 168, FAR = 2048 + 1024 + N_AT_ONCE, FARTHER = FAR + 12 * N_AT_ONCE, N_NEAR = 17 * N_AT_ONCE, N_FAR = 100 };
 
-/* hidden: tokens of another sequence. matrices: of the keys of the last attention, with their centres; 0: not ours. Returns the state,
+/* hidden: tokens of another sequence. matrices: of the keys of the last attention; 0: not ours. Returns the state,
  * which the caller frees. */
 static uint8_t *far_steps(const char *spec, const char *type, int far, int hidden, uint32_t matrices, float *logits, size_t *size)
 {
@@ -614,7 +614,10 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
         harness_decode(context, tokens + N_PROMPT + i, 1, pos + N_FAR + i, 0, false);
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
     }
-    assert_true(!harness_has_standin() || matrices == 0 || last_attention()->n_matrices == matrices);
+    if (harness_has_standin() && matrices > 0) {
+        assert_int_equal(last_attention()->n_matrices, matrices);
+        assert_non_null(last_attention()->page_offsets);
+    }
     saved = harness_save_state(context, size);
     llama_free(context);
     return saved;
@@ -660,7 +663,7 @@ static void far_rows_have_matrices_of_their_own(void **state)
     harness_load_tiny("llama");
     harness_tokens(tokens, N_PROMPT + N_STEPS);
     far_rows_are_as_good(FAR, 2);
-    far_rows_are_as_good(FARTHER, 3);
+    far_rows_are_as_good(FARTHER, 2);
 }
 
 int main(int argc, char **argv)

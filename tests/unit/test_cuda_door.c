@@ -212,6 +212,8 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_seal_args seal = { .size = sizeof seal };
     kvant_cuda_attention_args attention = { .size = sizeof attention };
     kvant_cuda_query_args queries = { .size = sizeof queries };
+    kvant_cuda_center_rows_args center = { .size = sizeof center };
+    kvant_cuda_page_offsets_args offsets = { .size = sizeof offsets };
     kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
@@ -229,6 +231,8 @@ static void calls_reach_the_table(void **state)
     REACHES(attention, kvant_cuda_attention(&attention, stream), attention);
     REACHES(block_attention, kvant_cuda_block_attention(&rows, stream), rows);
     REACHES(transform_queries, kvant_cuda_transform_queries(&queries, stream), queries);
+    REACHES(center_rows, kvant_cuda_center_rows(&center, stream), center);
+    REACHES(page_offsets, kvant_cuda_page_offsets(&offsets, stream), offsets);
     REACHES(decode, kvant_cuda_decode(&decode, stream), decode);
     REACHES(copy_blocks, kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), copied);
     answer(KVANT_OK, NULL);

@@ -34,7 +34,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
-    const uint32_t n_stretches = kvp_gpu_stretches(k);
+    const uint32_t n_matrices = kvp_gpu_matrices(k);
     const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
     const int attended = kvp_gpu_attended_of(b, node);
@@ -85,9 +85,9 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-        .k_center = k->center != NULL && (n_stretches > 1 || sinks != NULL) ? k->key_centers.at : NULL, /* else a softmax ignores it */
-        .n_matrices = n_stretches,
-        .matrices = n_stretches > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
+        .k_center = k->center != NULL && n_matrices == 1 && sinks != NULL ? k->key_center.at : NULL, /* else a softmax ignores it */
+        .n_matrices = n_matrices,
+        .matrices = n_matrices > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
     };
 }
 
@@ -108,7 +108,7 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
                                       .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] = kvp_gpu_matrix_of(k, kvp_gpu_range_at(i + 1).first_stretch).inverse_weights;
+        queries.further[i] = kvp_gpu_matrix_of(k, i + 1).inverse_weights;
     return queries;
 }
 
@@ -123,7 +123,29 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant
     args->q_head_stride = k->head_dim;
     args->q_matrix_stride = args->batch * args->q_batch_stride;
     for (uint32_t i = 0; i < args->n_matrices; i++)
-        args->q_numbers[i] = (uint8_t)kvp_gpu_range_of(i).number;
+        args->q_numbers[i] = (uint8_t)i;
+}
+
+/* What queries, as they are, have in common with blocks' centres. */
+static kvant_status find_offsets(const kvp_gpu_backend *b, const kvp_gpu_cells *k, size_t first_block, const kvant_cuda_attention_args *args)
+{
+    const kvant_cuda_page_offsets_args offsets = { .size = sizeof(offsets),
+                                                   .q = args->q,
+                                                   .type = args->type,
+                                                   .q_batch_stride = args->q_batch_stride,
+                                                   .q_token_stride = args->q_token_stride,
+                                                   .q_head_stride = args->q_head_stride,
+                                                   .batch = args->batch,
+                                                   .n_heads = args->n_heads,
+                                                   .n_kv_heads = args->n_kv_heads,
+                                                   .head_dim = k->head_dim,
+                                                   .query_tokens = args->query_tokens,
+                                                   .lengths = args->lengths,
+                                                   .table_stride = args->table_stride,
+                                                   .turning = kvp_gpu_turning_of(k, first_block),
+                                                   .offsets = b->offsets.at };
+
+    return kvant_cuda_page_offsets(&offsets, b->gpu->stream);
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -156,8 +178,14 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 {
     kvant_cuda_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const kvant_status status = is_full(k) && !transformed ? transform_queries(b, k, &args) : KVANT_OK;
+    kvant_status status = KVANT_OK;
 
+    if (k->center != NULL && args.n_matrices > 1) {
+        status = find_offsets(b, k, (size_t)args.new_first / KVANT_PAGE_TOKENS, &args);
+        args.page_offsets = b->offsets.at;
+    }
+    if (status == KVANT_OK && is_full(k) && !transformed)
+        status = transform_queries(b, k, &args);
     if (status != KVANT_OK)
         return status;
     if (is_full(k))
@@ -220,6 +248,13 @@ static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_g
     return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
 }
 
+static bool have_offsets(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const size_t n_blocks = k->cache->n_blocks / k->cache->n_streams;
+
+    return kvp_gpu_matrices(k) == 1 || kvp_gpu_grow(b->gpu, &b->offsets, n_blocks * rows_of_queries(node->src[0]) * sizeof(float), false);
+}
+
 /* Whether one launch takes all streams of a node. */
 static bool at_once(const abi_tensor *node)
 {
@@ -254,7 +289,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
         return ABI_STATUS_FAILED;
     if (!kvp_gpu_weigh_queries(b, node))
         return ABI_STATUS_FAILED;
-    if (!have_workspace(b, node, k) || !have_queries(b, node, k))
+    if (!have_workspace(b, node, k) || !have_queries(b, node, k) || !have_offsets(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))
         streams.n = 1;

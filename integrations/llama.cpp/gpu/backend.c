@@ -422,6 +422,8 @@ static void release(kvp_gpu_backend *b)
         kvp_cu.event_free(b->to_cuda);
     kvp_gpu_release(&b->workspace);
     kvp_gpu_release(&b->queries);
+    kvp_gpu_release(&b->centered);
+    kvp_gpu_release(&b->offsets);
     kvp_gpu_release(&b->lengths);
     if (b->refused != NULL)
         kvp_cu.host_memory_free(b->refused);

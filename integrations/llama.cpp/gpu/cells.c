@@ -135,50 +135,44 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
     }
 }
 
-/* n numbers, and behind them key centres of some stretches. */
-static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, const kvp_gpu_range *range, cu_stream stream)
+/* n numbers, and a range's centre at position 0. */
+static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, uint32_t range, const float *start, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells) * sizeof(*host);
 
     return kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
-           kvp_gpu_grow(cells->gpu, &cells->key_centers, KVP_MOST_STRETCHES * width, true) &&
+           kvp_gpu_grow(cells->gpu, &cells->starts, KVP_MOST_RANGES * width, true) &&
            kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, n * sizeof(*host), stream), "copying") &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_centers.at + range->first_stretch * width, host + n,
-                                    range->n_stretches * width, stream),
-                     "copying") &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->starts.at + range * width, start, width, stream), "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
 }
 
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells), n = 2 * cells->n_kv_heads * cells->most_weights + 3 * width;
-    const kvp_gpu_range first = kvp_gpu_range_at(0);
-    float *host = calloc(n + width, sizeof(*host));
+    const size_t width = kvp_gpu_width(cells), room = 2 * cells->n_kv_heads * cells->most_weights, n = room + 3 * width;
+    float *host = calloc(n + 2 * width, sizeof(*host)), *none = host + n + width;
     bool ok = host != NULL;
 
     if (ok)
         read_numbers(cells, codecs, host);
-    ok = ok && bring(cells, &cells->numbers, host, n, &first, stream);
+    ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_center.at, host + n, width * sizeof(*host), stream), "copying") &&
+         bring(cells, &cells->numbers, host, n, 0, cells->uncentred ? none : host + room, stream);
     free(host);
     return ok;
 }
 
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *centers)
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *start)
 {
-    const size_t d = cells->head_dim, width = kvp_gpu_width(cells), n_centers = range->n_stretches * width;
-    const size_t n_weights = 2 * cells->n_kv_heads * cells->most_weights;
-    float *host = calloc(n_weights + 2 * n_centers, sizeof(*host));
+    const size_t n = 2 * cells->n_kv_heads * cells->most_weights, width = kvp_gpu_width(cells);
+    float *host = calloc(n + width, sizeof(*host)), *own = host + n;
     bool ok = host != NULL;
 
-    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        read_weights(cells, head, tables, host);
-        for (uint32_t i = 0; i < range->n_stretches; i++)
-            read_key_center(tables, centers + i * width + head * d, d, host + n_weights + n_centers + i * width + head * d);
-    }
-    if (ok)
-        memcpy(host + n_weights, centers, n_centers * sizeof(*host));
-    ok = ok && bring(cells, &cells->further[range->number - 1], host, n_weights + n_centers, range, NULL);
+    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
+        read_weights(cells, head, kvp_gpu_tables(codecs[head]), host);
+    if (ok && cells->center != NULL)
+        memcpy(own, start, width * sizeof(*own));
+    ok = ok && bring(cells, &cells->further[range->number - 1], host, n, range->number, own, NULL);
     free(host);
     return ok;
 }
@@ -203,22 +197,16 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
 }
 
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t stretch)
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range)
 {
-    kvp_gpu_range range = kvp_gpu_range_of(stretch);
-    const kvp_gpu_memory *memory;
-    const float *at, *center;
+    const float *at;
 
-    while (range.number > 0 && !(cells->further_made >> range.number & 1)) {
-        stretch = range.first_stretch - 1;
-        range = kvp_gpu_range_of(stretch);
-    }
-    if (range.number == 0)
-        return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights, cells->center };
-    memory = &cells->further[range.number - 1];
-    at = memory->at;
-    center = kvp_gpu_affine(cells, memory) + (stretch - range.first_stretch) * kvp_gpu_width(cells);
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights, cells->center != NULL ? center : NULL };
+    while (range > 0 && !(cells->further_made >> range & 1))
+        range--;
+    if (range == 0)
+        return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights };
+    at = cells->further[range - 1].at;
+    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights };
 }
 
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
@@ -263,7 +251,8 @@ static void destroy(kvp_kv *kv)
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu);
         kvp_gpu_release(&cells->numbers);
-        kvp_gpu_release(&cells->key_centers);
+        kvp_gpu_release(&cells->key_center);
+        kvp_gpu_release(&cells->starts);
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_RANGES - 1; i++)
             kvp_gpu_release(&cells->further[i]);
@@ -335,16 +324,14 @@ static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_h
 
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride, kvp_gpu_run run)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.stretch);
-
     return (kvant_cuda_rows){ .codec = cells->codec,
                               .pages = cells->pages,
                               .rows = rows + run.first * stride,
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
-                              .center = matrix.center,
+                              .center = cells->further_made == 0 ? cells->center : NULL, /* else rows are about their blocks' */
                               .scale = cells->scale,
-                              .weights = matrix.weights };
+                              .weights = kvp_gpu_matrix_of(cells, run.range).weights };
 }
 
 /* Room on the GPU for a batch of rows and their slots; gpu->lock is held. */
@@ -360,7 +347,6 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.stretch);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
@@ -371,11 +357,12 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .out = out,
                                           .token_stride = kvp_gpu_width(cells),
                                           .head_stride = cells->head_dim,
-                                          .center = matrix.center,
+                                          .center = cells->further_made == 0 ? cells->center : NULL,
                                           .scale = cells->scale,
-                                          .inverse_weights = matrix.inverse_weights };
+                                          .inverse_weights = kvp_gpu_matrix_of(cells, run.range).inverse_weights };
+    const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
-    return kvant_cuda_decode(&args, cells->gpu->stream);
+    return status != KVANT_OK || cells->further_made == 0 ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, out);
 }
 
 /* open: open pages of these numbers. */
@@ -450,12 +437,14 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool op
 }
 
 /* numbers: in the computer's memory, as slots are on the GPU. */
-static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows, const int64_t *slots)
+static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t n, float *rows, const int64_t *slots)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvant_status status = KVANT_OK;
     kvp_gpu_run run;
 
+    if (cells->further_made != 0)
+        status = kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows);
     for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
         run = kvp_gpu_run_of_cells(cells->cache, numbers, i, n);
         status = kvp_gpu_append(cells, kv->shape.role, false, rows, run, slots, cells->gpu->refused);

@@ -17,6 +17,7 @@
  *   decoded.c   the same from tokens that are decoded
  *   learner.c   what these are learnt with, in threads
  *   ranges.c    further matrices, for rows at later positions
+ *   centers.c   centres of these rows' blocks
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
@@ -30,7 +31,7 @@
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
- * Positions from 2048 on have further matrices, and centres of their own.
+ * Positions from 2048 on have further matrices, and their blocks centres of their own.
  * With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
@@ -67,13 +68,12 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
 
 #define KVP_MOST_RANGES 7u /* of positions; the last one has no end */
-#define KVP_MOST_STRETCHES 23u /* of all ranges */
 #define KVP_FIRST_RANGE 2048u
 
-/* Positions that have a matrix (ranges.c). Rows take it from `from` on, and a centre with each stretch of positions. */
+/* Positions that have a matrix (ranges.c). Rows take it from `from` on. */
 typedef struct kvp_gpu_range {
-    uint32_t number, first_stretch, n_stretches;
-    int32_t first, last, from, stretch;
+    uint32_t number;
+    int32_t first, last, from;
 } kvp_gpu_range;
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
@@ -98,23 +98,41 @@ typedef struct kvp_open_page {
     uint64_t used;
 } kvp_open_page;
 
-/* Rows of a batch one behind the other, in blocks whose keys have one matrix and centre. */
+/* Rows of a batch one behind the other, in blocks whose keys have one matrix. */
 typedef struct kvp_gpu_run {
     size_t first, n;
-    uint32_t stretch;
+    uint32_t range;
 } kvp_gpu_run;
+
+/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). The first range's are not
+ * turned. All layers' keys turn alike, or there are no further ranges. */
+typedef struct kvp_gpu_centers {
+    int32_t *positions;    /* by block: of its first cell; KVP_NOT_TURNED, KVP_NO_CENTER */
+    uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
+    kvp_gpu_memory phases; /* by block, head_dim each, once there is a further range */
+    kvp_gpu_memory pairs;
+    float *host;           /* the same as phases */
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;       /* size 0: not known */
+    uint32_t head_dim;
+    bool uneven;           /* layers differ */
+} kvp_gpu_centers;
+
+#define KVP_NOT_TURNED INT32_MIN
+#define KVP_NO_CENTER (INT32_MIN + 1)
 
 /* Which blocks' keys have which matrix and centre. */
 typedef struct kvp_gpu_ranges {
-    uint8_t *of;   /* by block: its stretch */
+    uint8_t *of;   /* by block: its range */
     uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
     uint32_t asked; /* threads make that of this one; 0: of none */
     size_t since;  /* rows that were stored since */
     bool ended;    /* no others can be had */
     bool changed;  /* of blocks with rows */
     int32_t position; /* the last one of the last step */
-    uint32_t n_stretches;   /* of all blocks with rows: one more than the last one's number */
+    uint32_t n;             /* of all blocks with rows: one more than the last one's number */
     kvp_gpu_memory numbers; /* by block, for attention */
+    kvp_gpu_centers centers;
     kvp_gpu_run *runs;     /* of the batch at hand */
     size_t n_runs;
     int64_t *last; /* its cells */
@@ -259,8 +277,9 @@ typedef struct kvp_gpu_cells {
     size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
     size_t most_weights;          /* the same, with a matrix of the first rows */
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
-    kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights, centres of stretches */
-    kvp_gpu_memory key_centers;   /* by stretch: centres as attention takes them (k_center) */
+    kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights */
+    kvp_gpu_memory key_center;    /* as attention takes it (k_center): of the first range */
+    kvp_gpu_memory starts;        /* by range: centres of a block at position 0 */
     uint32_t further_made;        /* a bit for each range that has some */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
@@ -291,7 +310,7 @@ struct kvp_gpu_backend {
     cu_event to_us, to_cuda;
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
-    kvp_gpu_memory workspace, queries;
+    kvp_gpu_memory workspace, queries, centered, offsets; /* the latter: rows about their blocks' centres, and what queries get of these */
     struct kvp_gpu_scratch { /* of the attention node at hand */
         void *at;
         size_t bytes;
@@ -440,15 +459,27 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_me
     return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c. Of a stretch; where its range has none, of the last one before that has. */
+/* cells.c. Of a range; where it has none, of the last one before that has. */
 typedef struct kvp_gpu_matrix {
-    const float *weights, *inverse_weights, *center;
+    const float *weights, *inverse_weights;
 } kvp_gpu_matrix;
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t stretch);
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
 
-/* ranges.c. The range of this number, and that of a stretch. */
+/* ranges.c. The range of this number. */
 kvp_gpu_range kvp_gpu_range_at(uint32_t number);
-kvp_gpu_range kvp_gpu_range_of(uint32_t stretch);
+
+/* centers.c. tell: how a layer's keys turn, before there is a further range. assign: a block's rows are at position and those behind it from
+ * now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys' centres, once further_made; first_block:
+ * of blocks that are counted from there. rows: subtracts (add: adds) centres of rows at cells of the GPU. The lock is held. */
+void kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
+void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
+bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
+kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
+kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
+                                 float *out);
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, float *rows);
+void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
+void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
 /* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
 bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
@@ -467,19 +498,21 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* What attention on the keys has: stretches 0, 1, ..., and the matrices of their ranges. */
-uint32_t kvp_gpu_stretches(const kvp_gpu_cells *keys);
+/* What attention on the keys has: matrices of ranges 0, 1, .... */
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
 
-/* The longest run of blocks (open: of open pages), or of cells, whose keys are of one stretch: from the first-th on, of n blocks, or before
+/* The block of an open page, or of a sealed one; -1: of none. */
+int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
+
+/* The longest run of blocks (open: of open pages), or of cells, whose keys are of one range: from the first-th on, of n blocks, or before
  * the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
 /* cells.c: what codecs say, one per kv head: weights, centres and scales of the first range are brought to the GPU (which waits for the
- * stream; NULL: one that orders nothing), and become the cells'; or weights of a later one, with its stretches' centres. */
+ * stream; NULL: one that orders nothing), and become the cells'; or weights of a later one, with its centre at position 0. */
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream);
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *centers);
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *start);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */

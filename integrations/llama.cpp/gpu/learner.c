@@ -230,7 +230,8 @@ void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor
         return;
     l->told = true;
     l->begins = kvp_gpu_in_first_range(cells->cache);
-    kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1);
+    kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1, false);
+    kvp_gpu_centers_tell(kv, rows);
 }
 
 /* A batch's thread */
@@ -419,33 +420,23 @@ void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     l->most = 0;
 }
 
-static bool find_centers(const kvp_gpu_learner *l, size_t width, float *centers)
-{
-    bool ok = centers != NULL;
-
-    for (uint32_t i = 0; ok && i < l->range.n_stretches; i++) {
-        const int32_t first = l->range.from + (int32_t)i * l->range.stretch;
-        ok = kvant_tensor_range_center(l->tensor, first, first + l->range.stretch - 1, centers + i * width) == KVANT_OK;
-    }
-    return ok;
-}
-
 static void *make_range(void *context)
 {
     kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
     kvant_codec **codecs = calloc(cells->n_kv_heads, sizeof(kvant_codec *));
-    float *centers = calloc(l->range.n_stretches, kvp_gpu_width(cells) * sizeof(*centers));
+    float *start = calloc(kvp_gpu_width(cells), sizeof(*start));
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
     sem_wait(&at_once);
-    l->made_range = codecs != NULL && kvp_gpu_enter(cells->gpu) && find_centers(l, kvp_gpu_width(cells), centers) &&
-                    kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, (uint32_t)l->range.stretch, cells->sources,
+    l->made_range = codecs != NULL && start != NULL && kvp_gpu_enter(cells->gpu) &&
+                    kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
+                    kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS, cells->sources,
                                                    codecs, 1) == KVANT_OK &&
-                    kvp_gpu_bring_range(cells, &l->range, (const kvant_codec *const *)codecs, centers);
+                    kvp_gpu_bring_range(cells, &l->range, (const kvant_codec *const *)codecs, start);
     sem_post(&at_once);
     kvp_gpu_free_codecs(codecs, cells->n_kv_heads);
-    free(centers);
+    free(start);
     return NULL;
 }
 
@@ -453,7 +444,7 @@ bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    if (l == NULL || l->tensor == NULL || l->making)
+    if (l == NULL || l->tensor == NULL || l->making || cells->cache->ranges.centers.uneven || cells->cache->ranges.centers.rope.size == 0)
         return false;
     l->range = *range;
     l->made_range = false;

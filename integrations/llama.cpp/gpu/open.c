@@ -33,9 +33,11 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_streams = kv->shape.n_streams;
     cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
-    if (cache->held == NULL || cache->ranges.of == NULL) {
+    cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
+    if (cache->held == NULL || cache->ranges.of == NULL || cache->ranges.centers.positions == NULL) {
         free(cache->held);
         free(cache->ranges.of);
+        free(cache->ranges.centers.positions);
         free(cache);
         return NULL;
     }

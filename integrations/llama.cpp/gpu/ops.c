@@ -89,9 +89,24 @@ bool kvp_gpu_capturable(const abi_tensor *node)
     return node->op != kvp_api.op.rope;
 }
 
-static kvant_cuda_rows rows_of(const abi_tensor *node, kvp_gpu_run run)
+static kvant_cuda_rows rows_of(const kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_run run)
 {
-    return kvp_gpu_rows(kvp_gpu_cells_of(node), node->src[0]->data, node->src[0]->nb[1] / sizeof(float), run);
+    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+
+    return cells->further_made != 0 ? kvp_gpu_rows(cells, b->centered.at, kvp_gpu_width(cells), run)
+                                    : kvp_gpu_rows(cells, node->src[0]->data, node->src[0]->nb[1] / sizeof(float), run);
+}
+
+/* Keys lose their blocks' centres first, where these have some. */
+static bool center(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    const abi_tensor *rows = node->src[0];
+    const size_t n = (size_t)rows->ne[1];
+
+    return cells->further_made == 0 ||
+           (kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false) &&
+            kvp_gpu_center_rows(cells, rows->data, rows->nb[1] / sizeof(float), n, node->src[1]->data, false, b->centered.at) == KVANT_OK);
 }
 
 static bool takes_cells(const abi_tensor *node)
@@ -150,7 +165,7 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
-        kvant_cuda_rows rows = rows_of(nodes[i], run);
+        kvant_cuda_rows rows = rows_of(b, nodes[i], run);
         if (open) {
             rows.codec = cells->open_codec;
             rows.pages = cells->open_pages;
@@ -191,7 +206,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!takes_cells(nodes[i]) || !kvp_gpu_weigh_join(kvp_kv_of(nodes[i])) || !learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
-    if (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries))
+    if (!center(b, node) || (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;

@@ -1,14 +1,11 @@
-/* ranges.c - a matrix for each range of positions, and a centre for each stretch of a range (transform=first).
+/* ranges.c - a matrix for each range of positions (transform=first).
  *
  * RoPE goes on turning keys. The first matrix is for the first range, or, where learning begins behind it, a compromise for all positions
  * (learner.c). Later ranges get matrices of their own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
- * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A block has the matrix and the centre of its
- * first row's position for all of its rows, and keeps them until all of these are written anew.
+ * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A block has the matrix and the centre
+ * (centers.c) of its first row's position for all of its rows, and keeps them until all of these are written anew.
  *
- * Over a whole range the mean of keys turns too far to be one. It is most of what some models' keys are, and of their errors if it is no
- * part of a centre (docs/research/calibration.md).
- *
- * Attention gets queries through each matrix, and the number of each block's stretch. */
+ * Attention gets queries through each matrix, and the number of each block's range. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -18,36 +15,16 @@
 
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
-/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. Stretches cost
- * a centre; those of 2048 take off a quarter of keys' squared errors, a centre for each block would take off half. */
-static const struct {
-    int32_t first;
-    uint32_t n_stretches;
-} plan[KVP_MOST_RANGES + 1] = { { 0, 1 },     { KVP_FIRST_RANGE, 3 }, { 8192, 4 },   { 16384, 8 },
-                                { 32768, 4 }, { 65536, 2 },           { 131072, 1 }, { 262144, 0 } };
-_Static_assert(KVP_MOST_STRETCHES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
+/* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
+static const int32_t begins[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
+_Static_assert(KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
 
 kvp_gpu_range kvp_gpu_range_at(uint32_t number)
 {
-    kvp_gpu_range range = { .number = number,
-                            .n_stretches = plan[number].n_stretches,
-                            .first = plan[number].first,
-                            .last = plan[number + 1].first - 1,
-                            .from = number > 0 ? plan[number].first + LATE : 0 };
-
-    for (uint32_t i = 0; i < number; i++)
-        range.first_stretch += plan[i].n_stretches;
-    range.stretch = (range.last + 1 - range.first) / (int32_t)range.n_stretches;
-    return range;
-}
-
-kvp_gpu_range kvp_gpu_range_of(uint32_t stretch)
-{
-    kvp_gpu_range range = kvp_gpu_range_at(0);
-
-    while (range.number + 1 < KVP_MOST_RANGES && stretch >= range.first_stretch + range.n_stretches)
-        range = kvp_gpu_range_at(range.number + 1);
-    return range;
+    return (kvp_gpu_range){ .number = number,
+                            .first = begins[number],
+                            .last = begins[number + 1] - 1,
+                            .from = number > 0 ? begins[number] + LATE : 0 };
 }
 
 /* Whose matrix a row gets. */
@@ -55,22 +32,19 @@ static uint32_t range_of(int32_t position)
 {
     uint32_t range = 0;
 
-    while (range + 1 < KVP_MOST_RANGES && position >= plan[range + 1].first + LATE)
+    while (range + 1 < KVP_MOST_RANGES && position >= begins[range + 1] + LATE)
         range++;
     return range;
 }
 
-/* Of a row. Where its range has no matrix it is the last one before, and so is its stretch. */
-static uint32_t stretch_of(const kvp_gpu_ranges *ranges, int32_t position)
+/* Where that has none it is the last one before. */
+static uint32_t made_range_of(const kvp_gpu_ranges *ranges, int32_t position)
 {
-    uint32_t number = range_of(position), stretch;
-    kvp_gpu_range range;
+    uint32_t number = range_of(position);
 
     while (!(ranges->made >> number & 1))
         number--;
-    range = kvp_gpu_range_at(number);
-    stretch = (uint32_t)((position - range.from) / range.stretch);
-    return range.first_stretch + (stretch < range.n_stretches ? stretch : range.n_stretches - 1);
+    return number;
 }
 
 static int32_t last_position(const kvp_gpu_step *step)
@@ -111,7 +85,7 @@ static void take_asked(kvp_gpu_cache *cache)
     if (all)
         ranges->made |= 1u << ranges->asked;
     else
-        kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, plan[ranges->asked].first);
+        kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, begins[ranges->asked]);
     ranges->ended = !(ranges->made >> ranges->asked & 1);
     ranges->asked = 0;
 }
@@ -152,19 +126,29 @@ static size_t rows_of_block(const kvp_gpu_step *step, size_t i)
     return n;
 }
 
-/* Blocks that had no rows, or whose rows are all written, get the stretch of a row's position. */
+/* The position of a block's first cell, if n rows from the i-th on follow each other as their cells do. */
+static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
+{
+    for (size_t j = i; j < i + n; j++)
+        if (step->positions[j] - step->positions[i] != step->cells[j] - step->cells[i])
+            return KVP_NO_CENTER;
+    return step->positions[i] - (int32_t)(step->cells[i] % KVANT_PAGE_TOKENS);
+}
+
+/* Blocks that had no rows, or whose rows are all written, get the range and the centre of a row's position. */
 static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
 
     for (size_t i = 0, n; i < step->n; i += n) {
         const size_t block = (size_t)(step->cells[i] / KVANT_PAGE_TOKENS);
-        const uint32_t stretch = step->positions != NULL ? stretch_of(ranges, step->positions[i]) : 0;
+        const uint32_t range = step->positions != NULL ? made_range_of(ranges, step->positions[i]) : 0;
         n = rows_of_block(step, i);
-        if ((cache->held[block] && n < KVANT_PAGE_TOKENS) || ranges->of[block] == stretch)
+        if (cache->held[block] && n < KVANT_PAGE_TOKENS)
             continue;
-        ranges->of[block] = (uint8_t)stretch;
-        ranges->changed = true;
+        kvp_gpu_centers_assign(cache, block, range > 0 ? position_of(step, i, n) : KVP_NOT_TURNED);
+        ranges->changed = ranges->changed || ranges->of[block] != range;
+        ranges->of[block] = (uint8_t)range;
     }
 }
 
@@ -179,7 +163,7 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     for (size_t i = 0; i < step->n; i += run.n) {
         const kvp_gpu_run *former = &ranges->runs[n_runs];
         run = kvp_gpu_run_of_cells(cache, step->cells, i, step->n);
-        other = other || n_runs >= ranges->n_runs || former->first != i || former->stretch != run.stretch;
+        other = other || n_runs >= ranges->n_runs || former->first != i || former->range != run.range;
         ranges->runs[n_runs++] = run;
     }
     if (other || n_runs != ranges->n_runs)
@@ -229,17 +213,21 @@ static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *numbers)
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const uint32_t former = ranges->n_stretches;
+    const uint32_t former = ranges->n;
     uint8_t *numbers;
     bool ok;
 
-    if (!ranges->changed || ranges->made == 1)
+    if (ranges->made == 1)
+        return true;
+    if (!kvp_gpu_centers_bring(cache, stream))
+        return false;
+    if (!ranges->changed)
         return true;
     numbers = malloc(cache->n_blocks);
     ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, cache->n_blocks, false);
     if (ok)
-        ranges->n_stretches = fill_numbers(cache, numbers);
-    if (ranges->n_stretches != former)
+        ranges->n = fill_numbers(cache, numbers);
+    if (ranges->n != former)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know as many */
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, cache->n_blocks, stream), "copying");
     ranges->changed = !ok;
@@ -252,31 +240,30 @@ size_t kvp_gpu_runs(const kvp_gpu_cells *keys)
     return keys->further_made != 0 ? keys->cache->ranges.n_runs : 1;
 }
 
-uint32_t kvp_gpu_stretches(const kvp_gpu_cells *keys)
-{
-    return keys->further_made != 0 ? keys->cache->ranges.n_stretches : 1;
-}
-
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys)
 {
-    return kvp_gpu_range_of(kvp_gpu_stretches(keys) - 1).number + 1;
+    return keys->further_made != 0 ? keys->cache->ranges.n : 1;
 }
 
 /* Runs */
 
-static uint32_t stretch_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
+int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number)
 {
-    const kvp_gpu_cache *cache = cells->cache;
-    const int64_t at = open ? cache->pages[block].block : (int64_t)block;
+    return open ? cache->pages[number].block : (int64_t)number;
+}
 
-    return at >= 0 ? cache->ranges.of[at] : 0;
+static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
+{
+    const int64_t at = kvp_gpu_block_at(cells->cache, open, block);
+
+    return at >= 0 ? cells->cache->ranges.of[at] : 0;
 }
 
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n)
 {
-    kvp_gpu_run run = { first, 1, stretch_of_block(cells, open, first) };
+    kvp_gpu_run run = { first, 1, range_of_block(cells, open, first) };
 
-    while (run.n < n && stretch_of_block(cells, open, first + run.n) == run.stretch)
+    while (run.n < n && range_of_block(cells, open, first + run.n) == run.range)
         run.n++;
     return run;
 }
@@ -286,7 +273,7 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
     const uint8_t *of = cache->ranges.of;
     kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
 
-    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.stretch)
+    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.range)
         run.n++;
     return run;
 }
@@ -294,6 +281,8 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
 {
     memmove(cache->ranges.of + to, cache->ranges.of + first, n);
+    for (uint32_t i = 0; i < n; i++) /* blocks of two streams: they do not overlap */
+        kvp_gpu_centers_assign(cache, to + i, cache->ranges.centers.positions[first + i]);
     cache->ranges.changed = true;
 }
 
@@ -308,7 +297,8 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
     ranges->position = -1;
     ranges->asked = 0;
     ranges->ended = false;
-    ranges->n_stretches = 1;
+    ranges->n = 1;
+    kvp_gpu_centers_forget(cache);
     ranges->n_last = 0;
     ranges->changed = true;
 }
@@ -316,6 +306,7 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache)
 {
     kvp_gpu_release(&cache->ranges.numbers);
+    kvp_gpu_centers_free(cache);
     free(cache->ranges.of);
     free(cache->ranges.runs);
     free(cache->ranges.last);

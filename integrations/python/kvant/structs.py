@@ -170,6 +170,7 @@ class Rope(Struct):
         ("frequencies", c.c_void_p),
         ("n_positions", c.c_uint32),
         ("n_ranges", c.c_uint32),
+        ("block_centers", c.c_uint32),
     ]
 
 
@@ -548,6 +549,7 @@ class CudaAttentionArgs(Struct):
         ("matrices", c.c_void_p),
         ("q_matrix_stride", c.c_size_t),
         ("q_numbers", c.c_uint8 * 24),
+        ("page_offsets", c.c_void_p),
     ]
 
 

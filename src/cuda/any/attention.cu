@@ -70,12 +70,12 @@ static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
            a.books[1].bits == b.books[1].bits && a.polar.bits == b.polar.bits;
 }
 
-/* They know one matrix, and no centre of keys. */
+/* They know one matrix, and no centres of keys. */
 static DirectKernel direct_for(const AnyAttentionArgs &p)
 {
     const kvant_cuda_codec &keys = p.keys, &values = p.values;
     const kvant_general &g = keys.general;
-    const bool general = !p.k_center && !p.matrices && keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
+    const bool general = !p.k_center && !p.page_offsets && !p.matrices && keys.params.codes == KVANT_CUDA_CODES_GENERAL && values.params.codes == KVANT_CUDA_CODES_GENERAL;
     if (!general || !are_alike(g.view, values.general.view) || (g.head_dim != 64 && g.head_dim != 128))
         return DirectKernel{};
     switch (g.view.kind) {

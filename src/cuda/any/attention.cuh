@@ -168,6 +168,18 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
             }
     }
 
+    /* What the page's own centre adds to scores. */
+    KVANT_INLINE void add_offsets(float (&s)[EIGHTS][N][4], int page) const
+    {
+        const float *from = offsets_of(p, work.pair, page);
+        unrolled_for (int t = 0; t < EIGHTS; t++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                const float own = page_offset(work.pair, from, 8 * t + row_of(h)) * p.scale_log2;
+                unrolled_for (int k = 0; k < N; k++)
+                    s[t][k][h] += own, s[t][k][h + 2] += own;
+            }
+    }
+
     /* Scores to weights as an operand: tokens as rows. first: the tile's first token in the sequence. special:
      * scores change, or tokens are hidden. */
     KVANT_INLINE void weigh(float (&s)[EIGHTS][N][4], int first, bool special, uint32_t (&w)[EIGHTS][N][2])
@@ -187,6 +199,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                         x += exponent;
                     }
             }
+        if (p.page_offsets)
+            add_offsets(s, first / PAGE_TOKENS);
         raise(s);
         unrolled_for (int t = 0; t < EIGHTS; t++)
             unrolled_for (int k = 0; k < N; k++)
@@ -231,6 +245,8 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         for (; page < end_page; page += teams) {
             const int begin = page * PAGE_TOKENS, tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
             ask_for(next);
+            if (p.page_offsets && lane == 0)
+                prefetch_line(offsets_of(p, work.pair, page), 0);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS && first < tokens; first += TOKENS) {
                 const int at = begin + first, valid = min(tokens - first, TOKENS);

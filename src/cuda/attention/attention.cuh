@@ -181,6 +181,11 @@ template <bool GENERAL> struct Stretch {
     {
         return numbers + pair.b * p.table_stride + skipped / PAGE_TOKENS - first;
     }
+    /* The number in its sequence of page i of the line. */
+    KVANT_INLINE int page_of(int i) const
+    {
+        return skipped / PAGE_TOKENS + i - first;
+    }
 };
 
 /* Those of a stretch's pages from i on. */
@@ -240,7 +245,7 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
                 if (MANY && next != counted.tile)
                     counted.change(sums, own, next, lane);
                 unrolled_for (int t = 0; t < TILES; t++)
-                    sums[t] = attend_open_tokens<C, D, GENERAL>(p, own, seen, t, block, first, at.pair.kv_head,
+                    sums[t] = attend_open_tokens<C, D, GENERAL, MANY>(p, own, seen, t, block, first, at.pair,
                                                                 at.skipped + before, at.tokens - before, lane, sums[t]);
             }
         }
@@ -350,7 +355,7 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
     return piece.end;
 }
 
-/* OPEN: the table may name open blocks. MANY: keys may have several matrices, or a centre. GENERAL kernels are both, too. */
+/* OPEN: the table may name open blocks. MANY: keys may have several matrices, or centres. GENERAL kernels are both, too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
 {
@@ -444,6 +449,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             const int next = MANY && p.matrices ? at.matrices.tile_of(shared.matrices[warp][slot]) : 0;
             if (next != counted.tile)
                 load_tile(tile_at<D, MANY>(p, shared.queries, next), next);
+            PageOffsets offsets;
+            if constexpr (MANY && TILES == 1)
+                offsets.ask(p, at.pair, at.page_of(mine), 0, lane);
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
@@ -468,6 +476,12 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (GENERAL)
                     unrolled_for (int t = 0; t < TILES; t++)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
+                if (MANY && p.page_offsets)
+                    unrolled_for (int t = 0; t < TILES; t++) {
+                        if constexpr (TILES > 1)
+                            offsets.ask(p, at.pair, at.page_of(mine), t, lane);
+                        offsets.add(p, s[t]);
+                    }
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
                 if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN && (p.v_groups.hybrid || valid < PAGE_TOKENS)) {

@@ -63,7 +63,8 @@ struct AttentionArgs {
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center, *k_scale, *v_scale;
-    const float *k_center;   /* as in cuda.h, like the next four */
+    const float *k_center;   /* as in cuda.h, like the next five */
+    const float *page_offsets;
     const uint8_t *matrices; /* NULL: all keys are alike */
     int n_matrices;
     size_t q_matrix_stride;
@@ -128,7 +129,7 @@ struct AttentionKernel {
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99
- * KB, for every GPU. open: the table may name open blocks. many: keys have several matrices, or a centre. general: several
+ * KB, for every GPU. open: the table may name open blocks. many: keys have several matrices, or centres. general: several
  * query tokens, windows, masks and so on, and all of these. wide: 16 columns instead of 8. */
 struct KernelChoice {
     bool large, open, many, general, wide;

@@ -54,6 +54,25 @@ template <int TILES> struct Counted {
     }
 };
 
+/* What a page's own centre adds to the scores of a lane's columns of tile t. */
+struct PageOffsets {
+    float x[2];
+
+    /* Before the page's scores, which take longer than the way to memory, where there are registers for it. */
+    KVANT_INLINE void ask(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
+    {
+        const float *from = p.page_offsets ? offsets_of(p, pair, page) : nullptr;
+        unrolled_for (int h = 0; h < 2; h++)
+            x[h] = from ? page_offset(pair, from, 8 * t + 2 * (lane & 3) + h) : 0;
+    }
+    template <int N> KVANT_INLINE void add(const AttentionArgs &p, float (&s)[N][4]) const
+    {
+        unrolled_for (int i = 0; i < N; i++)
+            unrolled_for (int k = 0; k < 4; k++)
+                s[i][k] = fmaf(x[k % 2], p.scale_log2, s[i][k]);
+    }
+};
+
 /* Fills the tiles of a stretch's queries, whose first one's rows were loaded; the same code for all of them, as
  * instructions come from memory, too. The caller synchronises before and after. */
 template <class C, int D, bool MANY, class R, class Q>

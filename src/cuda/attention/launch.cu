@@ -138,7 +138,7 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
-        const KernelChoice choice{ i < 2, args.k_open.base != NULL, args.n_matrices > 1 || args.k_center, general, i % 2 == 0 };
+        const KernelChoice choice{ i < 2, args.k_open.base != NULL, args.n_matrices > 1 || args.k_center || args.page_offsets, general, i % 2 == 0 };
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
@@ -185,7 +185,7 @@ bool valid_pools(const kvant_cuda_attention_args &args)
 bool valid_matrices(const kvant_cuda_attention_args &args)
 {
     return args.n_matrices <= KVANT_CUDA_MOST_MATRICES && (args.n_matrices <= 1 || args.matrices) &&
-           !(args.k_center && args.logit_softcap > 0);
+           !((args.k_center || args.page_offsets) && args.logit_softcap > 0) && !(args.k_center && args.page_offsets);
 }
 
 bool not_negative(float x)
@@ -252,6 +252,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.lse = args.lse;
     p.v_center = args.v_center;
     p.k_center = args.k_center;
+    p.page_offsets = args.page_offsets;
     p.matrices = args.n_matrices > 1 ? args.matrices : NULL;
     p.n_matrices = (int)std::max(args.n_matrices, 1u);
     p.q_matrix_stride = args.q_matrix_stride;

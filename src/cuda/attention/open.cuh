@@ -8,6 +8,7 @@
  * So values without a scale do not narrow the range of values with a scale. */
 #pragma once
 
+#include "further_tiles.cuh"
 #include "scores.cuh"
 #include "values.cuh"
 
@@ -94,21 +95,26 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
 /* The sums of tile t with 16 tokens of one open page added, from `first` on. before: tokens before the
  * page; valid: tokens that it has. Inlined only where there is one call: sums go through memory
  * otherwise. */
-template <class C, int D, bool GENERAL, class Q>
+template <class C, int D, bool GENERAL, bool MANY, class Q>
 KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen, int t,
-                                                             int block, int first, int kv_head, int before, int valid,
+                                                             int block, int first, const Pair &pair, int before, int valid,
                                                              int lane, Accumulator<C, D> sums)
 {
     uint32_t a[Accumulator<C, D>::TILES][4], weights[2];
     float s[1][4], factor[2];
     load_open_values<C, D>(p.v_open.base + (size_t)(uint32_t)block * p.v_open.block_stride +
-                               kv_head * p.v_open.head_stride,
+                               pair.kv_head * p.v_open.head_stride,
                            first, valid, lane, a);
     score_open_tokens<D>(p.k_open.base + (size_t)(uint32_t)block * p.k_open.block_stride +
-                             kv_head * p.k_open.head_stride,
+                             pair.kv_head * p.k_open.head_stride,
                          tile, t, first, lane, s);
     if constexpr (GENERAL)
         change_scores(p, tile, seen, t, before + first, valid - first, lane, s);
+    if (MANY && p.page_offsets) {
+        PageOffsets offsets;
+        offsets.ask(p, pair, before / PAGE_TOKENS, t, lane);
+        offsets.add(p, s);
+    }
     hide_tokens(s, valid - first, lane >> 2);
     weigh_open_tokens(sums, s[0], weights, factor);
     const float one = 1 / Accumulator<C, D>::unit(p.v_step);

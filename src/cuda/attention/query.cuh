@@ -71,6 +71,19 @@ KVANT_INLINE int end_of_run(const AttentionArgs &p, int b, int page, int end, in
     return end;
 }
 
+/* Where a page's offsets (cuda.h) for a pair's columns begin. */
+KVANT_INLINE const float *offsets_of(const AttentionArgs &p, const Pair &pair, int page)
+{
+    const size_t at = ((size_t)pair.b * p.kv_heads + pair.kv_head) * p.table_stride + page;
+    return p.page_offsets + at * (p.query_tokens * p.heads_a_kv) + pair.first_column;
+}
+
+/* Of column n, to be multiplied by scale_log2; asked for in this place. */
+KVANT_INLINE float page_offset(const Pair &pair, const float *offsets, int n)
+{
+    return n < pair.n_columns ? load_here(offsets + n) : 0;
+}
+
 /* Where the queries through a matrix begin. */
 KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
 {

@@ -23,14 +23,14 @@ template <int D> struct RowSums {
 
     /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values have
      * to shrink then; true if so. */
-    KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2], float unit, float (&shrink)[2])
+    KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2], const float (&unit)[2], float (&shrink)[2])
     {
         float top[2];
         unrolled_for (int h = 0; h < 2; h++) {
             top[h] = s[0][2 * h];
             unrolled_for (int j = 0; j < 8; j++)
                 top[h] = fmaxf(top[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-            top[h] = top[h] * factor[h] + unit;
+            top[h] = top[h] * factor[h] + unit[h];
         }
         if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
             return false;
@@ -51,10 +51,11 @@ template <int D> struct RowSums {
                 o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
     }
 
-    /* Scores s[j] * factor become weights, for values of this unit (its logarithm and its inverse). */
-    KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], float unit, float inverse)
+    /* Scores s[j] * factor become weights. unit: the logarithm of the values' unit, with what is added to all scores of a row;
+     * inverse: of the values' unit. */
+    KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2], float inverse)
     {
-        const float shift[2] = { unit - max[0], unit - max[1] };
+        const float shift[2] = { unit[0] - max[0], unit[1] - max[1] };
         float total[2] = { 0, 0 };
         unrolled_for (int j = 0; j < 8; j++)
             unrolled_for (int h = 0; h < 2; h++) {
@@ -156,11 +157,30 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return row[0] % GROUP_ROWS - lane / 4;
     }
 
-    /* From scores to weights, all but their rounding; true if sums of values have to shrink. */
-    KVANT_INLINE bool weigh(Turn turn, int at, float (&s)[8][4], RowSums<D> &sums, float (&shrink)[2]) const
+    /* What a page's own centre adds to the scores of the lane's rows, but for scale_log2. Asked for before the page's products, where
+     * there are registers for it. */
+    KVANT_INLINE void ask_offsets(int at, float (&offset)[2]) const
     {
+        const int page = work.first_page + at;
+        offset[0] = offset[1] = 0;
+        if (!p.page_offsets)
+            return;
+        if (UNITS_FIRST && page + 1 < work.end_page)
+            prefetch_line(offsets_of(p, work.pair, page + 1) + min(row[0], work.pair.n_columns - 1), 0);
+        unrolled_for (int h = 0; h < 2; h++)
+            offset[h] = page_offset(work.pair, offsets_of(p, work.pair, page), row[h]);
+    }
+
+    /* From scores to weights, all but their rounding; true if sums of values have to shrink. */
+    KVANT_INLINE bool weigh(Turn turn, int at, float (&offset)[2], float (&s)[8][4], RowSums<D> &sums, float (&shrink)[2]) const
+    {
+        if (!UNITS_FIRST)
+            ask_offsets(at, offset);
         float4 unit = rows.units[turn.at];
         leave(false, turn);
+        float added[2]; /* of a hidden page, offsets may be no numbers */
+        unrolled_for (int h = 0; h < 2; h++)
+            added[h] = unit.x == HIDDEN ? 0 : offset[h] * p.scale_log2;
         float factor[2] = { rows.factor[row[0]] * unit.x, rows.factor[row[1]] * unit.x };
         change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit.x == HIDDEN ? 0 : work.length,
                     lane, s, factor);
@@ -169,8 +189,10 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
             unit = rows.units[turn.at];
         }
         if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS)) {
-            const bool raised = sums.raise(s, factor, unit.y, shrink);
-            sums.weigh(s, factor, unit.y, unit.z);
+            unrolled_for (int h = 0; h < 2; h++)
+                added[h] += unit.y;
+            const bool raised = sums.raise(s, factor, added, shrink);
+            sums.weigh(s, factor, added, unit.z);
             return raised;
         }
         unrolled_for (int j = 0; j < 8; j++) /* none of the warp's rows is there */
@@ -201,15 +223,17 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         if (end <= 0)
             return;
         int change = end_of_run(p, work.pair.b, work.first_page, work.end_page, lane) - work.first_page;
-        float s[8][4], shrink[2];
+        float s[8][4], shrink[2], offset[2];
         uint32_t w[4][4];
         Turn turn{ 0, 0 };
+        if (UNITS_FIRST)
+            ask_offsets(0, offset);
         wait_full(false, turn);
         P::begin();
         P::template scores<D>(s, own_queries(), keys_of(turn), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
-        weigh(turn, 0, s, sums, shrink);
+        weigh(turn, 0, offset, s, sums, shrink);
         round_weights(s, w);
 #pragma unroll 1
         for (int at = 1; at < end; at++) {
@@ -218,6 +242,8 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
                 change_matrix(work.first_page + at, sums);
                 change = end_of_run(p, work.pair.b, work.first_page + at, work.end_page, lane) - work.first_page;
             }
+            if (UNITS_FIRST)
+                ask_offsets(at, offset);
             wait_full(false, next);
             P::hold(sums.o);
             P::hold(w);
@@ -236,7 +262,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
                 P::hold(w);
                 leave(true, turn);
             }
-            const bool raised = weigh(next, at, s, sums, shrink);
+            const bool raised = weigh(next, at, offset, s, sums, shrink);
             P::template finish<0>();
             P::hold(sums.o);
             P::hold(w);

@@ -260,10 +260,10 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
 }
 
 /* The kernel for the problem's rows, if there are more than decode kernels have columns; none when it
- * does not fit, or the loaded code has no body. They know one matrix, and no centre of keys. */
+ * does not fit, or the loaded code has no body. They know one matrix, and no centres of keys. */
 static CodesKernel codes_kernel(const kvant_cuda_attention_args &args, int shared_bytes)
 {
-    if (args.k_center || args.n_matrices > 1)
+    if (args.k_center || args.page_offsets || args.n_matrices > 1)
         return CodesKernel{};
     const int64_t rows = (int64_t)args.query_tokens * (args.n_heads / args.n_kv_heads);
     const CodesKernel k = find_codes_kernel(args.k_codec->params, args.v_codec->params, rows);

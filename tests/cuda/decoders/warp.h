@@ -298,6 +298,10 @@ template <class T> T __ldg(const T *from)
     }
     return *from;
 }
+inline float load_here(const float *from)
+{
+    return __ldg(from);
+}
 
 /* ---- lanes ---- */
 

@@ -104,10 +104,16 @@ static double query_of(const kvant_cuda_attention_args *a, uint32_t query, uint3
     return added;
 }
 
-static void attend_head(const kvant_cuda_attention_args *a, const float *keys, const float *values, uint32_t query,
+/* What its own centre adds to a page's scores. rows: query rows that a page has in page_offsets. */
+static double offset_of(const kvant_cuda_attention_args *a, size_t rows, uint32_t kv, uint32_t row, size_t page)
+{
+    return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
+}
+
+static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const float *keys, const float *values, uint32_t query,
                         uint32_t head)
 {
-    const uint32_t kv = head / (a->n_heads / a->n_kv_heads), d = a->k_codec->params.head_dim;
+    const uint32_t group = a->n_heads / a->n_kv_heads, kv = head / group, d = a->k_codec->params.head_dim;
     const int32_t n = a->lengths[0], position = n - (int32_t)a->query_tokens + (int32_t)query;
     double total = 0, seen = 0, top = a->sinks ? a->sinks[head] : -INFINITY, sums[MOST] = { 0 };
     double *scores = malloc(((size_t)n + 1) * sizeof *scores);
@@ -118,7 +124,7 @@ static void attend_head(const kvant_cuda_attention_args *a, const float *keys, c
         added[m] = query_of(a, query, head, kv, m, q[m]);
     for (int32_t t = 0; t < n; t++) {
         const uint32_t m = a->n_matrices > 1 ? a->matrices[t / TOKENS] : 0;
-        double sum = added[m];
+        double sum = added[m] + offset_of(a, rows, kv, query * group + head % group, (size_t)t / TOKENS);
         const bool there = a->block_table[t / TOKENS] != KVANT_CUDA_NO_BLOCK;
         for (uint32_t j = 0; j < d; j++)
             sum += (double)q[m][j] * keys[(size_t)t * d + j];
@@ -147,7 +153,7 @@ static void attend_head(const kvant_cuda_attention_args *a, const float *keys, c
     free(scores);
 }
 
-static void attend_sequence(const kvant_cuda_attention_args *a)
+static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_rows)
 {
     const size_t rows = ((size_t)a->lengths[0] + 1) * a->k_codec->params.head_dim;
     const uint32_t group = a->n_heads / a->n_kv_heads;
@@ -156,7 +162,7 @@ static void attend_sequence(const kvant_cuda_attention_args *a)
         rows_of(a, true, kv, keys);
         rows_of(a, false, kv, values);
         for (uint32_t i = 0; i < a->query_tokens * group; i++)
-            attend_head(a, keys, values, i / group, kv * group + i % group);
+            attend_head(a, offset_rows, keys, values, i / group, kv * group + i % group);
     }
     free(keys);
     free(values);
@@ -186,9 +192,11 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
     if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
-        !host_is_here(args->block_table) || !host_is_here(args->matrices) || !host_is_here(args->k_center) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+        !host_is_here(args->block_table) || !host_is_here(args->matrices) || !host_is_here(args->k_center) || !host_is_here(args->page_offsets) || !host_is_here(args->mask) || !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2, used = host_attention_workspace(args->k_codec->params.head_dim);
+    if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
+        return KVANT_ERR_ARGUMENT;
     if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES || (args->n_matrices > 1 && !args->matrices))
         return KVANT_ERR_ARGUMENT;
     memset((char *)args->workspace + used, 0xff, args->workspace_bytes - used); /* unpacked pages: what lies there is lost */
@@ -209,7 +217,9 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
         one.out = (char *)args->out + out * width;
         one.lse = args->lse ? args->lse + first * args->n_heads : NULL;
         one.mask = args->mask ? args->mask + first * args->mask_token_stride : NULL;
-        attend_sequence(&one);
+        const size_t offset_rows = (size_t)most * (args->n_heads / args->n_kv_heads);
+        one.page_offsets = args->page_offsets ? args->page_offsets + b * args->n_kv_heads * args->table_stride * offset_rows : NULL;
+        attend_sequence(&one, offset_rows);
     }
     return KVANT_OK;
 }

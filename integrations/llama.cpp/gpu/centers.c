@@ -1,0 +1,161 @@
+/* centers.c - centres of blocks whose keys have a further matrix (ranges.c), as src/cache/center.h has them.
+ *
+ * A range keeps the mean of keys at positions 0 to 63; a block's centre is this, turned to the position of its first cell. What it is turned
+ * by, its phase, is computed here and lies in GPU memory for all layers. Rows lose their centres before they are stored, and have them again
+ * when they are decoded; attention gets what each query has in common with each block's centre (kvant_cuda_page_offsets). */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../rope.h"
+
+void kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_centers *centers = &cells->cache->ranges.centers;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;
+
+    if (!kvp_rope_read(kv, rows, &rope, frequencies))
+        return; /* no matrix of a further range can be made */
+    if (centers->rope.size == 0) {
+        memcpy(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies));
+        centers->head_dim = cells->head_dim;
+        centers->rope = rope;
+        centers->rope.frequencies = centers->frequencies;
+    }
+    centers->uneven = centers->uneven || centers->head_dim != cells->head_dim || centers->rope.n_dims != rope.n_dims ||
+                      centers->rope.interleaved != rope.interleaved ||
+                      memcmp(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies)) != 0;
+}
+
+void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position)
+{
+    kvp_gpu_centers *centers = &cache->ranges.centers;
+
+    if (centers->positions[block] == position)
+        return;
+    centers->positions[block] = position;
+    centers->first = block < centers->first ? (uint32_t)block : centers->first;
+    centers->end = block >= centers->end ? (uint32_t)block + 1 : centers->end;
+}
+
+/* Phases */
+
+/* Of a position; a phase of zeros leaves no centre. */
+static void fill(const kvp_gpu_centers *centers, int32_t position, float *phase)
+{
+    const uint32_t d = centers->head_dim;
+
+    for (uint32_t i = 0; i < d; i++)
+        phase[i] = position == KVP_NOT_TURNED && i < d / 2 ? 1 : 0;
+    if (position != KVP_NOT_TURNED && position != KVP_NO_CENTER)
+        kvant_rope_phase(&centers->rope, d, position, phase, NULL);
+}
+
+static bool begin(kvp_gpu_cache *cache, cu_stream stream)
+{
+    kvp_gpu_centers *centers = &cache->ranges.centers;
+    const size_t n = (size_t)cache->n_blocks * centers->head_dim;
+    uint16_t pairs[KVANT_MAX_HEAD_DIM];
+    float phase[KVANT_MAX_HEAD_DIM];
+
+    if (centers->host != NULL)
+        return true;
+    centers->host = malloc(n * sizeof(*centers->host));
+    centers->first = 0;
+    centers->end = cache->n_blocks;
+    return centers->host != NULL && kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
+           kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
+           kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs, centers->head_dim * sizeof(*pairs), stream), "copying");
+}
+
+bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
+{
+    kvp_gpu_centers *centers = &cache->ranges.centers;
+    const size_t d = centers->head_dim;
+    bool ok;
+
+    if (!begin(cache, stream))
+        return false;
+    if (centers->first >= centers->end)
+        return true;
+    for (uint32_t block = centers->first; block < centers->end; block++)
+        fill(centers, centers->positions[block], centers->host + block * d);
+    ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at + centers->first * d * sizeof(float),
+                                  centers->host + centers->first * d, (centers->end - centers->first) * d * sizeof(float), stream),
+                   "copying");
+    if (ok) {
+        centers->first = cache->n_blocks;
+        centers->end = 0;
+    }
+    return ok;
+}
+
+/* Rows and queries */
+
+kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block)
+{
+    const kvp_gpu_ranges *ranges = &keys->cache->ranges;
+
+    return (kvant_cuda_turning){ .pairs = ranges->centers.pairs.at,
+                                 .start = keys->starts.at,
+                                 .phases = (const float *)ranges->centers.phases.at + first_block * keys->head_dim,
+                                 .numbers = (const uint8_t *)ranges->numbers.at + first_block };
+}
+
+kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
+                                 float *out)
+{
+    const kvant_cuda_center_rows_args args = { .size = sizeof(args),
+                                               .rows = rows,
+                                               .type = KVANT_CUDA_F32,
+                                               .token_stride = stride,
+                                               .head_stride = keys->head_dim,
+                                               .n_tokens = (uint32_t)n,
+                                               .n_kv_heads = keys->n_kv_heads,
+                                               .head_dim = keys->head_dim,
+                                               .slots = cells,
+                                               .turning = kvp_gpu_turning_of(keys, 0),
+                                               .add = add,
+                                               .out = out };
+
+    return kvant_cuda_center_rows(&args, keys->gpu->stream);
+}
+
+/* Decoded rows of blocks, or of open pages. */
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, float *rows)
+{
+    kvp_gpu_cache *cache = keys->cache;
+    const size_t n_rows = n * KVANT_PAGE_TOKENS;
+    int64_t *cells = malloc(n_rows * sizeof(*cells));
+    bool ok = cells != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, n_rows * sizeof(*cells), false);
+
+    for (size_t i = 0; i < n_rows && ok; i++) {
+        const int64_t block = kvp_gpu_block_at(cache, open, first + i / KVANT_PAGE_TOKENS);
+        cells[i] = block < 0 ? -1 : block * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS);
+    }
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells, n_rows * sizeof(*cells), cache->gpu->stream), "copying");
+    free(cells);
+    return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, true, rows) : KVANT_ERR_MEMORY;
+}
+
+/* Life */
+
+void kvp_gpu_centers_forget(kvp_gpu_cache *cache)
+{
+    for (uint32_t block = 0; block < cache->n_blocks; block++)
+        kvp_gpu_centers_assign(cache, block, KVP_NOT_TURNED);
+}
+
+void kvp_gpu_centers_free(kvp_gpu_cache *cache)
+{
+    kvp_gpu_centers *centers = &cache->ranges.centers;
+
+    kvp_gpu_release(&centers->phases);
+    kvp_gpu_release(&centers->pairs);
+    free(centers->host);
+    free(centers->positions);
+}

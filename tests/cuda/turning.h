@@ -1,0 +1,33 @@
+/* turning.h - centres of blocks that turn with positions (kvant_cuda_turning): random ones, on the host and on the device. */
+#ifndef KVANT_TESTS_CUDA_TURNING_H
+#define KVANT_TESTS_CUDA_TURNING_H
+
+#include "cuda_support.h"
+
+typedef struct test_turning {
+    uint32_t head_dim, n_kv_heads, n_numbers;
+    uint16_t *pairs;
+    float *start, *phases;
+    uint8_t *numbers; /* NULL: all 0 */
+    void *gpu_pairs, *gpu_start, *gpu_phases, *gpu_numbers;
+} test_turning;
+
+/* How keys turn; n_dims: channels of a head that do. */
+typedef struct turning_shape {
+    uint32_t head_dim, n_kv_heads, n_dims;
+    bool interleaved;
+} turning_shape;
+
+/* For so many blocks, a part of which have no centre. numbers: of each, below n_numbers, or NULL; copied. size: of a centre's
+ * numbers. */
+void turning_open(test_turning *t, const turning_shape *shape, size_t n_blocks, uint32_t n_numbers, const uint8_t *numbers, float size);
+void turning_close(test_turning *t);
+kvant_cuda_turning gpu_turning(const test_turning *t);
+
+/* The centre of a block in the CPU's arithmetic. */
+void turned_center(const test_turning *t, size_t block, uint32_t kv_head, float *center);
+
+/* <q, a block's centre>; *size: the sum of magnitudes that a kernel may add up instead, one product after another. */
+double turned_product(const test_turning *t, size_t block, uint32_t kv_head, const float *q, double *size);
+
+#endif
