@@ -17,7 +17,7 @@ namespace kvant
 
 KVANT_INLINE uint32_t number_at(const kvant_cuda_turning &turning, size_t block)
 {
-    return turning.numbers ? turning.numbers[block] : 0;
+    return turning.numbers ? __ldg(turning.numbers + block) : 0; /* stores do not wait for it */
 }
 
 KVANT_INLINE ushort2 pair_at(const kvant_cuda_turning &turning, uint32_t i)
@@ -66,8 +66,8 @@ struct OffsetArgs {
 /* What a thread block has in shared memory of a tile of query rows and pages: PAIRS pairs of channels at a time, their two numbers
  * side by side. The stride keeps eight rows in different banks. */
 template <int ROWS_, int PAGES_, int PAIRS_> struct OffsetTile {
-    static constexpr int ROWS = ROWS_, PAGES = PAGES_, PAIRS = PAIRS_, THREADS = 128, STRIDE = 2 * PAIRS + 4;
-    static_assert(THREADS % PAIRS == 0, "a thread has one pair");
+    static constexpr int ROWS = ROWS_, PAGES = PAGES_, PAIRS = PAIRS_, THREADS = 128, STRIDE = 2 * PAIRS + 4,
+                         STEP = THREADS / PAIRS; /* a thread has one pair, of every STEP-th row and page */
     alignas(16) float products[ROWS][STRIDE], phases[PAGES][STRIDE];
 };
 
@@ -177,32 +177,50 @@ KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first
     return __reduce_or_sync(FULL, own);
 }
 
-/* Products of the rows with start `number`, and the pages' phases: pairs from first_pair on. Zeros for what is not there. */
-template <class T> KVANT_INLINE void load_tile(T &tile, const OffsetArgs &args, const OffsetWork &w, uint32_t number, uint32_t first_pair)
+/* Places of a thread's query rows; those that are not there are the last one's, so that all loads are on their way together. */
+template <class T> KVANT_INLINE void find_rows(const OffsetArgs &args, const OffsetWork &w, size_t (&at)[T::ROWS / T::STEP])
 {
-    constexpr int STEP = T::THREADS / T::PAIRS;
     const kvant_cuda_page_offsets_args &p = args.given;
-    const uint32_t n = p.head_dim / 2, own = threadIdx.x % T::PAIRS, pair = first_pair + own;
-    const bool there = pair < n;
-    const ushort2 channels = there ? pair_at(p.turning, pair) : ushort2{ 0, 0 };
-    const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim,
-                *phases = p.turning.phases + ((size_t)w.b * p.table_stride + w.first_page) * p.head_dim + (there ? pair : 0);
-    const float a = there ? start[channels.x] : 0, b = there ? start[channels.y] : 0;
-    unrolled_for (int i = 0; i < T::PAGES; i += STEP) {
-        const int page = i + (int)threadIdx.x / T::PAIRS;
-        const bool here = there && w.first_page + page < w.end_page;
-        const float *phase = phases + (size_t)page * p.head_dim;
-        *reinterpret_cast<float2 *>(&tile.phases[page][2 * own]) = here ? make_float2(phase[0], phase[n]) : make_float2(0, 0);
-    }
-    unrolled_for (int i = 0; i < T::ROWS; i += STEP) {
-        const int row = i + (int)threadIdx.x / T::PAIRS;
-        const bool here = there && w.first_row + row < w.end_row;
-        const uint32_t r = here ? w.first_row + row : 0, token = r / args.heads_a_kv,
+    unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++) {
+        const uint32_t r = min(w.first_row + i * T::STEP + (int)threadIdx.x / T::PAIRS, w.end_row - 1), token = r / args.heads_a_kv,
                        head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
-        const size_t at = w.first_q + token * p.q_token_stride + head * p.q_head_stride;
-        const float x = here ? load_number(p.q, at + channels.x, p.type) : 0, y = here ? load_number(p.q, at + channels.y, p.type) : 0;
-        *reinterpret_cast<float2 *>(&tile.products[row][2 * own]) = make_float2(x * a + y * b, y * a - x * b);
+        at[i] = w.first_q + token * p.q_token_stride + head * p.q_head_stride;
     }
+}
+
+template <class T> KVANT_INLINE void load_rows(const kvant_cuda_page_offsets_args &p, const size_t (&at)[T::ROWS / T::STEP], ushort2 channels, float2 (&x)[T::ROWS / T::STEP])
+{
+    const float *q = static_cast<const float *>(p.q);
+    if (p.type == KVANT_CUDA_F32) /* one branch for all: a branch for each would wait for each */
+        unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
+            x[i] = make_float2(q[at[i] + channels.x], q[at[i] + channels.y]);
+    else
+        unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
+            x[i] = make_float2(load_number(p.q, at[i] + channels.x, p.type), load_number(p.q, at[i] + channels.y, p.type));
+}
+
+/* Products of the rows with start `number`, and the pages' phases: pairs from first_pair on; zeros behind the last pair. What rows and pages
+ * that are not there give is not stored. */
+template <class T> KVANT_INLINE void load_tile(T &tile, const OffsetArgs &args, const OffsetWork &w, const size_t (&at)[T::ROWS / T::STEP], uint32_t number, uint32_t first_pair)
+{
+    const kvant_cuda_page_offsets_args &p = args.given;
+    const uint32_t n = p.head_dim / 2, own = threadIdx.x % T::PAIRS, pair = min(first_pair + own, n - 1);
+    const int row = (int)threadIdx.x / T::PAIRS, last = w.end_page - w.first_page - 1;
+    const ushort2 channels = pair_at(p.turning, pair);
+    const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim,
+                *phases = p.turning.phases + ((size_t)w.b * p.table_stride + w.first_page) * p.head_dim + pair,
+                there = first_pair + own < n ? 1 : 0, a = start[channels.x] * there, b = start[channels.y] * there;
+    float2 x[T::ROWS / T::STEP], phase[T::PAGES / T::STEP];
+    load_rows<T>(p, at, channels, x);
+    unrolled_for (int i = 0; i < T::PAGES / T::STEP; i++) {
+        const float *from = phases + (size_t)min(i * T::STEP + row, last) * p.head_dim;
+        phase[i] = make_float2(from[0], from[n]);
+    }
+    unrolled_for (int i = 0; i < T::PAGES / T::STEP; i++)
+        *reinterpret_cast<float2 *>(&tile.phases[i * T::STEP + row][2 * own]) = make_float2(phase[i].x * there, phase[i].y * there);
+    unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
+        *reinterpret_cast<float2 *>(&tile.products[i * T::STEP + row][2 * own]) =
+            make_float2(x[i].x * a + x[i].y * b, x[i].y * a - x[i].x * b);
 }
 
 /* Those of pages with this number. */
@@ -227,6 +245,8 @@ template <class T> __global__ void __launch_bounds__(T::THREADS) page_offsets_ke
     const OffsetWork w = find_offset_work<T>(args);
     if (w.first_page >= w.end_page || w.first_row >= w.end_row)
         return;
+    size_t at[T::ROWS / T::STEP];
+    find_rows<T>(args, w, at);
     uint32_t left = numbers_of(args.given.turning, w.b * args.given.table_stride + w.first_page, w.end_page - w.first_page);
 #pragma unroll 1
     for (; left; left &= left - 1) {
@@ -234,7 +254,7 @@ template <class T> __global__ void __launch_bounds__(T::THREADS) page_offsets_ke
         typename T::Sums sums;
 #pragma unroll 1
         for (uint32_t first = 0; first < n; first += T::PAIRS) {
-            load_tile(tile, args, w, number, first);
+            load_tile(tile, args, w, at, number, first);
             __syncthreads();
             tile.add(2 * (int)min(n - first, (uint32_t)T::PAIRS), sums);
             __syncthreads();
