@@ -368,6 +368,11 @@ static void what_is_missing_is_refused(void **unused)
     assert_int_equal(kvant_cache_attend(t.gpu, 0, 0, q, out, 4), KVANT_ERR_ARGUMENT);
     assert_non_null(strstr(kvant_error_message(), "causal"));
     assert_int_equal(kvant_cache_attend(t.gpu, 0, 0, q, out, 3), KVANT_OK);
+    const float still = 0;
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = 2, .frequencies = &still, .block_centers = 1 };
+    assert_int_equal(kvant_cache_set_rope(t.gpu, 0, &rope), KVANT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(kvant_error_message(), "centres"));
+    assert_int_equal(kvant_cache_set_rope(t.cpu, 0, &rope), KVANT_OK);
     cudaFree(q);
     cudaFree(out);
     twins_free(&t);

@@ -272,6 +272,31 @@ static void levels_and_batches_do_not_change_bytes(void **state)
     free(t);
 }
 
+/* Of any layout, at any position: angles of 2^31 are known to 2^31 2^-53. */
+static void phases_turn_vectors(void **state)
+{
+    static const int32_t positions[] = { 0, 1, 63, 8191, -40, INT32_MAX };
+    uint64_t rng = 29;
+    (void)state;
+    for (size_t i = 0; i < 4 * COUNT(positions); i++) {
+        const layout *l = &layouts()[i % 4];
+        const kvant_rope rope = rope_of(l, 0, 0);
+        float phase[HEAD_DIM], x[HEAD_DIM];
+        uint16_t pairs[HEAD_DIM];
+        double want[HEAD_DIM];
+        assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, positions[i / 4], phase, pairs), KVANT_OK);
+        for (uint32_t j = 0; j < HEAD_DIM; j++)
+            want[j] = x[j] = test_normal(&rng);
+        turn(l, positions[i / 4], want);
+        for (uint32_t j = 0; j < PAIRS; j++) {
+            const float a = x[pairs[2 * j]], b = x[pairs[2 * j + 1]], cosine = phase[j], sine = phase[PAIRS + j];
+            x[pairs[2 * j]] = a * cosine - b * sine;
+            x[pairs[2 * j + 1]] = b * cosine + a * sine;
+        }
+        assert_true(distance(x, want, HEAD_DIM) < 1e-4);
+    }
+}
+
 static void arguments_are_checked(void **state)
 {
     const layout l = make_layout(HEAD_DIM, 0);
@@ -284,6 +309,15 @@ static void arguments_are_checked(void **state)
     assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_block_center(f.tensor, 0, 0, center), KVANT_OK);
     assert_true(length(center, HEAD_DIM) == 0);
+    const kvant_rope rope = rope_of(&l, 0, 0), none = { .n_dims = 2 };
+    float phase[KVANT_MAX_HEAD_DIM];
+    assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, 7, phase, NULL), KVANT_OK);
+    assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, 7, NULL, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM + 1, 7, phase, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM - 2, 7, phase, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(&rope, 2 * KVANT_MAX_HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(&none, HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_rope_phase(NULL, HEAD_DIM, 7, phase, NULL), KVANT_ERR_ARGUMENT);
     drop(&f);
 }
 
@@ -294,7 +328,7 @@ int main(void)
         cmocka_unit_test(attention_is_on_what_is_read), cmocka_unit_test(blocks_take_their_centers_along),
         cmocka_unit_test(damaged_centers_are_refused), cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
         cmocka_unit_test(rewritten_blocks_have_other_positions), cmocka_unit_test(levels_and_batches_do_not_change_bytes),
-        cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(phases_turn_vectors), cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
