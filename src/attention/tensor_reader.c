@@ -24,11 +24,6 @@ static void scale(uint32_t n, const float *restrict x, float factor, float *rest
         out[i] = x[i] * factor;
 }
 
-static bool centers_blocks(const kvant_tensor *tensor, uint32_t version)
-{
-    return tensor->versions[version].weights && tensor->versions[version].weights->centers;
-}
-
 /* Query rows of a kv head (plan.h) from the given one on. */
 static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
                       uint32_t row, uint32_t n, float *out, float *offsets, float *products)
@@ -44,7 +39,7 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
         else
             memcpy(x + r * d, q, d * sizeof *x);
         offsets[r] = affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
-        if (products && centers_blocks(plan->k, number))
+        if (products && kvant_version_centers(plan->k, number))
             kvant_center_products(plan->k, number, kv_head, q, plan->score_scale, products + (size_t)r * plan->k_dim);
     }
     kvant_transform_dual(kvant_version_transform(plan->k, number, kv_head), kernels, n, x, y);
@@ -82,14 +77,13 @@ static void fill_phases(const kvant_attention_plan *plan, float *phases)
     memset(phases, 0, kvant_attention_chunks(plan) * chunk * sizeof *phases);
     for (uint32_t page = 0; page < plan->n_pages; page++) {
         const int64_t block = kvant_attention_block(plan, page);
-        if (block < 0 || !kvant_block_is_centered(plan->k, (uint32_t)block))
+        const kvant_centers *own = block < 0 ? NULL : kvant_block_centers(plan->k, (uint32_t)block);
+        if (!own)
             continue;
-        const kvant_block *b = &plan->k->blocks[block];
-        const kvant_centers *own = plan->k->versions[b->version].weights->centers;
         if (own != of)
             kvant_turning_over(&turning, own->pairs, own->n);
         of = own;
-        kvant_turning_move(&turning, b->position);
+        kvant_turning_move(&turning, plan->k->blocks[block].position);
         fill_phase(&turning, own->n, phases + page / KVANT_ATTENTION_CHUNK * chunk + page % KVANT_ATTENTION_CHUNK);
     }
 }
@@ -210,7 +204,7 @@ static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *
     const uint32_t v = unit->k_version, chunk = page / KVANT_ATTENTION_CHUNK;
     const float *phases = unit->phases + (size_t)chunk * plan->k_dim * KVANT_ATTENTION_CHUNK;
     unit->page_offsets = NULL;
-    if (!plan->centered || !kvant_block_is_centered(plan->k, (uint32_t)kvant_attention_block(plan, page)))
+    if (!plan->centered || !kvant_block_centers(plan->k, (uint32_t)kvant_attention_block(plan, page)))
         return;
     if (unit->chunks[v] != chunk + 1) {
         memset(unit->centers[v], 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
@@ -314,7 +308,7 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, cons
     plan->k_versions = find_versions(plan, k);
     plan->v_versions = find_versions(plan, v);
     for (uint32_t i = 0; i < plan->k_versions.n; i++)
-        plan->centered |= centers_blocks(k, plan->k_versions.versions[i]);
+        plan->centered |= kvant_version_centers(k, plan->k_versions.versions[i]) != NULL;
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 

@@ -8,19 +8,14 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-static size_t bytes_of(const kvant_tensor *tensor)
+size_t kvant_centers_bytes(const kvant_tensor *tensor)
 {
     return sizeof(kvant_centers) + (kvant_tensor_width(tensor) + tensor->head_dim) * sizeof(float) + tensor->head_dim / 2 * sizeof(kvant_pair);
 }
 
-size_t kvant_centers_bytes(const kvant_tensor *tensor)
-{
-    return bytes_of(tensor);
-}
-
 static kvant_centers *allocate(const kvant_tensor *tensor)
 {
-    kvant_centers *centers = kvant_alloc(1, bytes_of(tensor));
+    kvant_centers *centers = kvant_alloc(1, kvant_centers_bytes(tensor));
     if (!centers)
         return NULL;
     centers->start = (float *)(centers + 1);
@@ -100,16 +95,10 @@ static void turn_center(const kvant_centers *centers, const float *phase, const 
     }
 }
 
-static const kvant_centers *centers_of(const kvant_tensor *tensor, uint32_t version)
-{
-    const kvant_weights *weights = tensor->versions[version].weights;
-    return weights ? weights->centers : NULL;
-}
-
 kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint32_t head, int32_t position, float *room)
 {
     kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_centers *centers = centers_of(tensor, version);
+    const kvant_centers *centers = kvant_version_centers(tensor, version);
     float own[KVANT_MAX_HEAD_DIM];
     if (!centers || !affine.center || position == KVANT_NO_POSITION)
         return affine;
@@ -123,7 +112,7 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
 kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head, float *room)
 {
     kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const kvant_centers *centers = centers_of(tensor, version);
+    const kvant_centers *centers = kvant_version_centers(tensor, version);
     if (!centers || !affine.center)
         return affine;
     const float *start = centers->start + (size_t)head * tensor->head_dim;
@@ -140,11 +129,10 @@ kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, u
 void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block)
 {
     const int32_t position = tensor->blocks[block].position;
-    if (!kvant_block_is_centered(tensor, block))
+    kvant_centers *centers = kvant_block_centers(tensor, block);
+    if (!centers || centers->last == position)
         return;
-    kvant_centers *centers = tensor->versions[tensor->blocks[block].version].weights->centers;
-    if (centers->last != position)
-        find_phase(centers->pairs, centers->n, position, centers->phase);
+    find_phase(centers->pairs, centers->n, position, centers->phase);
     centers->last = position;
 }
 
@@ -165,7 +153,7 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
 
 void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products)
 {
-    const kvant_centers *centers = centers_of(tensor, version);
+    const kvant_centers *centers = kvant_version_centers(tensor, version);
     const float *start = centers->start + (size_t)head * tensor->head_dim;
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];

@@ -38,11 +38,18 @@ static inline kvant_affine kvant_block_affine(const kvant_tensor *tensor, uint32
 /* As kvant_version_affine, with the largest magnitudes that a block's centre can have. */
 kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, uint32_t head, float *room);
 
-/* Whether a block has a centre of its own. */
-static inline bool kvant_block_is_centered(const kvant_tensor *tensor, uint32_t block)
+/* A version's, or NULL. */
+static inline kvant_centers *kvant_version_centers(const kvant_tensor *tensor, uint32_t version)
 {
-    const kvant_weights *weights = tensor->versions[tensor->blocks[block].version].weights;
-    return weights && weights->centers && tensor->blocks[block].position != KVANT_NO_POSITION;
+    const kvant_weights *weights = tensor->versions[version].weights;
+    return weights ? weights->centers : NULL;
+}
+
+/* Those that a block has a centre of its own from, or NULL. */
+static inline kvant_centers *kvant_block_centers(const kvant_tensor *tensor, uint32_t block)
+{
+    const kvant_block *b = &tensor->blocks[block];
+    return b->position == KVANT_NO_POSITION ? NULL : kvant_version_centers(tensor, b->version);
 }
 
 /* A block is about to be written: its phase is kept for those who encode. */

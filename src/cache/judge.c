@@ -79,8 +79,7 @@ typedef struct row_centers {
 
 static void begin_centers(row_centers *centers, const kvant_tensor *tensor, uint32_t version, uint32_t head)
 {
-    const kvant_weights *weights = tensor->versions[version].weights;
-    centers->of = weights ? weights->centers : NULL;
+    centers->of = kvant_version_centers(tensor, version);
     if (!centers->of)
         return;
     centers->start = centers->of->start + (size_t)head * tensor->head_dim;

@@ -245,16 +245,14 @@ typedef struct change_job {
 } change_job;
 
 /* Row y of one version in the terms of another; false when it leaves what pages can hold. */
-static bool change_row(const change_job *job, uint32_t head, float *y)
+static bool change_row(const change_job *job, uint32_t head, const kvant_affine *from, const kvant_affine *to, float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
-    float x[KVANT_MAX_HEAD_DIM], from_room[KVANT_MAX_HEAD_DIM], to_room[KVANT_MAX_HEAD_DIM];
+    float x[KVANT_MAX_HEAD_DIM];
     if (job->from == job->to)
         return true;
-    const kvant_affine from = kvant_block_affine(job->tensor, job->block, job->from, head, from_room),
-                       to = kvant_block_affine(job->tensor, job->block, job->to, head, to_room);
-    kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels, &from, y, x);
-    kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, &to, x, y);
+    kvant_transform_inverse(kvant_version_transform(job->tensor, job->from, head), job->kernels, from, y, x);
+    kvant_transform_forward(kvant_version_transform(job->tensor, job->to, head), job->kernels, to, x, y);
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
@@ -283,13 +281,16 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
     uint32_t head = (uint32_t)unit;
     const kvant_block *block = &job->tensor->blocks[job->block];
     void *open = job->pages.open + head * job->tensor->open_page_bytes;
+    float rooms[2][KVANT_MAX_HEAD_DIM];
+    const kvant_affine from = kvant_block_affine(job->tensor, job->block, job->from, head, rooms[0]),
+                       to = kvant_block_affine(job->tensor, job->block, job->to, head, rooms[1]);
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
         if (!(block->written >> t & 1))
             continue;
         read_row(job, head, t, open, y);
-        if (!change_row(job, head, y)) {
+        if (!change_row(job, head, &from, &to, y)) {
             atomic_store_explicit(&job->unfit, true, memory_order_relaxed);
             return;
         }
