@@ -93,7 +93,7 @@ struct FewOffsets : OffsetTile<8, 16, 64> {
     }
 };
 
-/* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's but for a few units
+/* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's except for a few units
  * in the last place. */
 struct TwoParts {
     uint32_t high, low;

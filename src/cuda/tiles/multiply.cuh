@@ -157,7 +157,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         return row[0] % GROUP_ROWS - lane / 4;
     }
 
-    /* What a page's own centre adds to the scores of the lane's rows, but for scale_log2. Asked for before the page's products, where
+    /* What a page's own centre adds to the scores of the lane's rows, except for scale_log2. Asked for before the page's products, where
      * there are registers for it. */
     KVANT_INLINE void ask_offsets(int at, float (&offset)[2]) const
     {
