@@ -185,7 +185,8 @@ typedef struct kvant_block_info {
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* the kv head's */
     const void *page;         /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
-    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL; kvant_rope.block_centers: see kvant_tensor_block_center */
+    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL. What its version's blocks share */
+    const float *start; /* kvant_rope.block_centers: the version's centre of a block at position 0; NULL: it has none */
 } kvant_block_info;
 
 KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,

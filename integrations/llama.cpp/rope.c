@@ -102,21 +102,23 @@ bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, f
     return n > 0;
 }
 
-void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
+bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
                    bool block_centers)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
-    const bool there = kvp_rope_read(kv, rows, &rope, frequencies);
+    bool told = kvp_rope_read(kv, rows, &rope, frequencies);
 
     rope.n_positions = n_positions;
     rope.n_ranges = n_ranges;
     rope.block_centers = block_centers;
-    if (there && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK)
+    told = told && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK;
+    if (told)
         kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name, rope.n_dims,
                  (double)frequencies[rope.n_dims / 2 - 1]);
     else
         kvp_note("%s: matrices are learnt without RoPE", kv->name);
+    return told;
 }
 
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)

@@ -21,8 +21,9 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out);
 /* The RoPE of keys; false where there is none. frequencies: room for KVANT_MAX_HEAD_DIM / 2, which the rope points to. */
 bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, float *frequencies);
 
-/* Tells a tensor of keys their RoPE, the other numbers as kvant_rope has them. Nothing is told where there is none. */
-void kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
+/* Tells a tensor of keys their RoPE, the other numbers as kvant_rope has them. False: nothing was told,
+ * as there is none. */
+bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,
                    bool block_centers);
 
 /* The positions of new keys in the computer's memory, whose tensor is told its RoPE with the first ones; NULL: not known. */

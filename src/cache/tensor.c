@@ -306,13 +306,15 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
 {
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
-    kvant_page_ref page = kvant_tensor_page(tensor, block, kv_head);
+    const kvant_page_ref page = kvant_tensor_page(tensor, block, kv_head);
+    const kvant_centers *centers = kvant_version_centers(tensor, b->version);
     kvant_block_info full = { .state = (kvant_block_state)b->state,
                               .version = b->version,
                               .written = b->written,
                               .codec = page.codec,
                               .page = page.page,
-                              .affine = kvant_version_affine(tensor, b->version, kv_head) };
+                              .affine = kvant_version_affine(tensor, b->version, kv_head),
+                              .start = centers ? centers->start + (size_t)kv_head * tensor->head_dim : NULL };
     return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 

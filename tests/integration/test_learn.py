@@ -78,13 +78,16 @@ class Learning(unittest.TestCase):
         numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
-    def test_matrices_of_first_rows_are_as_good_on_a_gpu(self):
-        """The first layer's keys and queries are the same on both devices. A GPU's first matrix is for keys about one centre, a CPU's
-        about those of their blocks."""
+    def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
+        """The first layer's keys and queries are the same on both devices, so are centres, matrix and codes: decoding rounds in another
+        order. ggml may round keys otherwise (with AVX-512): a search then ends elsewhere for one row in fifty, with another matrix
+        for all. A GPU's first version is for [0, 3072), a CPU's for [0, 1024)."""
         for tokens, context in ((400, 512), (1000, 8192)):
             cpu, gpu = (self.first_keys(tokens, context, on_gpu) for on_gpu in (False, True))
             differences = [difference(*rows) for rows in zip(gpu, cpu)]
             self.assertLess(max(differences), 0.3)
+            if context == 512:
+                self.assertLess(sum(x > 1e-3 for x in differences), tokens / 20)
 
     def test_keys_that_nothing_is_learnt_from_wait_with_the_others(self):
         """Of three batches the second one is monotonous, and the third one is short."""

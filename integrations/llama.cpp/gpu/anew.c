@@ -28,14 +28,23 @@ static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list
     return true;
 }
 
+/* How many blocks of a list from the i-th on follow each other. */
+static uint32_t run_of(const struct list *list, uint32_t i)
+{
+    uint32_t n = 1;
+
+    while (i + n < list->n && list->blocks[i + n] == list->blocks[i] + n)
+        n++;
+    return n;
+}
+
 static bool decode(const kvp_gpu_cells *cells, const struct list *list, float *room)
 {
     const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
     bool ok = true;
 
     for (uint32_t i = 0, n; i < list->n && ok; i += n) {
-        for (n = 1; i + n < list->n && list->blocks[i + n] == list->blocks[i] + n; n++)
-            ;
+        n = run_of(list, i);
         ok = kvp_gpu_decode_blocks(cells, list->open, list->blocks[i], n, room + i * rows) == KVANT_OK;
     }
     return ok;
@@ -52,11 +61,17 @@ static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, con
     return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
-static bool append_blocks(const kvp_gpu_cells *cells, const struct list *list, const float *rows, int64_t *slots)
+/* Rows lose their blocks' centres. */
+static bool append_blocks(const kvp_gpu_cells *cells, const struct list *list, float *rows, int64_t *slots)
 {
+    const size_t width = kvp_gpu_width(cells);
     int64_t *host = malloc((list->n + 1) * KVANT_PAGE_TOKENS * sizeof(*host));
     bool ok = host != NULL;
 
+    for (uint32_t i = 0, n; i < list->n && ok; i += n) {
+        n = run_of(list, i);
+        ok = kvp_gpu_center_blocks(cells, list->open, list->blocks[i], n, false, rows + i * KVANT_PAGE_TOKENS * width) == KVANT_OK;
+    }
     for (uint32_t i = 0; i < list->n * KVANT_PAGE_TOKENS && ok; i++)
         host[i] = (int64_t)list->blocks[i / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + i % KVANT_PAGE_TOKENS;
     ok = ok && append(cells, list->open, rows, host, list->n * KVANT_PAGE_TOKENS, slots);
@@ -77,27 +92,31 @@ static bool have_codecs(kvp_gpu_cells *cells, kvant_codec **made)
            (cells->open_pages.base == NULL || kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
-/* Codecs of a version, and its numbers, which were brought. */
-static bool take(kvp_gpu_cells *cells, kvant_codec **made)
+/* A version whose numbers were brought. */
+static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
 {
-    const bool matrix = kvp_gpu_tables(made[0]).n_weights > 0;
+    const bool matrix = kvp_gpu_tables(made->codecs[0]).n_weights > 0;
 
-    kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made);
-    if (matrix && !have_codecs(cells, &made[0]))
+    kvp_gpu_take_numbers(cells, (const kvant_codec *const *)made->codecs);
+    if (matrix && !have_codecs(cells, &made->codecs[0]))
         return false;
     cells->codec = cells->codecs[matrix];
     cells->open_codec = cells->open_codecs[matrix];
     cells->learnt = true;
+    cells->turns = made->start != NULL && cells->center != NULL;
+    cells->cache->ranges.centers.used = cells->cache->ranges.centers.used || cells->turns;
     atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
-    return true;
+    return kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
 }
 
-/* Rows on the GPU of the first n cells of cache->plain, where these lie. slots: room there. */
-static bool append_plain(const kvp_gpu_cells *cells, const float *rows, size_t n, int64_t *slots)
+/* Rows on the GPU of the first n cells of cache->plain, where these lie, lose their centres. slots: room there. */
+static bool append_plain(const kvp_gpu_cells *cells, float *rows, size_t n, int64_t *slots)
 {
     const kvp_gpu_cache *cache = cells->cache;
     int64_t *host = malloc((n + 1) * sizeof(*host));
-    bool ok = host != NULL && append(cells, false, rows, cache->plain.cells, n, slots);
+    bool ok = host != NULL && kvp_gpu_upload(cells->gpu, slots, cache->plain.cells, n * sizeof(*slots)) &&
+              kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows) == KVANT_OK &&
+              append(cells, false, rows, cache->plain.cells, n, slots);
 
     for (size_t i = 0; i < n && ok; i++) {
         const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
@@ -119,7 +138,7 @@ static bool append_copies(const kvp_gpu_cells *cells, const float *rows, size_t 
 }
 
 /* All rows from the version in force to this one. */
-static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list lists[2], const float *rows, size_t n_rows)
+static bool change(kvp_gpu_cells *cells, kvp_gpu_version *made, const struct list lists[2], const float *rows, size_t n_rows)
 {
     const size_t width = kvp_gpu_width(cells), sealed = lists[0].n * KVANT_PAGE_TOKENS, n = sealed + lists[1].n * KVANT_PAGE_TOKENS;
     int64_t *slots;
@@ -127,7 +146,7 @@ static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list l
     const bool open = cells->open_pages.base != NULL;
     bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
               kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") &&
-              kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)made, cells->gpu->stream) && take(cells, made);
+              kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)made->codecs, made->start, cells->gpu->stream) && take(cells, made);
 
     ok = ok && append_blocks(cells, &lists[0], room, slots) &&
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
@@ -135,7 +154,7 @@ static bool change(kvp_gpu_cells *cells, kvant_codec **made, const struct list l
     return ok;
 }
 
-bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done)
+bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done)
 {
     struct list *lists = malloc(2 * sizeof(*lists));
     const kvp_gpu_cache *cache = cells->cache;
@@ -149,7 +168,7 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *r
 
 /* Open pages with rows of few tokens, which are nowhere else: the other rows are those that wait, or nobody's. Their slots lie behind
  * those of these. */
-static bool take_fresh(kvp_gpu_cells *cells, kvant_codec **made, uint32_t n_pages)
+static bool take_fresh(kvp_gpu_cells *cells, kvp_gpu_version *made, uint32_t n_pages)
 {
     const kvp_gpu_cache *cache = cells->cache;
     const size_t n = (size_t)n_pages * KVANT_PAGE_TOKENS;
@@ -157,16 +176,19 @@ static bool take_fresh(kvp_gpu_cells *cells, kvant_codec **made, uint32_t n_page
     float *room = kvp_gpu_batch_room(cells->gpu, n, kvp_gpu_width(cells), &slots);
 
     return room != NULL && kvp_gpu_decode_blocks(cells, true, 0, n_pages, room) == KVANT_OK && take(cells, made) &&
+           kvp_gpu_center_blocks(cells, true, 0, n_pages, false, room) == KVANT_OK &&
            kvp_gpu_append(cells, KVANT_ROLE_K, true, room, (kvp_gpu_run){ 0, n, 0 }, cache->wait_slots + 2 * cache->n_wait, NULL) == KVANT_OK;
 }
 
-bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made)
+bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made)
 {
     const kvp_gpu_cache *cache = cells->cache;
     const int open = cells->open_pages.base != NULL;
     const uint32_t fresh = kvp_gpu_wait_fresh(cache);
-    bool ok = made == NULL || (fresh > 0 ? take_fresh(cells, made, fresh) : take(cells, made));
+    bool ok = made->codecs == NULL || (fresh > 0 ? take_fresh(cells, made, fresh) : take(cells, made));
 
+    ok = ok && kvp_gpu_center_rows(cells, cells->waiting, kvp_gpu_width(cells), cache->n_wait, cache->wait_slots, false,
+                                   cells->waiting) == KVANT_OK;
     for (size_t i = 0; i < cache->n_wait && ok; i += ROWS_AT_ONCE)
         for (int to = 0; to <= open && ok; to++)
             ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting,

@@ -85,7 +85,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .new_cells = new_cells,
         .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
         .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
-        .k_center = k->center != NULL && n_matrices == 1 && sinks != NULL ? k->key_center.at : NULL, /* else a softmax ignores it */
+        .k_center = k->center != NULL && !k->turns && sinks != NULL ? k->key_center.at : NULL, /* else a softmax ignores it */
         .n_matrices = n_matrices,
         .matrices = n_matrices > 1 ? (const uint8_t *)k->cache->ranges.numbers.at + first_stream * n_blocks : NULL,
     };
@@ -180,7 +180,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
-    if (k->center != NULL && args.n_matrices > 1) {
+    if (k->turns) {
         status = find_offsets(b, k, (size_t)args.new_first / KVANT_PAGE_TOKENS, &args);
         args.page_offsets = b->offsets.at;
     }
@@ -252,7 +252,7 @@ static bool have_offsets(kvp_gpu_backend *b, const abi_tensor *node, const kvp_g
 {
     const size_t n_blocks = k->cache->n_blocks / k->cache->n_streams;
 
-    return kvp_gpu_matrices(k) == 1 || kvp_gpu_grow(b->gpu, &b->offsets, n_blocks * rows_of_queries(node->src[0]) * sizeof(float), false);
+    return !k->turns || kvp_gpu_grow(b->gpu, &b->offsets, n_blocks * rows_of_queries(node->src[0]) * sizeof(float), false);
 }
 
 /* Whether one launch takes all streams of a node. */

@@ -135,44 +135,48 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
     }
 }
 
-/* n numbers, and a range's centre at position 0. */
-static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, uint32_t range, const float *start, cu_stream stream)
+static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells) * sizeof(*host);
-
-    return kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
-           kvp_gpu_grow(cells->gpu, &cells->starts, KVP_MOST_RANGES * width, true) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to->at, host, n * sizeof(*host), stream), "copying") &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->starts.at + range * width, start, width, stream), "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, n * sizeof(*from), stream), "copying");
 }
 
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
+/* n numbers; and a range's centres, of a block at position 0 and of one whose position is not known, unless there are none. */
+static bool bring(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n, uint32_t range, const float *start,
+                  const float *mean, cu_stream stream)
+{
+    const size_t width = kvp_gpu_width(cells);
+    bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
+
+    if (ok && start != NULL)
+        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_RANGES * width * sizeof(*start), false) &&
+             copy_in((float *)cells->starts.at + range * width, start, width, stream) &&
+             copy_in((float *)cells->starts.at + (KVP_MOST_RANGES + range) * width, mean, width, stream);
+    return ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+}
+
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells), room = 2 * cells->n_kv_heads * cells->most_weights, n = room + 3 * width;
-    float *host = calloc(n + 2 * width, sizeof(*host)), *none = host + n + width;
+    float *host = calloc(n + width, sizeof(*host));
     bool ok = host != NULL;
 
     if (ok)
         read_numbers(cells, codecs, host);
     ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->key_center.at, host + n, width * sizeof(*host), stream), "copying") &&
-         bring(cells, &cells->numbers, host, n, 0, cells->uncentred ? none : host + room, stream);
+         copy_in(cells->key_center.at, host + n, width, stream) && bring(cells, &cells->numbers, host, n, 0, start, host + room, stream);
     free(host);
     return ok;
 }
 
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *start)
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean)
 {
-    const size_t n = 2 * cells->n_kv_heads * cells->most_weights, width = kvp_gpu_width(cells);
-    float *host = calloc(n + width, sizeof(*host)), *own = host + n;
+    const size_t n = 2 * cells->n_kv_heads * cells->most_weights;
+    float *host = calloc(n, sizeof(*host));
     bool ok = host != NULL;
 
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
-        read_weights(cells, head, kvp_gpu_tables(codecs[head]), host);
-    if (ok && cells->center != NULL)
-        memcpy(own, start, width * sizeof(*own));
-    ok = ok && bring(cells, &cells->further[range->number - 1], host, n, range->number, own, NULL);
+        read_weights(cells, head, kvp_gpu_tables(version->codecs[head]), host);
+    ok = ok && bring(cells, &cells->further[range - 1], host, n, range, version->start, mean, NULL);
     free(host);
     return ok;
 }
@@ -288,7 +292,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_weights = cells->weighs ? (size_t)cells->head_dim * cells->head_dim : kvp_gpu_tables(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, cells->gpu->stream) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && kvp_gpu_bring_numbers(cells, cells->sources, NULL, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     if (ok)
@@ -329,7 +333,7 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                               .rows = rows + run.first * stride,
                               .token_stride = stride,
                               .head_stride = cells->head_dim,
-                              .center = cells->further_made == 0 ? cells->center : NULL, /* else rows are about their blocks' */
+                              .center = cells->turns ? NULL : cells->center, /* rows are about their blocks' */
                               .scale = cells->scale,
                               .weights = kvp_gpu_matrix_of(cells, run.range).weights };
 }
@@ -357,12 +361,12 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .out = out,
                                           .token_stride = kvp_gpu_width(cells),
                                           .head_stride = cells->head_dim,
-                                          .center = cells->further_made == 0 ? cells->center : NULL,
+                                          .center = cells->turns ? NULL : cells->center,
                                           .scale = cells->scale,
                                           .inverse_weights = kvp_gpu_matrix_of(cells, run.range).inverse_weights };
     const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
-    return status != KVANT_OK || cells->further_made == 0 ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, out);
+    return status != KVANT_OK ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
 }
 
 /* open: open pages of these numbers. */
@@ -440,10 +444,12 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool op
 static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t n, float *rows, const int64_t *slots)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    kvant_status status = KVANT_OK;
+    kvant_status status = KVANT_ERR_CUDA;
     kvp_gpu_run run;
 
-    if (cells->further_made != 0)
+    for (size_t i = 0; i < n; i++)
+        kvp_gpu_cache_holds(cells->cache, (uint32_t)(numbers[i] / KVANT_PAGE_TOKENS), 1);
+    if (kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream))
         status = kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows);
     for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
         run = kvp_gpu_run_of_cells(cells->cache, numbers, i, n);
@@ -473,8 +479,6 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
         status = kvp_gpu_take_word(gpu->refused);
-    for (size_t i = 0; i < n; i++)
-        kvp_gpu_cache_holds(cells->cache, (uint32_t)(cell_numbers[i] / KVANT_PAGE_TOKENS), 1);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }
@@ -495,6 +499,7 @@ static void clear(kvp_kv *kv)
         cells->center = cells->scale = NULL;
         if (cells->weighs) {
             cells->further_made = 0;
+            cells->turns = false;
             cells->weights = cells->inverse_weights = NULL;
             cells->n_weights = 0;
             cells->codec = cells->codecs[0];

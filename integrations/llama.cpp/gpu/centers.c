@@ -1,7 +1,8 @@
-/* centers.c - centres of blocks whose keys have a further matrix (ranges.c), as src/cache/center.h has them.
+/* centers.c - centres of blocks whose keys have a matrix, as src/cache/center.h has them.
  *
- * A range keeps the mean of keys at positions 0 to 63; a block's centre is this, turned to the position of its first cell. What it is turned
- * by, its phase, is computed here and lies in GPU memory for all layers. Rows lose their centres before they are stored, and have them again
+ * A range (ranges.c) keeps the mean of keys at positions 0 to 63; a block's centre is this, turned to the position of its first cell. What
+ * it is turned by, its phase, is computed here and lies in GPU memory for all layers. Blocks whose position nobody knows share the mean of
+ * their range, which has a number of its own and does not turn. Rows lose their centres before they are stored, and have them again
  * when they are decoded; attention gets what each query has in common with each block's centre (kvant_cuda_page_offsets). */
 #include "gpu.h"
 
@@ -10,32 +11,36 @@
 
 #include "../rope.h"
 
-void kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
+bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_centers *centers = &cells->cache->ranges.centers;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
+    bool even;
 
     if (!kvp_rope_read(kv, rows, &rope, frequencies))
-        return; /* no matrix of a further range can be made */
+        return false;
     if (centers->rope.size == 0) {
         memcpy(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies));
         centers->head_dim = cells->head_dim;
         centers->rope = rope;
         centers->rope.frequencies = centers->frequencies;
     }
-    centers->uneven = centers->uneven || centers->head_dim != cells->head_dim || centers->rope.n_dims != rope.n_dims ||
-                      centers->rope.interleaved != rope.interleaved ||
-                      memcmp(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies)) != 0;
+    even = centers->head_dim == cells->head_dim && centers->rope.n_dims == rope.n_dims && centers->rope.interleaved == rope.interleaved &&
+           memcmp(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies)) == 0;
+    centers->uneven = centers->uneven || !even;
+    return even && !cells->uncentred;
 }
 
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position)
 {
     kvp_gpu_centers *centers = &cache->ranges.centers;
+    const int32_t former = centers->positions[block];
 
-    if (centers->positions[block] == position)
+    if (former == position)
         return;
+    cache->ranges.changed = cache->ranges.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
     centers->positions[block] = position;
     centers->first = block < centers->first ? (uint32_t)block : centers->first;
     centers->end = block >= centers->end ? (uint32_t)block + 1 : centers->end;
@@ -43,14 +48,14 @@ void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position
 
 /* Phases */
 
-/* Of a position; a phase of zeros leaves no centre. */
+/* Of a position; where nobody knows it a phase turns nothing. */
 static void fill(const kvp_gpu_centers *centers, int32_t position, float *phase)
 {
     const uint32_t d = centers->head_dim;
 
     for (uint32_t i = 0; i < d; i++)
-        phase[i] = position == KVP_NOT_TURNED && i < d / 2 ? 1 : 0;
-    if (position != KVP_NOT_TURNED && position != KVP_NO_CENTER)
+        phase[i] = i < d / 2 ? 1 : 0;
+    if (position != KVP_NO_POSITION)
         kvant_rope_phase(&centers->rope, d, position, phase, NULL);
 }
 
@@ -103,7 +108,7 @@ kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_bl
     return (kvant_cuda_turning){ .pairs = ranges->centers.pairs.at,
                                  .start = keys->starts.at,
                                  .phases = (const float *)ranges->centers.phases.at + first_block * keys->head_dim,
-                                 .numbers = (const uint8_t *)ranges->numbers.at + first_block };
+                                 .numbers = (const uint8_t *)ranges->numbers.at + keys->cache->n_blocks + first_block };
 }
 
 kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
@@ -122,24 +127,28 @@ kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, s
                                                .add = add,
                                                .out = out };
 
-    return kvant_cuda_center_rows(&args, keys->gpu->stream);
+    return keys->turns ? kvant_cuda_center_rows(&args, keys->gpu->stream) : KVANT_OK;
 }
 
-/* Decoded rows of blocks, or of open pages. */
-kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, float *rows)
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, bool add, float *rows)
 {
     kvp_gpu_cache *cache = keys->cache;
     const size_t n_rows = n * KVANT_PAGE_TOKENS;
-    int64_t *cells = malloc(n_rows * sizeof(*cells));
-    bool ok = cells != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, n_rows * sizeof(*cells), false);
+    int64_t *cells;
+    bool ok;
 
+    if (!keys->turns)
+        return KVANT_OK;
+    cells = malloc(n_rows * sizeof(*cells));
+    ok = cells != NULL && kvp_gpu_ranges_bring(cache, cache->gpu->stream) &&
+         kvp_gpu_grow(cache->gpu, &cache->moved, n_rows * sizeof(*cells), false);
     for (size_t i = 0; i < n_rows && ok; i++) {
         const int64_t block = kvp_gpu_block_at(cache, open, first + i / KVANT_PAGE_TOKENS);
         cells[i] = block < 0 ? -1 : block * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS);
     }
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells, n_rows * sizeof(*cells), cache->gpu->stream), "copying");
     free(cells);
-    return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, true, rows) : KVANT_ERR_MEMORY;
+    return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, add, rows) : KVANT_ERR_MEMORY;
 }
 
 /* Life */
@@ -147,7 +156,8 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache)
 {
     for (uint32_t block = 0; block < cache->n_blocks; block++)
-        kvp_gpu_centers_assign(cache, block, KVP_NOT_TURNED);
+        kvp_gpu_centers_assign(cache, block, KVP_NO_POSITION);
+    cache->ranges.centers.used = false;
 }
 
 void kvp_gpu_centers_free(kvp_gpu_cache *cache)

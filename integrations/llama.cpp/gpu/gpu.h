@@ -17,7 +17,7 @@
  *   decoded.c   the same from tokens that are decoded
  *   learner.c   what these are learnt with, in threads
  *   ranges.c    further matrices, for rows at later positions
- *   centers.c   centres of these rows' blocks
+ *   centers.c   centres of blocks
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
@@ -31,8 +31,7 @@
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
  * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
- * Positions from 2048 on have further matrices, and their blocks centres of their own.
- * With a softcap keys have no centre. */
+ * Positions from 2048 on have further matrices. Blocks of keys with a matrix have centres of their own. With a softcap keys have none. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -104,22 +103,21 @@ typedef struct kvp_gpu_run {
     uint32_t range;
 } kvp_gpu_run;
 
-/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). The first range's are not
- * turned. All layers' keys turn alike, or there are no further ranges. */
+/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). */
 typedef struct kvp_gpu_centers {
-    int32_t *positions;    /* by block: of its first cell; KVP_NOT_TURNED, KVP_NO_CENTER */
+    int32_t *positions;    /* by block: of its first cell, or KVP_NO_POSITION */
     uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
-    kvp_gpu_memory phases; /* by block, head_dim each, once there is a further range */
+    bool used;             /* by keys of some layer */
+    kvp_gpu_memory phases; /* by block, head_dim each, once they are used */
     kvp_gpu_memory pairs;
     float *host;           /* the same as phases */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    kvant_rope rope;       /* size 0: not known */
+    kvant_rope rope;       /* of the layers whose blocks have centres; size 0: not known */
     uint32_t head_dim;
-    bool uneven;           /* layers differ */
+    bool uneven;           /* others differ: there are no further ranges */
 } kvp_gpu_centers;
 
-#define KVP_NOT_TURNED INT32_MIN
-#define KVP_NO_CENTER (INT32_MIN + 1)
+#define KVP_NO_POSITION INT32_MIN
 
 /* Which blocks' keys have which matrix and centre. */
 typedef struct kvp_gpu_ranges {
@@ -131,7 +129,7 @@ typedef struct kvp_gpu_ranges {
     bool changed;  /* of blocks with rows */
     int32_t position; /* the last one of the last step */
     uint32_t n;             /* of all blocks with rows: one more than the last one's number */
-    kvp_gpu_memory numbers; /* by block, for attention */
+    kvp_gpu_memory numbers; /* by block, for attention: of matrices, then of centres */
     kvp_gpu_centers centers;
     kvp_gpu_run *runs;     /* of the batch at hand */
     size_t n_runs;
@@ -279,7 +277,8 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory numbers;       /* weights, inverse weights, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_RANGES - 1]; /* of later ranges: weights, inverse weights */
     kvp_gpu_memory key_center;    /* as attention takes it (k_center): of the first range */
-    kvp_gpu_memory starts;        /* by range: centres of a block at position 0 */
+    kvp_gpu_memory starts;        /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
+    bool turns;                   /* rows are about these */
     uint32_t further_made;        /* a bit for each range that has some */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
@@ -413,12 +412,19 @@ bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
 bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
 bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
 
-/* anew.c. Codecs of a version, one per kv head, come in force; all rows take it. made: what is kept becomes NULL. rows: copies of those of
- * cache->plain, as far as there are n. *done false: too many rows were stored already. The lock is held. */
-bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvant_codec **made, const float *rows, size_t n, bool *done);
+/* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block at position 0 (NULL: blocks share the
+ * codecs'). */
+typedef struct kvp_gpu_version {
+    kvant_codec **codecs;
+    float *start;
+} kvp_gpu_version;
 
-/* The same of rows that wait, and of those of few tokens since; numbers were brought. made: NULL if there is no version. */
-bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvant_codec **made);
+/* anew.c. A version comes in force; all rows take it. A codec that is kept becomes NULL. rows: copies of those of cache->plain, as far as
+ * there are n. *done false: too many rows were stored already. The lock is held. */
+bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
+
+/* The same of rows that wait, and of those of few tokens since; numbers were brought. The version may be none. */
+bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made);
 
 /* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:
  * nothing waits any more; if later is set, keys wait till their layer's next rows come. The lock is held. */
@@ -468,16 +474,17 @@ kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
 /* ranges.c. The range of this number. */
 kvp_gpu_range kvp_gpu_range_at(uint32_t number);
 
-/* centers.c. tell: how a layer's keys turn, before there is a further range. assign: a block's rows are at position and those behind it from
- * now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys' centres, once further_made; first_block:
- * of blocks that are counted from there. rows: subtracts (add: adds) centres of rows at cells of the GPU. The lock is held. */
-void kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
+/* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have centres. assign: a block's rows are at
+ * position and those behind it from now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys'
+ * centres, which turn; first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres, where keys have
+ * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). The lock is held. */
+bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
 kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
 kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
                                  float *out);
-kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, float *rows);
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, bool add, float *rows);
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
 void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
@@ -509,10 +516,10 @@ int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
-/* cells.c: what codecs say, one per kv head: weights, centres and scales of the first range are brought to the GPU (which waits for the
- * stream; NULL: one that orders nothing), and become the cells'; or weights of a later one, with its centre at position 0. */
-bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream);
-bool kvp_gpu_bring_range(kvp_gpu_cells *cells, const kvp_gpu_range *range, const kvant_codec *const *codecs, const float *start);
+/* cells.c: what a version of the first range says is brought to the GPU (which waits for the stream; NULL: one that orders nothing), and
+ * becomes the cells'; or weights and centres of a later one. */
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream);
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* open.c: blocks that have rows from now on. The lock is held. */

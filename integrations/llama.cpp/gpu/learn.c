@@ -96,8 +96,7 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
     at = kvp_gpu_affine(cells, &cells->numbers);
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers)) &&
-         kvp_gpu_upload(cells->gpu, cells->key_center.at, numbers, width * sizeof(*numbers)) &&
-         (cells->uncentred || kvp_gpu_upload(cells->gpu, cells->starts.at, numbers, width * sizeof(*numbers)));
+         kvp_gpu_upload(cells->gpu, cells->key_center.at, numbers, width * sizeof(*numbers));
     if (ok) {
         cells->center = center && !cells->uncentred ? at : NULL;
         cells->scale = scale ? at + width : NULL;

@@ -28,8 +28,9 @@ static void count_cpus(void)
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
-    kvp_gpu_free_codecs(l->made, cells->n_kv_heads);
-    l->made = NULL;
+    kvp_gpu_free_codecs(l->made.codecs, cells->n_kv_heads);
+    free(l->made.start);
+    l->made = (kvp_gpu_version){ 0 };
 }
 
 /* Waits for the thread of a batch, which waits for those before it. */
@@ -230,8 +231,8 @@ void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor
         return;
     l->told = true;
     l->begins = kvp_gpu_in_first_range(cells->cache);
-    kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1, false);
-    kvp_gpu_centers_tell(kv, rows);
+    l->turns = kvp_gpu_centers_tell(kv, rows);
+    l->turns = kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1, l->turns) && l->turns;
 }
 
 /* A batch's thread */
@@ -292,15 +293,37 @@ static bool is_new(const kvp_gpu_cells *cells)
         kvant_block_info info = { .size = sizeof(info) };
         if (kvant_tensor_get_block(l->tensor, 1, head, &info) != KVANT_OK || info.affine.center == NULL)
             return false;
-        differs = differs || info.version != l->version || memcmp(l->center + head * d, info.affine.center, d * sizeof(float)) != 0;
+        differs = differs || info.version != l->number || memcmp(l->center + head * d, info.affine.center, d * sizeof(float)) != 0;
         memcpy(l->center + head * d, info.affine.center, d * sizeof(float));
         if (head + 1 == cells->n_kv_heads)
-            l->version = info.version;
+            l->number = info.version;
     }
     return differs;
 }
 
-/* Codecs of the newest version, unless the next batch's thread makes them, and their numbers. */
+/* Room for one of a layer's; false without memory. */
+static bool have_version(const kvp_gpu_cells *cells, kvp_gpu_version *version)
+{
+    *version = (kvp_gpu_version){ calloc(cells->n_kv_heads, sizeof(*version->codecs)), NULL };
+    if (version->codecs != NULL && cells->learner->turns)
+        version->start = calloc(kvp_gpu_width(cells), sizeof(*version->start));
+    return version->codecs != NULL && (version->start != NULL || !cells->learner->turns);
+}
+
+static bool read_version(const kvp_gpu_cells *cells, uint32_t head, kvp_gpu_version *version)
+{
+    const kvant_tensor *tensor = cells->learner->tensor;
+    kvant_block_info info = { .size = sizeof(info) };
+    const size_t d = cells->head_dim;
+
+    if (kvant_tensor_get_block(tensor, 1, head, &info) != KVANT_OK || (info.start == NULL && version->start != NULL))
+        return false;
+    if (version->start != NULL)
+        memcpy(version->start + head * d, info.start, d * sizeof(*info.start));
+    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) == KVANT_OK;
+}
+
+/* Of the newest version, unless the next batch's thread makes them, and its numbers. */
 static bool make_codecs(const struct kvp_gpu_batch *batch)
 {
     kvp_gpu_cells *cells = batch->cells;
@@ -310,10 +333,10 @@ static bool make_codecs(const struct kvp_gpu_batch *batch)
     if (atomic_load(&batch->followed) || !is_new(cells))
         return true;
     kvp_gpu_learner_drop(cells, l);
-    ok = (l->made = calloc(cells->n_kv_heads, sizeof(kvant_codec *))) != NULL;
+    ok = have_version(cells, &l->made);
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
-        ok = kvant_tensor_make_codec(l->tensor, 1, head, cells->sources[head], &l->made[head]) == KVANT_OK;
-    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made, NULL));
+        ok = read_version(cells, head, &l->made);
+    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made.codecs, l->made.start, NULL));
 }
 
 /* Where a batch's queries are copied to; NULL without memory. */
@@ -420,23 +443,31 @@ void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     l->most = 0;
 }
 
+/* Layers without blocks' centres have none. */
+static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)
+{
+    return start == NULL || (kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
+                             kvant_tensor_range_center(l->tensor, l->range.first, l->range.last, mean) == KVANT_OK);
+}
+
 static void *make_range(void *context)
 {
     kvp_gpu_cells *cells = context;
     kvp_gpu_learner *l = cells->learner;
-    kvant_codec **codecs = calloc(cells->n_kv_heads, sizeof(kvant_codec *));
-    float *start = calloc(kvp_gpu_width(cells), sizeof(*start));
+    float *mean = calloc(kvp_gpu_width(cells), sizeof(*mean));
+    kvp_gpu_version version;
+    const bool room = have_version(cells, &version) && mean != NULL;
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
     sem_wait(&at_once);
-    l->made_range = codecs != NULL && start != NULL && kvp_gpu_enter(cells->gpu) &&
-                    kvant_tensor_range_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
+    l->made_range = room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
                     kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS, cells->sources,
-                                                   codecs, 1) == KVANT_OK &&
-                    kvp_gpu_bring_range(cells, &l->range, (const kvant_codec *const *)codecs, start);
+                                                   version.codecs, 1) == KVANT_OK &&
+                    kvp_gpu_bring_range(cells, l->range.number, &version, mean);
     sem_post(&at_once);
-    kvp_gpu_free_codecs(codecs, cells->n_kv_heads);
-    free(start);
+    kvp_gpu_free_codecs(version.codecs, cells->n_kv_heads);
+    free(version.start);
+    free(mean);
     return NULL;
 }
 

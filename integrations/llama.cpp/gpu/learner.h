@@ -28,11 +28,11 @@ typedef struct kvp_gpu_learner {
     size_t n, most;
     char *queries;             /* room for copies of a batch's */
     atomic_bool queries_taken; /* by a thread */
-    uint32_t version; /* of the tensor, that was asked for last, and its centre */
+    uint32_t number; /* of the tensor's version that was asked for last, and its centre */
     float *center;
     struct kvp_gpu_batch *last;   /* whose thread may run, or which waits for its queries */
-    kvant_codec **made;   /* of the new version, per kv head; NULL: there is none */
-    bool told;            /* how keys turn */
+    kvp_gpu_version made; /* the new one */
+    bool told, turns;     /* how keys turn; so that their blocks can have centres */
     bool begins;          /* with rows of the first range, which are all that the first matrix is for */
     bool failed;          /* a thread, since what was learnt was taken */
     pthread_t maker; /* of codec, tensor and memory, later of a further matrix */

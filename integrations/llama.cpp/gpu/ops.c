@@ -93,18 +93,18 @@ static kvant_cuda_rows rows_of(const kvp_gpu_backend *b, const abi_tensor *node,
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
 
-    return cells->further_made != 0 ? kvp_gpu_rows(cells, b->centered.at, kvp_gpu_width(cells), run)
+    return cells->turns ? kvp_gpu_rows(cells, b->centered.at, kvp_gpu_width(cells), run)
                                     : kvp_gpu_rows(cells, node->src[0]->data, node->src[0]->nb[1] / sizeof(float), run);
 }
 
-/* Keys lose their blocks' centres first, where these have some. */
+/* Keys lose their blocks' centres first. */
 static bool center(kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const abi_tensor *rows = node->src[0];
     const size_t n = (size_t)rows->ne[1];
 
-    return cells->further_made == 0 ||
+    return !cells->turns ||
            (kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false) &&
             kvp_gpu_center_rows(cells, rows->data, rows->nb[1] / sizeof(float), n, node->src[1]->data, false, b->centered.at) == KVANT_OK);
 }

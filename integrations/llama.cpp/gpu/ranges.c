@@ -17,7 +17,7 @@
 
 /* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
 static const int32_t begins[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
-_Static_assert(KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them");
+_Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them, centres are twice as many");
 
 kvp_gpu_range kvp_gpu_range_at(uint32_t number)
 {
@@ -131,7 +131,7 @@ static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
 {
     for (size_t j = i; j < i + n; j++)
         if (step->positions[j] - step->positions[i] != step->cells[j] - step->cells[i])
-            return KVP_NO_CENTER;
+            return KVP_NO_POSITION;
     return step->positions[i] - (int32_t)(step->cells[i] % KVANT_PAGE_TOKENS);
 }
 
@@ -146,7 +146,7 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         n = rows_of_block(step, i);
         if (cache->held[block] && n < KVANT_PAGE_TOKENS)
             continue;
-        kvp_gpu_centers_assign(cache, block, range > 0 ? position_of(step, i, n) : KVP_NOT_TURNED);
+        kvp_gpu_centers_assign(cache, block, step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
         ranges->changed = ranges->changed || ranges->of[block] != range;
         ranges->of[block] = (uint8_t)range;
     }
@@ -197,15 +197,18 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache)
 
 /* Attention */
 
-/* Blocks without rows take the number before theirs, so that nobody changes matrices for them. */
-static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *numbers)
+/* Blocks without rows take the numbers before theirs, so that nobody changes matrices for them. */
+static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
 {
+    const kvp_gpu_ranges *ranges = &cache->ranges;
     uint32_t n = 1;
 
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
-        const bool first = block % (cache->n_blocks / cache->n_streams) == 0;
-        numbers[block] = cache->held[block] ? cache->ranges.of[block] : first ? 0 : numbers[block - 1];
-        n = numbers[block] >= n ? numbers[block] + 1u : n;
+        const bool first = block % (cache->n_blocks / cache->n_streams) == 0, held = cache->held[block];
+        const uint8_t own = ranges->of[block];
+        matrices[block] = held ? own : first ? 0 : matrices[block - 1];
+        centers[block] = !held ? (first ? 0 : centers[block - 1]) : ranges->centers.positions[block] != KVP_NO_POSITION ? own : own + KVP_MOST_RANGES;
+        n = matrices[block] >= n ? matrices[block] + 1u : n;
     }
     return n;
 }
@@ -214,22 +217,23 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
     const uint32_t former = ranges->n;
+    const size_t bytes = 2 * (size_t)cache->n_blocks;
     uint8_t *numbers;
     bool ok;
 
-    if (ranges->made == 1)
+    if (ranges->made == 1 && !ranges->centers.used)
         return true;
-    if (!kvp_gpu_centers_bring(cache, stream))
+    if (ranges->centers.used && !kvp_gpu_centers_bring(cache, stream))
         return false;
     if (!ranges->changed)
         return true;
-    numbers = malloc(cache->n_blocks);
-    ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, cache->n_blocks, false);
+    numbers = malloc(bytes);
+    ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, bytes, false);
     if (ok)
-        ranges->n = fill_numbers(cache, numbers);
+        ranges->n = fill_numbers(cache, numbers, numbers + cache->n_blocks);
     if (ranges->n != former)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know as many */
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, cache->n_blocks, stream), "copying");
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, bytes, stream), "copying");
     ranges->changed = !ok;
     free(numbers);
     return ok;

@@ -205,9 +205,9 @@ static bool take_learnt(kvp_gpu_cells *cells)
     if (l->failed)
         kvp_gpu_learner_drop(cells, l);
     if (cells->waits)
-        ok = kvp_gpu_store_waiting(cells, l->made);
+        ok = kvp_gpu_store_waiting(cells, &l->made);
     else
-        ok = l->made == NULL || kvp_gpu_store_anew(cells, l->made, l->rows, l->n, &taken);
+        ok = l->made.codecs == NULL || kvp_gpu_store_anew(cells, &l->made, l->rows, l->n, &taken);
     ok = ok && !l->failed;
     kvp_gpu_learner_drop(cells, l);
     if (!ok || !taken || l->n >= KVP_ENOUGH_ROWS || !kvant_tensor_wants_queries(l->tensor, 2))
