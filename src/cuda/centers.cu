@@ -61,36 +61,25 @@ __global__ void __launch_bounds__(ROW_THREADS) center_rows_kernel(const __grid_c
 struct OffsetArgs {
     kvant_cuda_page_offsets_args given;
     uint32_t heads_a_kv, page_tiles; /* of a sequence */
+    bool whole_rows, whole_phases;   /* in 16 bytes at a time */
 };
 
-/* What a thread block has in shared memory of a tile of query rows and pages: PAIRS pairs of channels at a time, their two numbers
- * side by side. The stride keeps eight rows in different banks. */
-template <int ROWS_, int PAGES_, int PAIRS_> struct OffsetTile {
-    static constexpr int ROWS = ROWS_, PAGES = PAGES_, PAIRS = PAIRS_, THREADS = 128, STRIDE = 2 * PAIRS + 4,
-                         STEP = THREADS / PAIRS; /* a thread has one pair, of every STEP-th row and page */
-    alignas(16) float products[ROWS][STRIDE], phases[PAGES][STRIDE];
+/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its tensor-core tiles. */
+template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
+    static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS, THREADS = 32 * WARPS,
+                         ROWS = 16 * ROW_WARPS, PAGES = 8 * TILES * PAGE_WARPS;
 };
+using FewOffsets = OffsetShape<1, 4, 1>;
+template <int D> using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1, 1024 / D>; /* at most 99 KiB */
+constexpr uint32_t MOST_FEW_ROWS = 32;
 
-/* A thread sums a row and a page: it waits for memory. */
-struct FewOffsets : OffsetTile<8, 16, 64> {
-    struct Sums {
-        float x = 0;
-    };
+constexpr uint32_t ROW_PADDING = 4; /* of rows in shared memory: eight of them are in different banks */
 
-    KVANT_INLINE void add(int numbers, Sums &sums) const
-    {
-        const float *z = products[threadIdx.x % ROWS], *phase = phases[threadIdx.x / ROWS];
-#pragma unroll 4
-        for (int k = 0; k < numbers; k += 4) {
-            const float4 a = *reinterpret_cast<const float4 *>(z + k), b = *reinterpret_cast<const float4 *>(phase + k);
-            sums.x = fmaf(a.x, b.x, sums.x), sums.x = fmaf(a.y, b.y, sums.x);
-            sums.x = fmaf(a.z, b.z, sums.x), sums.x = fmaf(a.w, b.w, sums.x);
-        }
-    }
-    template <class F> KVANT_INLINE static void each(const Sums &sums, F &&use)
-    {
-        use(threadIdx.x % ROWS, threadIdx.x / ROWS, sums.x);
-    }
+/* What the thread block has there beside query rows, and phases behind these: pairs of channels, and the two numbers of a start that each
+ * has. Up to three behind the last one have zeros. */
+struct OffsetPairs {
+    ushort2 channels[KVANT_CUDA_MOST_DIM / 2];
+    float2 starts[KVANT_CUDA_MOST_DIM / 2];
 };
 
 /* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's except for a few units
@@ -105,39 +94,6 @@ KVANT_INLINE TwoParts in_two_parts(float x)
     return TwoParts{ high, __float_as_uint(x - __uint_as_float(high)) };
 }
 
-/* Many rows wait for arithmetic: each warp multiplies 16 of them with all pages. */
-struct ManyOffsets : OffsetTile<64, 64, 16> {
-    struct Sums {
-        float c[PAGES / 8][4] = {};
-    };
-
-    KVANT_INLINE void add(int numbers, Sums &sums) const
-    {
-        const int row = (int)threadIdx.x / 32 * 16 + (threadIdx.x % 32) / 4, column = threadIdx.x % 4;
-#pragma unroll 1
-        for (int first = 0; first < numbers; first += 8) { /* behind the last one there are zeros */
-            const int k = first + column;
-            const TwoParts a0 = in_two_parts(products[row][k]), a1 = in_two_parts(products[row + 8][k]),
-                           a2 = in_two_parts(products[row][k + 4]), a3 = in_two_parts(products[row + 8][k + 4]);
-            const uint32_t high[4] = { a0.high, a1.high, a2.high, a3.high }, low[4] = { a0.low, a1.low, a2.low, a3.low };
-            unrolled_for (int j = 0; j < PAGES / 8; j++) {
-                const TwoParts b0 = in_two_parts(phases[8 * j + row % 8][k]), b1 = in_two_parts(phases[8 * j + row % 8][k + 4]);
-                mma_tf32(sums.c[j], low, b0.high, b1.high);
-                mma_tf32(sums.c[j], high, b0.low, b1.low);
-                mma_tf32(sums.c[j], high, b0.high, b1.high);
-            }
-        }
-    }
-    template <class F> KVANT_INLINE static void each(const Sums &sums, F &&use)
-    {
-        const int row = (int)threadIdx.x / 32 * 16 + (threadIdx.x % 32) / 4, page = threadIdx.x % 4 * 2;
-        unrolled_for (int j = 0; j < PAGES / 8; j++)
-            unrolled_for (int i = 0; i < 4; i++)
-                use(row + i / 2 * 8, 8 * j + page + i % 2, sums.c[j][i]);
-    }
-};
-constexpr uint32_t MOST_FEW_ROWS = 32;
-
 /* A thread block's work; first_q: of the sequence's first query token. */
 struct OffsetWork {
     uint32_t b, kv_head;
@@ -145,15 +101,15 @@ struct OffsetWork {
     size_t first_q;
 };
 
-template <class T> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &args)
+template <class S> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &args)
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const uint32_t head = blockIdx.x / args.page_tiles;
     OffsetWork w;
     w.b = head / p.n_kv_heads, w.kv_head = head - w.b * p.n_kv_heads;
-    w.first_page = (int)(blockIdx.x - head * args.page_tiles) * T::PAGES;
+    w.first_page = (int)(blockIdx.x - head * args.page_tiles) * S::PAGES;
     const int pages = (int)min((size_t)(max(p.lengths[w.b], 0) + KVANT_PAGE_TOKENS - 1u) / KVANT_PAGE_TOKENS, p.table_stride);
-    w.end_page = min(w.first_page + T::PAGES, pages);
+    w.end_page = min(w.first_page + S::PAGES, pages);
     int tokens = (int)p.query_tokens;
     w.first_q = w.b * p.q_batch_stride;
     if (p.query_starts) {
@@ -161,8 +117,8 @@ template <class T> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &ar
         tokens = min(p.query_starts[w.b + 1] - start, tokens);
         w.first_q = start * p.q_token_stride;
     }
-    w.first_row = (int)blockIdx.y * T::ROWS;
-    w.end_row = min(w.first_row + T::ROWS, tokens * (int)args.heads_a_kv);
+    w.first_row = (int)blockIdx.y * S::ROWS;
+    w.end_row = min(w.first_row + S::ROWS, tokens * (int)args.heads_a_kv);
     return w;
 }
 
@@ -177,99 +133,144 @@ KVANT_INLINE uint32_t numbers_of(const kvant_cuda_turning &turning, size_t first
     return __reduce_or_sync(FULL, own);
 }
 
-/* Places of a thread's query rows; those that are not there are the last one's, so that all loads are on their way together. */
-template <class T> KVANT_INLINE void find_rows(const OffsetArgs &args, const OffsetWork &w, size_t (&at)[T::ROWS / T::STEP])
+/* head_dim numbers, by a warp. */
+KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda_type type, uint32_t head_dim, bool whole)
 {
-    const kvant_cuda_page_offsets_args &p = args.given;
-    unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++) {
-        const uint32_t r = min(w.first_row + i * T::STEP + (int)threadIdx.x / T::PAIRS, w.end_row - 1), token = r / args.heads_a_kv,
-                       head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
-        at[i] = w.first_q + token * p.q_token_stride + head * p.q_head_stride;
-    }
-}
-
-template <class T> KVANT_INLINE void load_rows(const kvant_cuda_page_offsets_args &p, const size_t (&at)[T::ROWS / T::STEP], ushort2 channels, float2 (&x)[T::ROWS / T::STEP])
-{
-    const float *q = static_cast<const float *>(p.q);
-    if (p.type == KVANT_CUDA_F32) /* one branch for all: a branch for each would wait for each */
-        unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
-            x[i] = make_float2(q[at[i] + channels.x], q[at[i] + channels.y]);
+    const uint32_t lane = threadIdx.x % 32;
+    if (whole)
+        for (uint32_t i = 4 * lane; i < head_dim; i += 128)
+            copy_or_clear(shared_address(to + i), reinterpret_cast<const uint8_t *>(static_cast<const float *>(from) + at + i), true);
     else
-        unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
-            x[i] = make_float2(load_number(p.q, at[i] + channels.x, p.type), load_number(p.q, at[i] + channels.y, p.type));
+        for (uint32_t i = lane; i < head_dim; i += 32)
+            to[i] = load_number(from, at + i, type);
 }
 
-/* Products of the rows with start `number`, and the pages' phases: pairs from first_pair on; zeros behind the last pair. What rows and pages
- * that are not there give is not stored. */
-template <class T> KVANT_INLINE void load_tile(T &tile, const OffsetArgs &args, const OffsetWork &w, const size_t (&at)[T::ROWS / T::STEP], uint32_t number, uint32_t first_pair)
+/* Query rows, phases of pages and pairs; all loads are on their way together. Rows and pages that are not there are the last one's: what
+ * they give is not stored. */
+template <class S> KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared, OffsetPairs &pairs)
 {
     const kvant_cuda_page_offsets_args &p = args.given;
-    const uint32_t n = p.head_dim / 2, own = threadIdx.x % T::PAIRS, pair = min(first_pair + own, n - 1);
-    const int row = (int)threadIdx.x / T::PAIRS, last = w.end_page - w.first_page - 1;
-    const ushort2 channels = pair_at(p.turning, pair);
-    const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim,
-                *phases = p.turning.phases + ((size_t)w.b * p.table_stride + w.first_page) * p.head_dim + pair,
-                there = first_pair + own < n ? 1 : 0, a = start[channels.x] * there, b = start[channels.y] * there;
-    float2 x[T::ROWS / T::STEP], phase[T::PAGES / T::STEP];
-    load_rows<T>(p, at, channels, x);
-    unrolled_for (int i = 0; i < T::PAGES / T::STEP; i++) {
-        const float *from = phases + (size_t)min(i * T::STEP + row, last) * p.head_dim;
-        phase[i] = make_float2(from[0], from[n]);
+    const uint32_t stride = p.head_dim + ROW_PADDING, n = p.head_dim / 2;
+    for (int i = (int)threadIdx.x / 32; i < S::ROWS; i += S::WARPS) {
+        const uint32_t r = min(w.first_row + i, w.end_row - 1), token = r / args.heads_a_kv,
+                       head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
+        load_vector(shared + i * stride, p.q, w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type, p.head_dim, args.whole_rows);
     }
-    unrolled_for (int i = 0; i < T::PAGES / T::STEP; i++)
-        *reinterpret_cast<float2 *>(&tile.phases[i * T::STEP + row][2 * own]) = make_float2(phase[i].x * there, phase[i].y * there);
-    unrolled_for (int i = 0; i < T::ROWS / T::STEP; i++)
-        *reinterpret_cast<float2 *>(&tile.products[i * T::STEP + row][2 * own]) =
-            make_float2(x[i].x * a + x[i].y * b, x[i].y * a - x[i].x * b);
+    for (int i = (int)threadIdx.x / 32; i < S::PAGES; i += S::WARPS) {
+        const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
+        load_vector(shared + (S::ROWS + i) * stride, p.turning.phases, page * p.head_dim, KVANT_CUDA_F32, p.head_dim, args.whole_phases);
+    }
+    for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += S::THREADS)
+        pairs.channels[i] = i < n ? pair_at(p.turning, i) : make_ushort2(0, 0);
+    end_copies();
+    wait_for_copies<0>();
+}
+
+KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint32_t number, OffsetPairs &pairs)
+{
+    const kvant_cuda_page_offsets_args &p = args.given;
+    const float *start = p.turning.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim;
+    const uint32_t n = p.head_dim / 2;
+    for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += blockDim.x) {
+        const ushort2 channels = pairs.channels[i];
+        pairs.starts[i] = i < n ? make_float2(start[channels.x], start[channels.y]) : make_float2(0, 0);
+    }
+}
+
+/* Products of two query rows with a pair of a start: those with cosines, those with sines. */
+struct RowProducts {
+    TwoParts parts[4];
+
+    KVANT_INLINE RowProducts(const float *row, const float *other, ushort2 channels, float2 start)
+    {
+        const float x[2] = { row[channels.x], other[channels.x] }, y[2] = { row[channels.y], other[channels.y] };
+        unrolled_for (int i = 0; i < 2; i++) {
+            parts[i] = in_two_parts(x[i] * start.x + y[i] * start.y);
+            parts[2 + i] = in_two_parts(y[i] * start.x - x[i] * start.y);
+        }
+    }
+};
+
+/* Sums over all pairs, four at a time, of a warp's rows and pages. */
+template <class S> KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs, float (&sums)[S::TILES][4])
+{
+    const uint32_t stride = head_dim + ROW_PADDING, n = head_dim / 2, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float *rows = shared + (warp % S::ROW_WARPS * 16 + lane / 4) * stride,
+                *phases = shared + (S::ROWS + warp / S::ROW_WARPS * 8 * S::TILES + lane / 4) * stride;
+#pragma unroll 2
+    for (uint32_t first = 0; first < n; first += 4) {
+        const uint32_t own = first + lane % 4, there = min(own, n - 1);
+        const RowProducts z(rows, rows + 8 * stride, pairs.channels[own], pairs.starts[own]);
+        const uint32_t high[4] = { z.parts[0].high, z.parts[1].high, z.parts[2].high, z.parts[3].high },
+                       low[4] = { z.parts[0].low, z.parts[1].low, z.parts[2].low, z.parts[3].low };
+        unrolled_for (int j = 0; j < S::TILES; j++) {
+            const float *phase = phases + 8 * j * stride + there;
+            const TwoParts cosine = in_two_parts(phase[0]), sine = in_two_parts(phase[n]);
+            mma_tf32(sums[j], low, cosine.high, sine.high);
+            mma_tf32(sums[j], high, cosine.low, sine.low);
+            mma_tf32(sums[j], high, cosine.high, sine.high);
+        }
+    }
 }
 
 /* Those of pages with this number. */
-template <class T> KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number, const typename T::Sums &sums)
+template <class S> KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number, const float (&sums)[S::TILES][4])
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const size_t rows = (size_t)p.query_tokens * args.heads_a_kv, first = ((size_t)w.b * p.n_kv_heads + w.kv_head) * p.table_stride;
-    T::each(sums, [&](int row, int page, float sum) {
-        const int to = w.first_page + page, r = w.first_row + row;
-        if (to < w.end_page && r < w.end_row && number_at(p.turning, w.b * p.table_stride + to) == number)
-            p.offsets[(first + to) * rows + r] = sum;
-    });
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = w.first_row + warp % S::ROW_WARPS * 16 + lane / 4,
+              page = w.first_page + warp / S::ROW_WARPS * 8 * S::TILES + lane % 4 * 2;
+    unrolled_for (int j = 0; j < S::TILES; j++)
+        unrolled_for (int i = 0; i < 4; i++) {
+            const int to = page + 8 * j + i % 2, r = row + i / 2 * 8;
+            if (to < w.end_page && r < w.end_row && number_at(p.turning, w.b * p.table_stride + to) == number)
+                p.offsets[(first + to) * rows + r] = sums[j][i];
+        }
 }
 
-/* A tile whose pages have several numbers is done once for each: that is rare. */
-template <class T> __global__ void __launch_bounds__(T::THREADS) page_offsets_kernel(const __grid_constant__ OffsetArgs args)
+/* A tile whose pages have several numbers is summed once for each: that is rare. */
+template <class S> __global__ void __launch_bounds__(S::THREADS) page_offsets_kernel(const __grid_constant__ OffsetArgs args)
 {
-    __shared__ T tile;
-    const uint32_t n = args.given.head_dim / 2;
+    extern __shared__ __align__(16) float shared[];
+    __shared__ OffsetPairs pairs;
     begin_next();
     wait_for_former();
-    const OffsetWork w = find_offset_work<T>(args);
+    const OffsetWork w = find_offset_work<S>(args);
     if (w.first_page >= w.end_page || w.first_row >= w.end_row)
         return;
-    size_t at[T::ROWS / T::STEP];
-    find_rows<T>(args, w, at);
+    load_tile<S>(args, w, shared, pairs);
     uint32_t left = numbers_of(args.given.turning, w.b * args.given.table_stride + w.first_page, w.end_page - w.first_page);
 #pragma unroll 1
     for (; left; left &= left - 1) {
         const uint32_t number = __ffs(left) - 1;
-        typename T::Sums sums;
-#pragma unroll 1
-        for (uint32_t first = 0; first < n; first += T::PAIRS) {
-            load_tile(tile, args, w, at, number, first);
-            __syncthreads();
-            tile.add(2 * (int)min(n - first, (uint32_t)T::PAIRS), sums);
-            __syncthreads();
-        }
-        store_offsets<T>(args, w, number, sums);
+        float sums[S::TILES][4] = {};
+        __syncthreads();
+        load_starts(args, w, number, pairs);
+        __syncthreads();
+        add_pairs<S>(args.given.head_dim, shared, pairs, sums);
+        store_offsets<S>(args, w, number, sums);
     }
 }
 
-template <class T> cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
+/* Whether rows begin at multiples of 16 bytes. */
+static bool in_sixteens(const void *at, std::initializer_list<size_t> strides)
 {
-    OffsetArgs p{ args, args.n_heads / args.n_kv_heads, (uint32_t)((args.table_stride + T::PAGES - 1) / T::PAGES) };
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && std::all_of(strides.begin(), strides.end(), [](size_t stride) { return stride % 4 == 0; });
+}
+
+template <class S> cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
+{
+    const void *kernel = (const void *)page_offsets_kernel<S>;
+    OffsetArgs p{ args, args.n_heads / args.n_kv_heads, (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES),
+                  args.type == KVANT_CUDA_F32 && in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride, args.q_head_stride }),
+                  in_sixteens(args.turning.phases, { args.head_dim }) };
     void *parameters[] = { &p };
     const uint32_t rows = args.query_tokens * p.heads_a_kv;
-    return launch_early((const void *)page_offsets_kernel<T>, dim3(args.batch * args.n_kv_heads * p.page_tiles, (rows + T::ROWS - 1) / T::ROWS),
-                        T::THREADS, parameters, 0, stream);
+    const size_t bytes = (S::ROWS + S::PAGES) * (args.head_dim + ROW_PADDING) * sizeof(float);
+    const cudaError_t error = allow_shared(kernel, (int)bytes);
+    return error != cudaSuccess
+               ? error
+               : launch_early(kernel, dim3(args.batch * args.n_kv_heads * p.page_tiles, (rows + S::ROWS - 1) / S::ROWS), S::THREADS, parameters, bytes, stream);
 }
 
 constexpr uint32_t MOST_GRID_Y = 65535;
@@ -287,7 +288,7 @@ static bool valid_offsets(const kvant_cuda_page_offsets_args &args)
     return args.q && args.lengths && args.offsets && valid_type(args.type) && valid_turning(args.turning, args.head_dim) &&
            args.n_kv_heads > 0 && args.n_heads > 0 && args.n_heads % args.n_kv_heads == 0 && args.table_stride > 0 &&
            args.table_stride <= INT_MAX / KVANT_PAGE_TOKENS && (uint64_t)args.batch * args.n_kv_heads <= INT_MAX / args.table_stride &&
-           (uint64_t)tokens * (args.n_heads / args.n_kv_heads) <= MOST_GRID_Y * (uint64_t)ManyOffsets::ROWS;
+           (uint64_t)tokens * (args.n_heads / args.n_kv_heads) <= MOST_GRID_Y * (uint64_t)ManyOffsets<KVANT_CUDA_MOST_DIM>::ROWS;
 }
 
 } // namespace kvant
@@ -318,6 +319,9 @@ kvant_status kvant_cuda_table_page_offsets(const kvant_cuda_page_offsets_args *g
     if (args.batch == 0)
         return KVANT_OK;
     const bool few = args.query_tokens * (args.n_heads / args.n_kv_heads) <= MOST_FEW_ROWS;
-    return from_cuda(few ? launch_page_offsets<FewOffsets>(args, static_cast<cudaStream_t>(stream))
-                         : launch_page_offsets<ManyOffsets>(args, static_cast<cudaStream_t>(stream)));
+    const auto launch = few                    ? launch_page_offsets<FewOffsets>
+                        : args.head_dim <= 128 ? launch_page_offsets<ManyOffsets<128>>
+                        : args.head_dim <= 256 ? launch_page_offsets<ManyOffsets<256>>
+                                               : launch_page_offsets<ManyOffsets<512>>;
+    return from_cuda(launch(args, static_cast<cudaStream_t>(stream)));
 }
