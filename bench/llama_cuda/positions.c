@@ -2,7 +2,7 @@
  *
  *   positions LIBRARIES PLUGIN MODEL TEXT SKIP CONTEXT LOGITS [OUT [PROMPT]]
  *
- * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which up to 4000 count, from the 500th on. Without OUT
+ * Tokens SKIP .. SKIP + CONTEXT - 193 of a text, in batches of 512, of which up to 4000 count, all but the first. Without OUT
  * their logits are written to LOGITS, by llama.cpp alone (PLUGIN "none"); with it OUT gets a line for each: its divergence from those.
  * With PROMPT so many tokens come in a batch, and the others one by one.
  * A model of floating-point weights shows the cache's errors alone: activations that are rounded to 8 bits differ by more. */
@@ -12,7 +12,7 @@
 
 #include "plugin_model.h"
 
-enum { BATCH = 512, FROM = 500, MOST = 4000, LEFT = 192 };
+enum { BATCH = 512, FROM = 1, MOST = 4000, LEFT = 192 };
 
 static int vocabulary, step;
 
