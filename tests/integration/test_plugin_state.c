@@ -295,6 +295,35 @@ static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
     (void)state;
     assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
+    assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
+}
+
+#define EMPTY_STREAM 4 /* bytes, which a state of the second sequence has before its own */
+
+/* Rows of a state have no positions: blocks beside those of a prompt, with its matrix, that are about another centre, also when they
+ * are new. */
+static void rows_are_restored_beside_a_prompt(void **state)
+{
+    const harness_options options = { .spec = "trellis-4:transform=first", .n_ctx = 1024, .n_seq = 2 };
+    struct llama_context *context = prompted(&options);
+    uint8_t *first, *again[2];
+    size_t size;
+
+    (void)state;
+    free(continue_from(context, N_PROMPT, 0));
+    first = harness_save_state(context, &size);
+    for (int i = 0; i < 2; i++) {
+        again[i] = malloc(size);
+        assert_non_null(again[i]);
+        assert_int_equal(llama_state_seq_set_data(context, first, size, 1), size);
+        assert_int_equal(llama_state_seq_get_data(context, again[i], size, 1), size);
+    }
+    assert_memory_equal(again[0], again[1], size);
+    assert_true(harness_state_difference(first, again[0] + EMPTY_STREAM, size - EMPTY_STREAM) < sqrt(0.0050));
+    llama_free(context);
+    free(first);
+    free(again[0]);
+    free(again[1]);
 }
 
 static void clear_on_a_gpu_starts_over(void **state)
@@ -302,6 +331,7 @@ static void clear_on_a_gpu_starts_over(void **state)
     (void)state;
     check_clear("turboquant-4");
     check_clear("trellis-4:center=first,norm=first");
+    check_clear("trellis-4:transform=first");
 }
 
 static void removal_on_a_gpu_leaves_no_trace(void **state)
@@ -309,6 +339,7 @@ static void removal_on_a_gpu_leaves_no_trace(void **state)
     (void)state;
     check_removal("turboquant-4");
     check_removal("trellis-4:center=first,norm=first");
+    check_removal("trellis-4:transform=first");
 }
 
 static void copy_on_a_gpu_is_exact(void **state)
@@ -316,6 +347,7 @@ static void copy_on_a_gpu_is_exact(void **state)
     (void)state;
     check_stream_copy("turboquant-4");
     check_stream_copy("turboquant-4:center=first,norm=first");
+    check_stream_copy("turboquant-4:transform=first");
 }
 
 /* Stock's logits and kvant's, with a shift or without. */
@@ -388,6 +420,7 @@ int main(void)
 {
     const struct CMUnitTest on_gpu[] = {
         cmocka_unit_test(restoring_on_a_gpu_does_not_quantise_twice), cmocka_unit_test(copy_on_a_gpu_is_exact),
+        cmocka_unit_test(rows_are_restored_beside_a_prompt),
         cmocka_unit_test(streams_in_one_batch_agree),                 cmocka_unit_test(unified_copy_agrees),
         cmocka_unit_test(removal_on_a_gpu_leaves_no_trace),           cmocka_unit_test(clear_on_a_gpu_starts_over),
         cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation), cmocka_unit_test(states_are_exchanged_with_stock),
