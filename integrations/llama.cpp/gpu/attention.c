@@ -143,7 +143,7 @@ static kvant_status find_offsets(const kvp_gpu_backend *b, const kvp_gpu_cells *
                                                    .lengths = args->lengths,
                                                    .table_stride = args->table_stride,
                                                    .turning = kvp_gpu_turning_of(k, first_block),
-                                                   .offsets = b->offsets.at };
+                                                   .offsets = b->scratch.offsets };
 
     return kvant_cuda_page_offsets(&offsets, b->gpu->stream);
 }
@@ -182,7 +182,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 
     if (k->turns) {
         status = find_offsets(b, k, (size_t)args.new_first / KVANT_PAGE_TOKENS, &args);
-        args.page_offsets = b->offsets.at;
+        args.page_offsets = b->scratch.offsets;
     }
     if (status == KVANT_OK && is_full(k) && !transformed)
         status = transform_queries(b, k, &args);
@@ -206,7 +206,25 @@ static size_t unpacked_bytes(const abi_tensor *node)
     return bytes < KVANT_CUDA_SCRATCH_BYTES ? bytes : KVANT_CUDA_SCRATCH_BYTES;
 }
 
+static size_t rows_of_queries(const abi_tensor *q)
+{
+    return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
+}
+
+/* What they have in common with centres of a stream's blocks. */
+static size_t offset_bytes(const abi_tensor *node)
+{
+    const size_t blocks = (size_t)(kvp_root(node->src[1])->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+
+    return blocks * rows_of_queries(node->src[0]) * sizeof(float);
+}
+
 #define ROOM_ALIGN 256u
+
+static size_t align(size_t bytes)
+{
+    return (bytes + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+}
 
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
 {
@@ -219,40 +237,32 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     if (k != NULL)
         k->has_room = true;
     unpacked = unpacked_bytes(node);
-    return unpacked > 0 ? kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked + ROOM_ALIGN : 0;
+    if (unpacked == 0)
+        return 0;
+    unpacked = align(kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked);
+    return ROOM_ALIGN + unpacked + (k != NULL && k->weighs ? offset_bytes(node) : 0);
 }
 
 /* The room behind a node's output, or else memory of our own, which is asked for at its full size, as what it grows out of is kept. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
-    const uintptr_t behind = ((uintptr_t)node->data + kvp_api.nbytes(node) + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+    const uintptr_t behind = align((uintptr_t)node->data + kvp_api.nbytes(node));
 
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
-        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked };
+        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked, (float *)(behind + align(own + unpacked)) };
         return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
     }
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true))
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
+        (k->turns && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
         return false;
-    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes };
+    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes, b->offsets.at };
     return true;
-}
-
-static size_t rows_of_queries(const abi_tensor *q)
-{
-    return (size_t)q->ne[1] * (size_t)q->ne[2] * (size_t)q->ne[3];
 }
 
 static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries, kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) * k->head_dim * sizeof(float), false);
-}
-
-static bool have_offsets(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    const size_t n_blocks = k->cache->n_blocks / k->cache->n_streams;
-
-    return !k->turns || kvp_gpu_grow(b->gpu, &b->offsets, n_blocks * rows_of_queries(node->src[0]) * sizeof(float), false);
 }
 
 /* Whether one launch takes all streams of a node. */
@@ -289,7 +299,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
         return ABI_STATUS_FAILED;
     if (!kvp_gpu_weigh_queries(b, node))
         return ABI_STATUS_FAILED;
-    if (!have_workspace(b, node, k) || !have_queries(b, node, k) || !have_offsets(b, node, k))
+    if (!have_workspace(b, node, k) || !have_queries(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))
         streams.n = 1;

@@ -313,6 +313,7 @@ struct kvp_gpu_backend {
     struct kvp_gpu_scratch { /* of the attention node at hand */
         void *at;
         size_t bytes;
+        float *offsets; /* of keys that turn */
     } scratch;
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
@@ -610,7 +611,8 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node, kvant_c
  * that comes with a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values, abi_tensor *attending);
 
-/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many query rows: so --fit counts them. */
+/* attention.c. Bytes that an attention node's output has behind it, for unpacked pages of many query rows and for what these get of centres:
+ * so --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
