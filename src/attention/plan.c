@@ -65,7 +65,7 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
     return reserve(&plan->total, plan->n_rows * k_versions, plan->k_dim, &plan->queries) &&
            reserve(&plan->total, plan->n_rows, k_versions, &plan->offsets) &&
            reserve(&plan->total, plan->centered ? plan->n_rows * k_versions : 0, plan->k_dim, &plan->products) &&
-           reserve(&plan->total, plan->centered ? kvant_attention_chunks(plan) : 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK,
+           reserve(&plan->total, plan->centered ? kvant_attention_chunks(plan) + 1 : 0, kvant_attention_chunk_floats(plan),
                    &plan->phases) &&
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0, plan->partial_stride,
                    &plan->partials) &&

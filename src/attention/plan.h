@@ -35,7 +35,10 @@ typedef struct kvant_attention_plan {
     size_t queries;  /* [version of k][row][k_dim], transformed and scaled */
     size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
     size_t products; /* [version of k][row][k_dim]: kvant_center_products, if centered */
-    size_t phases;   /* [KVANT_ATTENTION_CHUNK pages][k_dim][page]: cosines, then sines, of the blocks' positions, if centered */
+    /* Cosines, then sines, if centered: [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from position 0 on; then as much for each
+     * chunk: [k_dim] of its first block's position where its blocks follow each other, otherwise [k_dim][page] of all. Behind them is 1 where
+     * they follow each other, else 0. */
+    size_t phases;
     size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
     size_t counters; /* [tile][kv head]: splits done */
@@ -65,6 +68,12 @@ static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
 static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
 {
     return (plan->n_pages + (size_t)KVANT_ATTENTION_CHUNK - 1) / KVANT_ATTENTION_CHUNK;
+}
+
+/* Of a chunk's phases, in whole cache lines. */
+static inline size_t kvant_attention_chunk_floats(const kvant_attention_plan *plan)
+{
+    return (plan->k_dim + (size_t)1) * KVANT_ATTENTION_CHUNK;
 }
 
 /* The block that holds a page of the sequence; negative: hidden. */

@@ -59,32 +59,120 @@ static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *
                   offsets + r, products ? products + (size_t)r * plan->k_dim : NULL);
 }
 
-/* A page's column of its chunk. */
-static void fill_phase(const kvant_turning *turning, uint32_t n, float *to)
+/* What the block of a page has a centre of its own from, or NULL. */
+static const kvant_centers *centers_of(const kvant_attention_plan *plan, uint32_t page)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        to[(size_t)i * KVANT_ATTENTION_CHUNK] = turning->cosine[i];
-        to[(size_t)(n + i) * KVANT_ATTENTION_CHUNK] = turning->sine[i];
+    const int64_t block = kvant_attention_block(plan, page);
+    return block < 0 ? NULL : kvant_block_centers(plan->k, (uint32_t)block);
+}
+
+/* Of a block that has one. */
+static int32_t position_of(const kvant_attention_plan *plan, uint32_t page)
+{
+    return plan->k->blocks[kvant_attention_block(plan, page)].position;
+}
+
+static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
+{
+    return plan->n_pages - first < KVANT_ATTENTION_CHUNK ? plan->n_pages : first + KVANT_ATTENTION_CHUNK;
+}
+
+/* Whether the blocks of a chunk turn like `of` and follow each other; *position: that of the chunk's first page. */
+static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of, int64_t *position)
+{
+    const kvant_centers *last = of;
+    bool any = false;
+    for (uint32_t page = first; page < end_of_chunk(plan, first); page++) {
+        const kvant_centers *own = centers_of(plan, page);
+        if (!own)
+            continue;
+        const int64_t at = position_of(plan, page) - (int64_t)KVANT_PAGE_TOKENS * (page - first);
+        if ((any && at != *position) || (own != last && !kvant_centers_turn_alike(own, of)))
+            return false;
+        *position = at;
+        last = own;
+        any = true;
+    }
+    return any;
+}
+
+/* Some version's that has any: most others turn alike. */
+static const kvant_centers *first_centers(const kvant_attention_plan *plan)
+{
+    const kvant_centers *centers = NULL;
+    for (uint32_t i = 0; i < plan->k_versions.n && !centers; i++)
+        centers = kvant_version_centers(plan->k, plan->k_versions.versions[i]);
+    return centers;
+}
+
+/* A page's column of its chunk. */
+static void fill_phase(const kvant_turning *turning, float *to)
+{
+    const size_t n = turning->n;
+    for (size_t i = 0; i < n; i++) {
+        to[i * KVANT_ATTENTION_CHUNK] = turning->cosine[i];
+        to[(n + i) * KVANT_ATTENTION_CHUNK] = turning->sine[i];
     }
 }
 
-/* Steps from block to block are mostly alike, and so cost no sines. */
-static void fill_phases(const kvant_attention_plan *plan, float *phases)
+static void begin_blocks(const kvant_centers *of, kvant_turning *turning)
 {
-    const size_t chunk = (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK;
+    kvant_turning_over(turning, of->pairs, of->n);
+    kvant_turning_expect(turning, KVANT_PAGE_TOKENS, of->step, of->step + of->n);
+}
+
+/* Page by page. Columns of hidden pages are numbers, too. */
+static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *phases)
+{
     const kvant_centers *of = NULL;
     kvant_turning turning;
-    memset(phases, 0, kvant_attention_chunks(plan) * chunk * sizeof *phases);
-    for (uint32_t page = 0; page < plan->n_pages; page++) {
-        const int64_t block = kvant_attention_block(plan, page);
-        const kvant_centers *own = block < 0 ? NULL : kvant_block_centers(plan->k, (uint32_t)block);
+    memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
+    for (uint32_t page = first; page < end_of_chunk(plan, first); page++) {
+        const kvant_centers *own = centers_of(plan, page);
         if (!own)
             continue;
         if (own != of)
-            kvant_turning_over(&turning, own->pairs, own->n);
+            begin_blocks(own, &turning);
         of = own;
-        kvant_turning_move(&turning, plan->k->blocks[block].position);
-        fill_phase(&turning, own->n, phases + page / KVANT_ATTENTION_CHUNK * chunk + page % KVANT_ATTENTION_CHUNK);
+        kvant_turning_move(&turning, position_of(plan, page));
+        fill_phase(&turning, phases + page - first);
+    }
+}
+
+/* The phases of blocks that follow each other from position 0 on; turning: from one chunk of them to the next. */
+static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of, kvant_turning *turning, float *phases)
+{
+    const uint32_t n_pages = end_of_chunk(plan, 0);
+    kvant_turning blocks;
+    memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
+    begin_blocks(of, &blocks);
+    for (uint32_t page = 0; page < n_pages; page++) {
+        fill_phase(&blocks, phases + page);
+        kvant_turning_move(&blocks, (page + (int64_t)1) * KVANT_PAGE_TOKENS);
+    }
+    kvant_turning_over(turning, of->pairs, of->n);
+    kvant_turning_expect(turning, blocks.position, blocks.at.cosine, blocks.at.sine);
+}
+
+/* Phases of all pages cost more than the products with them. Where blocks follow each other, as they mostly do, chunks share those of
+ * the first blocks. */
+static void fill_phases(const kvant_attention_plan *plan, float *phases)
+{
+    const kvant_centers *of = first_centers(plan);
+    const size_t size = kvant_attention_chunk_floats(plan);
+    kvant_turning turning;
+    begin_chunks(plan, of, &turning, phases);
+    for (uint32_t first = 0; first < plan->n_pages; first += KVANT_ATTENTION_CHUNK) {
+        int64_t position = 0;
+        phases += size;
+        phases[size - 1] = is_in_order(plan, first, of, &position);
+        if (phases[size - 1] == 0) {
+            fill_chunk(plan, first, phases);
+            continue;
+        }
+        kvant_turning_move(&turning, position);
+        memcpy(phases, turning.cosine, of->n * sizeof *phases);
+        memcpy(phases + of->n, turning.sine, of->n * sizeof *phases);
     }
 }
 
@@ -198,19 +286,45 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
                 sums[row * plan->v_dim + j];
 }
 
-/* What scores of the page lack, where its block has a centre of its own. */
+/* Products of n rows with phases of a chunk that begins at position 0 become those with a chunk's that begins at the position of
+ * phase. A function of its own: what nobody else writes to becomes vectors. */
+static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from, float *restrict to)
+{
+    const float *cosine = phase, *sine = phase + n_pairs;
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        to[i] = from[i] * cosine[i] + from[n_pairs + i] * sine[i];
+        to[n_pairs + i] = from[n_pairs + i] * cosine[i] - from[i] * sine[i];
+    }
+}
+
+/* What scores of a chunk's pages lack, where their blocks have centres of their own. Products are turned in the tile, which is free
+ * between pages. */
+static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, const kvant_attention_unit *unit, uint32_t chunk)
+{
+    const size_t k_dim = plan->k_dim;
+    const uint32_t d = plan->k->head_dim, v = unit->k_version;
+    const size_t size = kvant_attention_chunk_floats(plan);
+    const float *start = unit->phases, *own = start + (chunk + 1) * size;
+    const bool in_order = own[size - 1] != 0;
+    memset(unit->centers[v], 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
+    for (uint32_t row = 0, n; row < unit->n_rows; row += n) {
+        const float *products = unit->products[v] + row * k_dim;
+        n = unit->n_rows - row < KVANT_PAGE_TOKENS ? unit->n_rows - row : KVANT_PAGE_TOKENS;
+        for (uint32_t i = 0; in_order && i < n; i++)
+            turn_products(d / 2, own, products + i * k_dim, unit->k_tile + i * k_dim);
+        kernels->matmul(in_order ? unit->k_tile : products, k_dim, in_order ? start : own, KVANT_ATTENTION_CHUNK,
+                        unit->centers[v] + (size_t)row * KVANT_ATTENTION_CHUNK, KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
+    }
+}
+
 static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit, uint32_t page)
 {
     const uint32_t v = unit->k_version, chunk = page / KVANT_ATTENTION_CHUNK;
-    const float *phases = unit->phases + (size_t)chunk * plan->k_dim * KVANT_ATTENTION_CHUNK;
     unit->page_offsets = NULL;
-    if (!plan->centered || !kvant_block_centers(plan->k, (uint32_t)kvant_attention_block(plan, page)))
+    if (!plan->centered || !centers_of(plan, page))
         return;
-    if (unit->chunks[v] != chunk + 1) {
-        memset(unit->centers[v], 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
-        kernels->matmul(unit->products[v], plan->k_dim, phases, KVANT_ATTENTION_CHUNK, unit->centers[v], KVANT_ATTENTION_CHUNK,
-                        unit->n_rows, plan->k->head_dim, KVANT_ATTENTION_CHUNK);
-    }
+    if (unit->chunks[v] != chunk + 1)
+        fill_offsets(plan, kernels, unit, chunk);
     unit->chunks[v] = chunk + 1;
     unit->page_offsets = unit->centers[v] + page % KVANT_ATTENTION_CHUNK;
 }

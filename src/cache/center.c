@@ -10,7 +10,8 @@
 
 size_t kvant_centers_bytes(const kvant_tensor *tensor)
 {
-    return sizeof(kvant_centers) + (kvant_tensor_width(tensor) + tensor->head_dim) * sizeof(float) + tensor->head_dim / 2 * sizeof(kvant_pair);
+    return sizeof(kvant_centers) + (kvant_tensor_width(tensor) + tensor->head_dim) * sizeof(float) +
+           tensor->head_dim / 2 * sizeof(kvant_pair) + tensor->head_dim * sizeof(double);
 }
 
 static kvant_centers *allocate(const kvant_tensor *tensor)
@@ -18,7 +19,8 @@ static kvant_centers *allocate(const kvant_tensor *tensor)
     kvant_centers *centers = kvant_alloc(1, kvant_centers_bytes(tensor));
     if (!centers)
         return NULL;
-    centers->start = (float *)(centers + 1);
+    centers->step = (double *)(centers + 1);
+    centers->start = (float *)(centers->step + tensor->head_dim);
     centers->phase = centers->start + kvant_tensor_width(tensor);
     centers->pairs = (kvant_pair *)(centers->phase + tensor->head_dim);
     centers->n = tensor->head_dim / 2;
@@ -32,11 +34,14 @@ kvant_status kvant_centers_create(const kvant_tensor *tensor, const kvant_rope *
     KVANT_RETURN_IF(!centers, KVANT_ERR_MEMORY);
     centers->n_dims = rope->n_dims;
     centers->interleaved = rope->interleaved;
-    if (tensor->head_dim % 2 == 0 && kvant_turn_pairs(rope, tensor->head_dim, centers->pairs))
-        return KVANT_OK;
-    kvant_free(centers);
-    *out = NULL;
-    return KVANT_ERR_FORMAT;
+    if (tensor->head_dim % 2 || !kvant_turn_pairs(rope, tensor->head_dim, centers->pairs)) {
+        kvant_free(centers);
+        *out = NULL;
+        return KVANT_ERR_FORMAT;
+    }
+    for (uint32_t i = 0; i < centers->n; i++)
+        kvant_turn_sin_cos((double)KVANT_PAGE_TOKENS * centers->pairs[i].frequency, &centers->step[centers->n + i], &centers->step[i]);
+    return KVANT_OK;
 }
 
 kvant_centers *kvant_centers_copy(const kvant_tensor *tensor, const kvant_centers *centers)
@@ -48,14 +53,20 @@ kvant_centers *kvant_centers_copy(const kvant_tensor *tensor, const kvant_center
     copy->interleaved = centers->interleaved;
     memcpy(copy->start, centers->start, kvant_tensor_width(tensor) * sizeof(float));
     memcpy(copy->pairs, centers->pairs, centers->n * sizeof *centers->pairs);
+    memcpy(copy->step, centers->step, tensor->head_dim * sizeof *centers->step);
     return copy;
+}
+
+bool kvant_centers_turn_alike(const kvant_centers *a, const kvant_centers *b)
+{
+    return memcmp(a->pairs, b->pairs, a->n * sizeof *a->pairs) == 0;
 }
 
 bool kvant_centers_equal(const kvant_tensor *tensor, const kvant_centers *a, const kvant_centers *b)
 {
     if (!a || !b)
         return !a && !b;
-    return memcmp(a->pairs, b->pairs, a->n * sizeof *a->pairs) == 0 &&
+    return kvant_centers_turn_alike(a, b) &&
            memcmp(a->start, b->start, kvant_tensor_width(tensor) * sizeof *a->start) == 0;
 }
 

@@ -14,6 +14,7 @@ struct kvant_centers {
                         * alone needs no others. Changed by writers */
     int32_t last;
     kvant_pair *pairs;
+    double *step; /* cosines, then sines, of all pairs at position KVANT_PAGE_TOKENS: from a block to the next one */
 };
 
 /* Of keys that turn like this (checked); start is left to the caller. Freed with kvant_free. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT
@@ -58,6 +59,9 @@ void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block);
 /* The first position of a block that the rows first .. first + n - 1 of a write begin; KVANT_NO_POSITION where they do not follow
  * each other as its slots do, or nobody knows. */
 int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots, size_t n_slots, size_t first, size_t n);
+
+/* Whether blocks of two versions turn alike. */
+bool kvant_centers_turn_alike(const kvant_centers *a, const kvant_centers *b);
 
 /* For attention: <q, a block's centre> is the sum over pairs of products[i] cos + products[n + i] sin, of angles position x
  * frequency. */

@@ -219,6 +219,13 @@ void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_
     }
 }
 
+void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine, const double *sine)
+{
+    turning->step = step;
+    memcpy(turning->by.cosine, cosine, turning->n * sizeof *cosine);
+    memcpy(turning->by.sine, sine, turning->n * sizeof *sine);
+}
+
 static void move_to(kvant_turning *t, int64_t position)
 {
     const int64_t step = position - t->position;

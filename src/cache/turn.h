@@ -60,6 +60,9 @@ typedef struct kvant_turning {
 void kvant_turning_begin(kvant_turning *turning, const kvant_turn *turn, uint32_t part);
 void kvant_turning_over(kvant_turning *turning, const kvant_pair *pairs, uint32_t n);
 
+/* The next steps will be so many positions, whose cosines and sines of all pairs these are. */
+void kvant_turning_expect(kvant_turning *turning, int64_t step, const double *cosine, const double *sine);
+
 /* turning->cosine and sine become those of the position. */
 void kvant_turning_move(kvant_turning *turning, int64_t position);
 
