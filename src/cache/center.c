@@ -10,7 +10,7 @@
 
 size_t kvant_centers_bytes(const kvant_tensor *tensor)
 {
-    return sizeof(kvant_centers) + (kvant_tensor_width(tensor) + tensor->head_dim) * sizeof(float) +
+    return sizeof(kvant_centers) + 2 * kvant_tensor_width(tensor) * sizeof(float) +
            tensor->head_dim / 2 * sizeof(kvant_pair) + tensor->head_dim * sizeof(double);
 }
 
@@ -21,8 +21,8 @@ static kvant_centers *allocate(const kvant_tensor *tensor)
         return NULL;
     centers->step = (double *)(centers + 1);
     centers->start = (float *)(centers->step + tensor->head_dim);
-    centers->phase = centers->start + kvant_tensor_width(tensor);
-    centers->pairs = (kvant_pair *)(centers->phase + tensor->head_dim);
+    centers->placed = centers->start + kvant_tensor_width(tensor);
+    centers->pairs = (kvant_pair *)(centers->placed + kvant_tensor_width(tensor));
     centers->n = tensor->head_dim / 2;
     centers->last = KVANT_NO_POSITION;
     return centers;
@@ -110,13 +110,15 @@ kvant_affine kvant_affine_at(const kvant_tensor *tensor, uint32_t version, uint3
 {
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const kvant_centers *centers = kvant_version_centers(tensor, version);
-    float own[KVANT_MAX_HEAD_DIM];
+    const size_t at = (size_t)head * tensor->head_dim;
+    float phase[KVANT_MAX_HEAD_DIM];
     if (!centers || !affine.center || position == KVANT_NO_POSITION)
         return affine;
-    if (centers->last != position)
-        find_phase(centers->pairs, centers->n, position, own);
-    turn_center(centers, centers->last == position ? centers->phase : own, centers->start + (size_t)head * tensor->head_dim, room);
-    affine.center = room;
+    affine.center = centers->last == position ? centers->placed + at : room;
+    if (affine.center == room) {
+        find_phase(centers->pairs, centers->n, position, phase);
+        turn_center(centers, phase, centers->start + at, room);
+    }
     return affine;
 }
 
@@ -141,9 +143,12 @@ void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block)
 {
     const int32_t position = tensor->blocks[block].position;
     kvant_centers *centers = kvant_block_centers(tensor, block);
+    float phase[KVANT_MAX_HEAD_DIM];
     if (!centers || centers->last == position)
         return;
-    find_phase(centers->pairs, centers->n, position, centers->phase);
+    find_phase(centers->pairs, centers->n, position, phase);
+    for (size_t at = 0; at < kvant_tensor_width(tensor); at += tensor->head_dim)
+        turn_center(centers, phase, centers->start + at, centers->placed + at);
     centers->last = position;
 }
 
@@ -162,10 +167,24 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     return begin;
 }
 
+/* Of pairs i and n + i. A function of its own: what nobody else writes to becomes vectors. */
+static void multiply_halves(uint32_t n, const float *restrict start, const float *restrict q, float factor, float *restrict products)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float a = start[i], b = start[n + i];
+        products[i] = (q[i] * a + q[n + i] * b) * factor;
+        products[n + i] = (q[n + i] * a - q[i] * b) * factor;
+    }
+}
+
 void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products)
 {
     const kvant_centers *centers = kvant_version_centers(tensor, version);
     const float *start = centers->start + (size_t)head * tensor->head_dim;
+    if (!centers->interleaved && centers->n_dims == 2 * centers->n) {
+        multiply_halves(centers->n, start, q, factor, products);
+        return;
+    }
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];
         const float a = start[pair->first], b = start[pair->second];

@@ -10,8 +10,8 @@ struct kvant_centers {
     uint32_t n_dims, interleaved;
     uint32_t n;        /* pairs of channels of a head; those that do not turn have frequency 0 */
     float *start;      /* n_kv_heads x head_dim: the centre of a block at position 0 */
-    float *phase;      /* cosines, then sines, of all pairs at the position `last`, that of the block that was placed last: a token
-                        * alone needs no others. Changed by writers */
+    float *placed;     /* the same of the block that was placed last, at the position `last`: a token alone needs no others. Changed
+                        * by writers */
     int32_t last;
     kvant_pair *pairs;
     double *step; /* cosines, then sines, of all pairs at position KVANT_PAGE_TOKENS: from a block to the next one */
@@ -53,7 +53,7 @@ static inline kvant_centers *kvant_block_centers(const kvant_tensor *tensor, uin
     return b->position == KVANT_NO_POSITION ? NULL : kvant_version_centers(tensor, b->version);
 }
 
-/* A block is about to be written: its phase is kept for those who encode. */
+/* A block is about to be written: its centre is kept for those who check and encode rows. */
 void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block);
 
 /* The first position of a block that the rows first .. first + n - 1 of a write begin; KVANT_NO_POSITION where they do not follow
