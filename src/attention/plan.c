@@ -14,6 +14,7 @@
  * to begin, and 2 us, where threads are lent. */
 #define SMALL_WORK (1u << 21)
 #define SMALL_LENT_WORK (1u << 16)
+#define FROM_MEMORY 4 /* products' time, where a few rows are multiplied with matrices of a layer's own, which no cache keeps */
 
 static kvant_status invalid(const char *what)
 {
@@ -89,6 +90,14 @@ static uint32_t threads_for(const kvant_attention_plan *plan, double work)
     return work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : plan->problem.n_threads;
 }
 
+static bool has_matrices(const kvant_attention_plan *plan)
+{
+    bool any = false;
+    for (uint32_t i = 0; plan->k && i < plan->k_versions.n; i++)
+        any |= plan->k->versions[plan->k_versions.versions[i]].weights != NULL;
+    return any;
+}
+
 bool kvant_attention_cut(kvant_attention_plan *plan)
 {
     const kvant_attention_problem *p = &plan->problem;
@@ -104,6 +113,6 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
     const double rows = (double)p->n_queries * p->n_heads;
     plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
-    plan->n_preparing = threads_for(plan, rows * plan->k_versions.n * plan->k_dim * plan->k_dim);
+    plan->n_preparing = threads_for(plan, rows * plan->k_versions.n * plan->k_dim * plan->k_dim * (has_matrices(plan) ? FROM_MEMORY : 1));
     return lay_out_workspace(plan);
 }
