@@ -14,7 +14,8 @@
  * to begin, and 2 us, where threads are lent. */
 #define SMALL_WORK (1u << 21)
 #define SMALL_LENT_WORK (1u << 16)
-#define FROM_MEMORY 4 /* products' time, where a few rows are multiplied with matrices of a layer's own, which no cache keeps */
+/* Times as long as other products: a few rows by a layer's matrices, which come from memory. */
+#define FROM_MEMORY 4
 
 static kvant_status invalid(const char *what)
 {
@@ -113,6 +114,7 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
     const double rows = (double)p->n_queries * p->n_heads;
     plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
-    plan->n_preparing = threads_for(plan, rows * plan->k_versions.n * plan->k_dim * plan->k_dim * (has_matrices(plan) ? FROM_MEMORY : 1));
+    const double per_row = (double)plan->k_versions.n * plan->k_dim * plan->k_dim * (has_matrices(plan) ? FROM_MEMORY : 1);
+    plan->n_preparing = threads_for(plan, rows * per_row);
     return lay_out_workspace(plan);
 }

@@ -35,9 +35,10 @@ typedef struct kvant_attention_plan {
     size_t queries;  /* [version of k][row][k_dim], transformed and scaled */
     size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
     size_t products; /* [version of k][row][k_dim]: kvant_center_products, if centered */
-    /* Cosines, then sines, if centered: [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from position 0 on; then as much for each
-     * chunk: [k_dim] of its first block's position where its blocks follow each other, otherwise [k_dim][page] of all. Behind them is 1 where
-     * they follow each other, else 0. */
+    /* If centered, cosines, then sines. First [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from
+     * position 0 on. Then a part per chunk, which ends with 1 where the chunk's blocks follow each
+     * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it has
+     * [k_dim][page] of all blocks. */
     size_t phases;
     size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;

@@ -77,7 +77,8 @@ static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
     return plan->n_pages - first < KVANT_ATTENTION_CHUNK ? plan->n_pages : first + KVANT_ATTENTION_CHUNK;
 }
 
-/* Whether the blocks of a chunk turn like `of` and follow each other; *position: that of the chunk's first page. */
+/* Whether the blocks of a chunk turn like `of` and follow each other. *position becomes the position of
+ * the chunk's first page. */
 static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of, int64_t *position)
 {
     const kvant_centers *last = of;
@@ -139,7 +140,8 @@ static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *
     }
 }
 
-/* The phases of blocks that follow each other from position 0 on; turning: from one chunk of them to the next. */
+/* The phases of blocks that follow each other from position 0 on. turning steps from one chunk of such
+ * blocks to the next. */
 static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of, kvant_turning *turning, float *phases)
 {
     const uint32_t n_pages = end_of_chunk(plan, 0);
@@ -154,8 +156,8 @@ static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *
     kvant_turning_expect(turning, blocks.position, blocks.at.cosine, blocks.at.sine);
 }
 
-/* Phases of all pages cost more than the products with them. Where blocks follow each other, as they mostly do, chunks share those of
- * the first blocks. */
+/* Phases of all pages cost more than the products with them. Blocks mostly follow each other: then all
+ * chunks share the phases of the first blocks. */
 static void fill_phases(const kvant_attention_plan *plan, float *phases)
 {
     const kvant_centers *of = first_centers(plan);
@@ -286,8 +288,8 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
                 sums[row * plan->v_dim + j];
 }
 
-/* Products of n rows with phases of a chunk that begins at position 0 become those with a chunk's that begins at the position of
- * phase. A function of its own: what nobody else writes to becomes vectors. */
+/* Products for a chunk at position 0 become products for a chunk whose first block has this phase. A
+ * function of its own: what nobody else writes to becomes vectors. */
 static void turn_products(uint32_t n_pairs, const float *restrict phase, const float *restrict from, float *restrict to)
 {
     const float *cosine = phase, *sine = phase + n_pairs;
@@ -297,8 +299,8 @@ static void turn_products(uint32_t n_pairs, const float *restrict phase, const f
     }
 }
 
-/* What scores of a chunk's pages lack, where their blocks have centres of their own. Products are turned in the tile, which is free
- * between pages. */
+/* What scores of a chunk's pages lack, where their blocks have centres of their own. The tile of keys
+ * is free between pages, so it holds the turned products. */
 static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, const kvant_attention_unit *unit, uint32_t chunk)
 {
     const size_t k_dim = plan->k_dim;

@@ -10,11 +10,12 @@ struct kvant_centers {
     uint32_t n_dims, interleaved;
     uint32_t n;        /* pairs of channels of a head; those that do not turn have frequency 0 */
     float *start;      /* n_kv_heads x head_dim: the centre of a block at position 0 */
-    float *placed;     /* the same of the block that was placed last, at the position `last`: a token alone needs no others. Changed
-                        * by writers */
+    /* Likewise: the centre of the block placed last, at position `last`. A token alone needs no other.
+     * Changed by writers. */
+    float *placed;
     int32_t last;
     kvant_pair *pairs;
-    double *step; /* cosines, then sines, of all pairs at position KVANT_PAGE_TOKENS: from a block to the next one */
+    double *step; /* from a block to the next: cosines, then sines, of all pairs */
 };
 
 /* Of keys that turn like this (checked); start is left to the caller. Freed with kvant_free. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT
