@@ -167,24 +167,10 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     return begin;
 }
 
-/* Of pairs i and n + i. A function of its own: what nobody else writes to becomes vectors. */
-static void multiply_halves(uint32_t n, const float *restrict start, const float *restrict q, float factor, float *restrict products)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        const float a = start[i], b = start[n + i];
-        products[i] = (q[i] * a + q[n + i] * b) * factor;
-        products[n + i] = (q[n + i] * a - q[i] * b) * factor;
-    }
-}
-
 void kvant_center_products(const kvant_tensor *tensor, uint32_t version, uint32_t head, const float *q, float factor, float *products)
 {
     const kvant_centers *centers = kvant_version_centers(tensor, version);
     const float *start = centers->start + (size_t)head * tensor->head_dim;
-    if (!centers->interleaved && centers->n_dims == 2 * centers->n) {
-        multiply_halves(centers->n, start, q, factor, products);
-        return;
-    }
     for (uint32_t i = 0; i < centers->n; i++) {
         const kvant_pair *pair = &centers->pairs[i];
         const float a = start[pair->first], b = start[pair->second];
