@@ -95,9 +95,23 @@ static void errors_are_smaller(void **state)
     free(t);
 }
 
+enum { PAGES = 46 };
+
+/* Pages of 16 are multiplied together where their blocks follow each other: those that do, with hidden ones, and those that do not. */
+static void make_tables(int32_t tables[3][PAGES])
+{
+    for (int32_t i = 0; i < PAGES; i++) {
+        tables[0][i] = i % 5 == 0 ? -1 : i;
+        tables[1][i] = i < 20 ? PAGES - 1 - i : i - 20;
+        tables[2][i] = i == 17 ? 30 : i == 30 ? 17 : i;
+    }
+}
+
 static void attention_is_on_what_is_read(void **state)
 {
     static const uint32_t n_queries[] = { 1, 8, 40 };
+    int32_t tables[3][PAGES];
+    const int32_t *const all[] = { NULL, tables[0], tables[1], tables[2] };
     const layout l = make_layout(12, 1);
     text *t = make_text(&l, 22);
     fixture k = make_centered(&l), v = make_heads("f32", "f32", KVANT_ROLE_V, 1, BLOCKS, 0);
@@ -105,14 +119,16 @@ static void attention_is_on_what_is_read(void **state)
     attended *got = malloc(sizeof *got);
     uint64_t rng = 23;
     (void)state;
+    make_tables(tables);
     put_all(&k, t, 0, 3000, BATCH, 0);
     write_range(&v, 0, 3000, BATCH, 1, &rng);
     for (size_t i = 0; i < (size_t)MAX_QUERIES * N_HEADS * HEAD_DIM; i++)
         q[i] = test_normal(&rng);
     for (size_t level = 0; level < COUNT(cpu_levels); level++)
-        for (size_t i = 0; i < 2 * COUNT(n_queries) && use_level(cpu_levels[level]); i++) {
-            kvant_attention_problem p = { .n_queries = n_queries[i / 2], .n_tokens = 3000, .scale = 0.05f, .causal = 1, .exact = 1,
-                                          .logit_softcap = i % 2 ? 20 : 0 };
+        for (size_t i = 0; i < 2 * COUNT(all) * COUNT(n_queries) && use_level(cpu_levels[level]); i++) {
+            const int32_t *table = all[i / 2 % COUNT(all)];
+            kvant_attention_problem p = { .n_queries = n_queries[i / 2 / COUNT(all)], .n_tokens = table ? 64 * PAGES : 3000, .block_table = table,
+                                          .scale = 0.05f, .causal = 1, .exact = 1, .logit_softcap = i % 2 ? 20 : 0 };
             assert_int_equal(attend(&k, &v, &p, q, got), KVANT_OK);
             check_attended(&k, &v, &p, got, 1e-4);
         }
