@@ -70,17 +70,50 @@ static kvant_tensor_params params_of(job *j, int role)
                                   .n_blocks = SLOTS / KVANT_PAGE_TOKENS };
 }
 
+/* Of keys that learn a matrix: how they turn, and that their blocks have centres. */
+static void tell_rope(job *j)
+{
+    static float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = j->d, .frequencies = frequencies, .n_positions = SLOTS, .block_centers = 1 };
+    for (uint32_t i = 0; i < j->d / 2; i++)
+        frequencies[i] = 1.0f / (float)(1 + i);
+    keep(j, kvant_tensor_set_rope(j->tensor[0], &rope));
+}
+
+static void note_queries(job *j, const int32_t *positions)
+{
+    const kvant_queries queries = { .size = sizeof queries, .q = j->q, .token_stride = (size_t)HEADS * j->d, .head_stride = j->d,
+                                    .n_tokens = TOKENS, .n_heads = HEADS, .positions = positions };
+    keep(j, kvant_tensor_note_queries(j->tensor[0], &queries, 1));
+    kvant_tensor_next_positions(j->tensor[0], positions, SLOTS);
+}
+
 static void *write_and_read(void *argument)
 {
     job *j = argument;
+    int32_t positions[SLOTS];
+    for (uint32_t i = 0; i < SLOTS; i++)
+        positions[i] = (int32_t)i;
     for (int role = 0; role < 2; role++) {
         kvant_tensor_params params = params_of(j, role);
         keep(j, kvant_tensor_create(&params, j->memory[role], &j->tensor[role]));
-        keep(j, kvant_tensor_write(j->tensor[role], j->slots, SLOTS, j->rows, j->d, 1));
-        keep(j, kvant_tensor_write(j->tensor[role], j->slots, SLOTS, j->rows, j->d, 1)); /* opens and seals again */
+        const bool learns = role == KVANT_ROLE_K && kvant_tensor_wants_queries(j->tensor[0], TOKENS);
+        if (learns)
+            tell_rope(j);
+        for (int time = 0; time < 2; time++) { /* opens and seals again */
+            if (learns)
+                note_queries(j, positions);
+            keep(j, kvant_tensor_write(j->tensor[role], j->slots, SLOTS, j->rows, j->d, 1));
+        }
         keep(j, kvant_tensor_read(j->tensor[role], 0, SLOTS, j->out, j->d));
     }
     return NULL;
+}
+
+static bool has_centers(const job *j)
+{
+    kvant_block_info info = { .size = sizeof info };
+    return kvant_tensor_get_block(j->tensor[0], 2, 0, &info) == KVANT_OK && info.start;
 }
 
 static void *exchange(void *argument)
@@ -182,6 +215,7 @@ static void run_all(job *j)
     expect_small(j, "converting", convert);
     prepare_tensors(j);
     expect_small(j, "writing and reading", write_and_read);
+    assert_int_equal(has_centers(j), strstr(j->spec, "transform=first") != NULL);
     j->exported_bytes = kvant_tensor_export_size(j->tensor[0]);
     j->exported = aligned(j->exported_bytes);
     for (j->n_tokens = 1; j->n_tokens <= TOKENS; j->n_tokens += TOKENS - 1) {
@@ -225,6 +259,7 @@ static void every_call_fits_a_small_stack(void **state)
     run_spec("trellis-2:states=4096");
     run_spec("trellis-4:states=1024");
     run_spec("trellis-4:center=first,norm=first");
+    run_spec("trellis-4:transform=first");
     assert_int_equal(failures, 0);
 }
 
