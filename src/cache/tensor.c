@@ -270,22 +270,29 @@ void kvant_tensor_clear(kvant_tensor *tensor)
     tensor->any_written = false;
 }
 
-static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t slot, float *row)
+/* The transformed row of a slot. Codecs of whole groups fill the gaps with numbers of other slots: those not written are zeros. */
+static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block, uint32_t token, const kvant_page_ref *ref, float *y)
 {
-    uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS), token = (uint32_t)(slot % KVANT_PAGE_TOKENS);
-    bool written = tensor->blocks[block].written >> token & 1; /* codecs of whole groups fill the gaps with numbers of other slots */
-    float y[KVANT_MAX_HEAD_DIM];
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
-        float room[KVANT_MAX_HEAD_DIM];
-        kvant_affine affine = kvant_block_affine(tensor, block, tensor->blocks[block].version, head, room);
-        if (!written)
-            memset(y, 0, sizeof y);
-        else if (ref.open)
-            kvant_codec_decode_open(ref.codec, kernels, ref.page, token, 1, y);
-        else
-            kvant_codec_decode_transformed(ref.codec, kernels, ref.page, token, y);
-        kvant_transform_inverse(kvant_version_transform(tensor, tensor->blocks[block].version, head), kernels, &affine, y, row + (size_t)head * tensor->head_dim);
+    if (!(tensor->blocks[block].written >> token & 1))
+        memset(y, 0, tensor->head_dim * sizeof *y);
+    else if (ref->open)
+        kvant_codec_decode_open(ref->codec, kernels, ref->page, token, 1, y);
+    else
+        kvant_codec_decode_transformed(ref->codec, kernels, ref->page, token, y);
+}
+
+/* n slots of one block. */
+static void read_slots(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, float *rows, size_t stride)
+{
+    const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), token = (uint32_t)(first % KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
+    float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++, rows += tensor->head_dim) {
+        const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
+        const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
+        for (size_t i = 0; i < n; i++) {
+            decode_slot(tensor, kernels, block, token + (uint32_t)i, &ref, y);
+            kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y, rows + i * stride);
+        }
     }
 }
 
@@ -296,8 +303,11 @@ kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t 
     KVANT_RETURN_IF(first > total || n > total - first || (n > 1 && stride < kvant_tensor_width(tensor)),
                     KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    for (size_t i = 0; i < n; i++)
-        read_slot(tensor, kernels, first + i, rows + i * stride);
+    for (size_t done = 0, here; done < n; done += here) {
+        const size_t left = KVANT_PAGE_TOKENS - (first + done) % KVANT_PAGE_TOKENS;
+        here = n - done < left ? n - done : left;
+        read_slots(tensor, kernels, first + done, here, rows + done * stride, stride);
+    }
     return KVANT_OK;
 }
 
