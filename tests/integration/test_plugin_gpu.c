@@ -464,7 +464,7 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
  * less than as much again. Of these rows a tenth waits: each in its neighbour's place, they would make it .2. */
 static void rows_that_waited_are_where_they_belong(void **state)
 {
-    static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first" };
+    static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first", "trellis-4:transform=first" };
     static uint8_t *(*const ways[])(const char *, size_t *) = { in_one_cache, each_in_its_own };
 
     (void)state;
