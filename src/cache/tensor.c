@@ -271,7 +271,8 @@ void kvant_tensor_clear(kvant_tensor *tensor)
 }
 
 /* The transformed row of a slot. Codecs of whole groups fill the gaps with numbers of other slots: those not written are zeros. */
-static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block, uint32_t token, const kvant_page_ref *ref, float *y)
+static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, uint32_t block, uint32_t token,
+                        const kvant_page_ref *ref, float *y)
 {
     if (!(tensor->blocks[block].written >> token & 1))
         memset(y, 0, tensor->head_dim * sizeof *y);
@@ -282,15 +283,16 @@ static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels
 }
 
 /* n slots of one block. */
-static void read_slots(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, float *rows, size_t stride)
+static void read_slots(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, float *rows,
+                       size_t stride)
 {
-    const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), token = (uint32_t)(first % KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
+    const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
     float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++, rows += tensor->head_dim) {
         const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
         const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
         for (size_t i = 0; i < n; i++) {
-            decode_slot(tensor, kernels, block, token + (uint32_t)i, &ref, y);
+            decode_slot(tensor, kernels, block, (uint32_t)((first + i) % KVANT_PAGE_TOKENS), &ref, y);
             kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y, rows + i * stride);
         }
     }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <initializer_list>
 
 namespace kvant
 {
@@ -64,16 +65,22 @@ struct OffsetArgs {
     bool whole_rows, whole_phases;   /* in 16 bytes at a time */
 };
 
-/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its tensor-core tiles. */
+/* A thread block's tile of query rows and pages: a warp has 16 rows and 8 pages of each of its tensor-core tiles. Both fit the 99 KiB that
+ * a thread block may have where it may have least (compute capability 8.6). */
 template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
     static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS, THREADS = 32 * WARPS,
                          ROWS = 16 * ROW_WARPS, PAGES = 8 * TILES * PAGE_WARPS;
 };
-using FewOffsets = OffsetShape<1, 4, 1>;
-template <int D> using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1, 1024 / D>; /* at most 99 KiB */
+using FewOffsets = OffsetShape<1, 3, 1>;
+template <int D> using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1, D <= 128 ? 8 : D <= 256 ? 3 : 1>;
 constexpr uint32_t MOST_FEW_ROWS = 32;
 
 constexpr uint32_t ROW_PADDING = 4; /* of rows in shared memory: eight of them are in different banks */
+
+template <class S> constexpr size_t offset_bytes(uint32_t head_dim)
+{
+    return (S::ROWS + S::PAGES) * (head_dim + ROW_PADDING) * sizeof(float);
+}
 
 /* What the thread block has there beside query rows, and phases behind these: pairs of channels, and the two numbers of a start that each
  * has. Up to three behind the last one have zeros. */
@@ -81,6 +88,13 @@ struct OffsetPairs {
     ushort2 channels[KVANT_CUDA_MOST_DIM / 2];
     float2 starts[KVANT_CUDA_MOST_DIM / 2];
 };
+
+template <class S> constexpr bool offsets_fit(uint32_t head_dim)
+{
+    return offset_bytes<S>(head_dim) + sizeof(OffsetPairs) <= 99 * 1024;
+}
+static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128) && offsets_fit<ManyOffsets<256>>(256) &&
+              offsets_fit<ManyOffsets<512>>(512) && KVANT_CUDA_MOST_DIM == 512);
 
 /* A number as two of TF32, of which the second holds what the first lacks: three products of these are binary32's except for a few units
  * in the last place. */
@@ -154,7 +168,8 @@ template <class S> KVANT_INLINE void load_tile(const OffsetArgs &args, const Off
     for (int i = (int)threadIdx.x / 32; i < S::ROWS; i += S::WARPS) {
         const uint32_t r = min(w.first_row + i, w.end_row - 1), token = r / args.heads_a_kv,
                        head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
-        load_vector(shared + i * stride, p.q, w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type, p.head_dim, args.whole_rows);
+        load_vector(shared + i * stride, p.q, w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type,
+                    p.head_dim, args.whole_rows);
     }
     for (int i = (int)threadIdx.x / 32; i < S::PAGES; i += S::WARPS) {
         const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
@@ -214,7 +229,8 @@ template <class S> KVANT_INLINE void add_pairs(uint32_t head_dim, const float *s
 }
 
 /* Those of pages with this number. */
-template <class S> KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number, const float (&sums)[S::TILES][4])
+template <class S>
+KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number, const float (&sums)[S::TILES][4])
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const size_t rows = (size_t)p.query_tokens * args.heads_a_kv, first = ((size_t)w.b * p.n_kv_heads + w.kv_head) * p.table_stride;
@@ -255,22 +271,23 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) page_offsets_ke
 /* Whether rows begin at multiples of 16 bytes. */
 static bool in_sixteens(const void *at, std::initializer_list<size_t> strides)
 {
-    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && std::all_of(strides.begin(), strides.end(), [](size_t stride) { return stride % 4 == 0; });
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 &&
+           std::all_of(strides.begin(), strides.end(), [](size_t stride) { return stride % 4 == 0; });
 }
 
 template <class S> cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
 {
     const void *kernel = (const void *)page_offsets_kernel<S>;
     OffsetArgs p{ args, args.n_heads / args.n_kv_heads, (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES),
-                  args.type == KVANT_CUDA_F32 && in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride, args.q_head_stride }),
+                  args.type == KVANT_CUDA_F32 &&
+                      in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride, args.q_head_stride }),
                   in_sixteens(args.turning.phases, { args.head_dim }) };
     void *parameters[] = { &p };
     const uint32_t rows = args.query_tokens * p.heads_a_kv;
-    const size_t bytes = (S::ROWS + S::PAGES) * (args.head_dim + ROW_PADDING) * sizeof(float);
+    const size_t bytes = offset_bytes<S>(args.head_dim);
+    const dim3 grid(args.batch * args.n_kv_heads * p.page_tiles, (rows + S::ROWS - 1) / S::ROWS);
     const cudaError_t error = allow_shared(kernel, (int)bytes);
-    return error != cudaSuccess
-               ? error
-               : launch_early(kernel, dim3(args.batch * args.n_kv_heads * p.page_tiles, (rows + S::ROWS - 1) / S::ROWS), S::THREADS, parameters, bytes, stream);
+    return error == cudaSuccess ? launch_early(kernel, grid, S::THREADS, parameters, bytes, stream) : error;
 }
 
 constexpr uint32_t MOST_GRID_Y = 65535;

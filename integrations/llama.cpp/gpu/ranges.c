@@ -197,18 +197,24 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache)
 
 /* Attention */
 
-/* Blocks without rows take the numbers before theirs, so that nobody changes matrices for them. */
+/* Of matrices and of centres (gpu.h: starts). Blocks without rows take the numbers before theirs, so that nobody changes matrices for
+ * them. Returns how many matrices there are. */
 static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;
+    uint8_t matrix = 0, center = 0;
     uint32_t n = 1;
 
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
-        const bool first = block % (cache->n_blocks / cache->n_streams) == 0, held = cache->held[block];
-        const uint8_t own = ranges->of[block];
-        matrices[block] = held ? own : first ? 0 : matrices[block - 1];
-        centers[block] = !held ? (first ? 0 : centers[block - 1]) : ranges->centers.positions[block] != KVP_NO_POSITION ? own : own + KVP_MOST_RANGES;
-        n = matrices[block] >= n ? matrices[block] + 1u : n;
+        if (block % (cache->n_blocks / cache->n_streams) == 0)
+            matrix = center = 0;
+        if (cache->held[block]) {
+            matrix = ranges->of[block];
+            center = matrix + (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0);
+        }
+        matrices[block] = matrix;
+        centers[block] = center;
+        n = matrix >= n ? matrix + 1u : n;
     }
     return n;
 }
