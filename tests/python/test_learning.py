@@ -215,6 +215,18 @@ class Tensors(TestCase):
         tensor.set_rope(kvant.Rope(FREQUENCIES))
         self.refused(ValueError, "q: ", tensor.note_queries, rows[2][:, :, :31])
 
+    def test_blocks_have_centers(self):
+        rows = text(1)
+        scheme = kvant.Scheme(k=SPEC, v="trellis-4", n_layers=1, n_kv_heads=KV_HEADS, head_dim=DIM)
+        for turned in (False, True):
+            tensor = kvant.Tensor(scheme.codecs(0, "k"), n_blocks=8)
+            tensor.set_rope(kvant.Rope(FREQUENCIES, block_centers=turned))
+            tensor.note_queries(rows[2][:512], np.arange(512, dtype=np.int32))
+            tensor.write(np.arange(512), rows[0][:512])
+            block = tensor.block(7)
+            self.assertIsNotNone(block.center)
+            self.assertEqual(block.start is not None, turned)
+
     def test_codecs_of_what_was_learnt(self):
         """They store rows as the tensor does; without centre and matrix they do not."""
         rows, like = text(1), kvant.Codec("trellis-4", DIM)

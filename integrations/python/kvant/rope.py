@@ -14,12 +14,14 @@ class Rope(NamedTuple):
     """RoPE of the first 2 * len(frequencies) channels of keys and queries, frequencies in radians per
     position. interleaved: pairs are channels 2i and 2i + 1, otherwise i and i + len(frequencies).
     n_positions: that a sequence may have, 0 all that fit. n_ranges: matrices that share them, 0 as
-    many as pay."""
+    many as pay. block_centers: each block whose positions are known has a centre of its own, the mean
+    of keys at these; not on a GPU."""
 
     frequencies: Sequence[float]
     interleaved: bool = False
     n_positions: int = 0
     n_ranges: int = 0
+    block_centers: bool = False
 
     def struct(self) -> tuple[s.Rope, np.ndarray]:
         """For the library, and what it points to."""
@@ -30,4 +32,5 @@ class Rope(NamedTuple):
             frequencies=kept.ctypes.data,
             n_positions=checks.count(self.n_positions, "n_positions", least=0),
             n_ranges=checks.count(self.n_ranges, "n_ranges", least=0),
+            block_centers=bool(self.block_centers),
         ), kept

@@ -149,6 +149,7 @@ class BlockInfo(Struct):
         ("codec", c.c_void_p),
         ("page", c.c_void_p),
         ("affine", Affine),
+        ("start", c.c_void_p),
     ]
 
 

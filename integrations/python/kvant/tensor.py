@@ -38,13 +38,15 @@ class TensorInfo(NamedTuple):
 class Block(NamedTuple):
     """One kv head of a block, copied. state: "empty", "open" or "sink" (fp16 rows) or "sealed"
     (codes). written: a bit per slot. center, scale: float32 [head_dim] of the version that the
-    block was written with, or None."""
+    block was written with, or None. start: its centre of a block at position 0, the same, or None
+    where blocks have no centres of their own (Rope.block_centers)."""
 
     state: str
     version: int
     written: int
     center: np.ndarray | None
     scale: np.ndarray | None
+    start: np.ndarray | None
 
 
 _STATES = ("empty", "open", "sink", "sealed")
@@ -102,7 +104,7 @@ class Tensor(Owned):
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         found = s.BlockInfo.new()
         check("block", library().kvant_tensor_get_block(self._handle, block, head, c.byref(found)))
-        affine = (arrays.copied(x, "float32", self._row[1:]) for x in (found.affine.center, found.affine.scale))
+        affine = (arrays.copied(x, "float32", self._row[1:]) for x in (found.affine.center, found.affine.scale, found.start))
         return Block(_STATES[found.state], found.version, found.written, *affine)
 
     def assign(self, block: int, sequence: int, index: int) -> None:
