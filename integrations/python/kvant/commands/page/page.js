@@ -374,7 +374,7 @@
         const calibrate = element("code", {}, `kvant calibrate -m ${quoted(about.model_file ?? "model.gguf")} -f text.txt -o ${name}.kvcal`);
         section("choose", "What to set",
             element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
-            about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration. One takes minutes, once per model. It cut the divergence of balanced and small by a third to three quarters on the three models of kvant's README: ",
+            about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learnt from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
                 calibrate, copyButton(calibrate)),
             element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.context === about.ctx ? "" :
                 `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. `}Where llama.cpp's own type is as small and as good, it is the one named.`));
