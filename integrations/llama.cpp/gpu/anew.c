@@ -50,15 +50,22 @@ static bool decode(const kvp_gpu_cells *cells, const struct list *list, float *r
     return ok;
 }
 
-/* slots: on the GPU, of so many rows there. */
-static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *host_slots, size_t n, int64_t *slots)
+/* n rows on the GPU, where their slots are. */
+static bool store(const kvp_gpu_cells *cells, bool open, const float *rows, size_t n, const int64_t *slots)
 {
-    bool ok = kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots));
+    bool ok = true;
 
     for (size_t i = 0; i < n && ok; i += ROWS_AT_ONCE)
         ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows, (kvp_gpu_run){ i, n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE, 0 }, slots,
                             NULL) == KVANT_OK;
-    return ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+    return ok;
+}
+
+/* slots: room there for those that are not. */
+static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *host_slots, size_t n, int64_t *slots)
+{
+    return kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots)) && store(cells, open, rows, n, slots) &&
+           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
 /* Rows lose their blocks' centres. */
@@ -116,7 +123,7 @@ static bool append_plain(const kvp_gpu_cells *cells, float *rows, size_t n, int6
     int64_t *host = malloc((n + 1) * sizeof(*host));
     bool ok = host != NULL && kvp_gpu_upload(cells->gpu, slots, cache->plain.cells, n * sizeof(*slots)) &&
               kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows) == KVANT_OK &&
-              append(cells, false, rows, cache->plain.cells, n, slots);
+              store(cells, false, rows, n, slots) && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 
     for (size_t i = 0; i < n && ok; i++) {
         const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
@@ -189,11 +196,8 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made)
 
     ok = ok && kvp_gpu_center_rows(cells, cells->waiting, kvp_gpu_width(cells), cache->n_wait, cache->wait_slots, false,
                                    cells->waiting) == KVANT_OK;
-    for (size_t i = 0; i < cache->n_wait && ok; i += ROWS_AT_ONCE)
-        for (int to = 0; to <= open && ok; to++)
-            ok = kvp_gpu_append(cells, KVANT_ROLE_K, to, cells->waiting,
-                                (kvp_gpu_run){ i, cache->n_wait - i < ROWS_AT_ONCE ? cache->n_wait - i : ROWS_AT_ONCE, 0 },
-                                cache->wait_slots + (size_t)to * cache->n_wait, NULL) == KVANT_OK;
+    for (int to = 0; to <= open && ok; to++)
+        ok = store(cells, to, cells->waiting, cache->n_wait, cache->wait_slots + (size_t)to * cache->n_wait);
     cells->waits = false;
     return ok;
 }
