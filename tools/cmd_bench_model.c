@@ -203,14 +203,14 @@ static bool open_subjects(bench *b)
 {
     const settings *s = b->settings;
     const uint32_t longest = s->n_prefill > s->n_decode ? s->n_prefill : s->n_decode;
-    const engine_context_options options = { .n_ctx = s->depths[s->n_depths - 1] + longest,
+    const engine_context_options context = { .n_ctx = s->depths[s->n_depths - 1] + longest,
                                              .n_batch = ENGINE_UBATCH,
                                              .n_outputs = 1 };
     for (size_t i = 0; i < s->engine.configs.n; i++) {
-        subject *subject = &b->subjects[b->n_subjects++];
-        subject->config = &s->engine.configs.items[i];
-        subject->ctx = engine_context(&b->engine, subject->config, &options);
-        if (subject->ctx == NULL || !warm_up(b, subject))
+        subject *added = &b->subjects[b->n_subjects++];
+        added->config = &s->engine.configs.items[i];
+        added->ctx = engine_context(&b->engine, added->config, &context);
+        if (added->ctx == NULL || !warm_up(b, added))
             return false;
     }
     return true;

@@ -220,8 +220,8 @@ static char **build_arguments(int argc, char **argv, bool accel)
     for (size_t i = 0; i < MAX_NEEDED && flags[i].value != NULL; i++) {
         const char *given = given_value(&flags[i], argc, argv);
         if (given == NULL) {
-            out[n++] = (char *)flags[i].names[0]; /* execvp does not write to its arguments */
-            out[n++] = (char *)flags[i].value;
+            out[n++] = program_argument(flags[i].names[0]);
+            out[n++] = program_argument(flags[i].value);
         } else if (!accel && i == 0 && strstr(given, PLUGIN_DEVICE) == NULL) {
             complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
             hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");

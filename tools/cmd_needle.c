@@ -113,21 +113,21 @@ static void score(answer *a, const float *logits, size_t n_vocab, llama_token wa
 }
 
 /* The question and all of the answer but its last token, which nothing follows. */
-static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t position, answer *a)
+static bool ask(run *r, struct llama_context *ctx, const needle *asked, size_t position, answer *a)
 {
-    const size_t n = needle->n_question + needle->n_answer - 1;
+    const size_t n = asked->n_question + asked->n_answer - 1;
     const size_t n_vocab =
         (size_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(engine_model(&r->engine, &r->f16)));
     struct llama_batch *b = &r->batch;
-    engine_fill_batch(&r->engine, b, needle->question, position, n);
-    for (size_t i = needle->n_question - 1; i < n; i++)
+    engine_fill_batch(&r->engine, b, asked->question, position, n);
+    for (size_t i = asked->n_question - 1; i < n; i++)
         b->logits[i] = 1;
     if (!engine_decode(ctx, *b))
         return false;
     const float *logits = ll.llama_get_logits(ctx);
     *a = (answer){ .same_top = true };
-    for (size_t i = 0; i < needle->n_answer; i++)
-        score(a, logits + i * n_vocab, n_vocab, needle->question[needle->n_question + i]);
+    for (size_t i = 0; i < asked->n_answer; i++)
+        score(a, logits + i * n_vocab, n_vocab, asked->question[asked->n_question + i]);
     if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
         return true;
     return complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
@@ -137,10 +137,10 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
                      double *kv_bytes)
 {
     kv_meter meter;
-    const engine_context_options options = {
+    const engine_context_options context = {
         .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = NEEDLE_TOKENS, .meter = &meter
     };
-    struct llama_context *ctx = engine_context(&r->engine, config, &options);
+    struct llama_context *ctx = engine_context(&r->engine, config, &context);
     if (ctx == NULL)
         return false;
     bool ok = engine_read(ctx, text->tokens, text->n_tokens, &r->progress, config->label);
@@ -313,7 +313,7 @@ static map draw_map(const run *r, size_t length, size_t config)
     return m;
 }
 
-static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end, const char *map,
+static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end, const char *drawn,
                      report_cell *row)
 {
     const summary s = summarise(r, length, config, first, end);
@@ -326,7 +326,7 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
         CELL_NUMBER(s.exact),
         CELL_NUMBER(s.of_f16),
         CELL_NUMBER(s.log_probability),
-        CELL_TEXT(map),
+        CELL_TEXT(drawn),
     };
     configs_fill_cells(r->configs[config], row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);

@@ -149,10 +149,10 @@ static bool prepare(generation *g)
     if (model == NULL || !load_prompt(g, model) || !choose_context(g, model) || !make_sampler(g))
         return false;
     g->vocab = ll.llama_model_get_vocab(model);
-    const engine_context_options options = {
+    const engine_context_options context = {
         .n_ctx = (uint32_t)g->n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = 1, .meter = &g->meter
     };
-    g->ctx = engine_context(&g->engine, g->config, &options);
+    g->ctx = engine_context(&g->engine, g->config, &context);
     return g->ctx != NULL;
 }
 

@@ -8,6 +8,7 @@
 #define KVANT_TOOLS_COMMAND_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #define EXIT_OK 0
 #define EXIT_RUNTIME 1
@@ -29,6 +30,12 @@ int command_capture(int argc, char **argv);
 /* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
  * could not be started. */
 int python_command(int argc, char **argv);
+
+/* An argument for execvp(), whose type says that it may write to arguments, and which does not. */
+static inline char *program_argument(const char *word)
+{
+    return (char *)(uintptr_t)word;
+}
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);

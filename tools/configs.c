@@ -192,7 +192,7 @@ void configs_fill_cells(const kv_config *config, report_cell *cells)
         CELL_TEXT(config->v),
         CELL_TEXT(config->preset),
         CELL_TEXT(config->path),
-        CELL_NUMBER(config->stock || config->path != NULL ? NAN : config->protect),
+        CELL_NUMBER(config->stock || config->path != NULL ? NAN : (double)config->protect),
         CELL_TEXT(protect_codec(config)),
         CELL_TEXT(config->scheme == NULL || config->path != NULL ? NULL : scheme_info(config->scheme).calibration_path),
     };

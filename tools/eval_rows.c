@@ -84,18 +84,18 @@ static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tall
     }
 }
 
-static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sample, report_cell *row)
+static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *values, report_cell *row)
 {
     const eval_tally *t = &r->tallies[tally];
     const uint32_t first = r->options->first;
     double nll, nll_error, kld, kld_error, step = NAN, step_error = NAN;
     if (tally > 0) {
-        gather_steps(r, t, t - 1, s, sample);
-        stats_mean(sample->x, sample->n, &step, &step_error);
+        gather_steps(r, t, t - 1, s, values);
+        stats_mean(values->x, values->n, &step, &step_error);
     }
-    const size_t n_same = gather(r, t, s, sample);
-    stats_mean(sample->y, sample->n, &nll, &nll_error);
-    stats_mean(sample->x, sample->n, &kld, &kld_error);
+    const size_t n_same = gather(r, t, s, values);
+    stats_mean(values->y, values->n, &nll, &nll_error);
+    stats_mean(values->x, values->n, &kld, &kld_error);
     const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
         CELL_TEXT(s->all_texts && r->texts.n > 1 ? "all" : r->texts.names[s->text]),
         CELL_NUMBER(first + s->from),
@@ -105,12 +105,12 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
         CELL_NUMBER(exp(nll)),
         CELL_NUMBER(kld),
         CELL_NUMBER(kld_error),
-        CELL_NUMBER(stats_percentile(sample->x, sample->n, 0.5)),
-        CELL_NUMBER(stats_percentile(sample->x, sample->n, 0.9)),
-        CELL_NUMBER(stats_percentile(sample->x, sample->n, 0.99)),
-        CELL_NUMBER(stats_percentile(sample->x, sample->n, 0.999)),
-        CELL_NUMBER(stats_percentile(sample->x, sample->n, 1)),
-        CELL_NUMBER((double)n_same / (double)sample->n),
+        CELL_NUMBER(stats_percentile(values->x, values->n, 0.5)),
+        CELL_NUMBER(stats_percentile(values->x, values->n, 0.9)),
+        CELL_NUMBER(stats_percentile(values->x, values->n, 0.99)),
+        CELL_NUMBER(stats_percentile(values->x, values->n, 0.999)),
+        CELL_NUMBER(stats_percentile(values->x, values->n, 1)),
+        CELL_NUMBER((double)n_same / (double)values->n),
         CELL_NUMBER(count_chunks(r, t, s)),
         CELL_NUMBER(r->options->n_batch),
         CELL_NUMBER(step),
@@ -120,7 +120,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
-static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *sample, report_cell *cells)
+static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *values, report_cell *cells)
 {
     const size_t n_texts = r->texts.n, n_slices = n_texts > 1 ? n_texts + 1 : n_texts;
     size_t n = 0;
@@ -132,7 +132,7 @@ static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *sample, repo
                                   .from = r->n_rows * bin / n_bins,
                                   .end = r->n_rows * (bin + 1) / n_bins };
                 if (count_chunks(r, &r->tallies[tally], &s) > 0)
-                    fill_row(r, tally, &s, sample, &cells[n++ * N_COLUMNS]);
+                    fill_row(r, tally, &s, values, &cells[n++ * N_COLUMNS]);
             }
     return n;
 }
@@ -156,16 +156,16 @@ bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_forma
 {
     report_column chosen[N_COLUMNS];
     const size_t n_values = r->texts.n_chunks * r->n_rows, most = (r->texts.n + 1) * r->n_tallies * n_bins;
-    sample sample = { .x = calloc(n_values, sizeof(double)), .y = calloc(n_values, sizeof(double)) };
+    sample values = { .x = calloc(n_values, sizeof(double)), .y = calloc(n_values, sizeof(double)) };
     report_cell *cells = calloc(most * N_COLUMNS, sizeof *cells);
-    bool ok = sample.x != NULL && sample.y != NULL && cells != NULL;
+    bool ok = values.x != NULL && values.y != NULL && cells != NULL;
     choose_columns(r, n_bins, wide, chosen);
     if (ok)
-        ok = report_print(chosen, N_COLUMNS, cells, fill_rows(r, n_bins, &sample, cells), format);
+        ok = report_print(chosen, N_COLUMNS, cells, fill_rows(r, n_bins, &values, cells), format);
     else
         complain("eval: out of memory");
-    free(sample.x);
-    free(sample.y);
+    free(values.x);
+    free(values.y);
     free(cells);
     return ok;
 }

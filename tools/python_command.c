@@ -43,8 +43,8 @@ static void become(const char *python, const char *package, int argc, char **arg
     char **words = calloc((size_t)argc + 3, sizeof *words);
     if (words == NULL)
         return;
-    words[0] = (char *)python;
-    words[1] = (char *)package;
+    words[0] = program_argument(python);
+    words[1] = program_argument(package);
     memcpy(words + 2, argv, (size_t)argc * sizeof *words);
     execvp(python, words);
     free(words);

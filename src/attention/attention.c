@@ -147,8 +147,11 @@ static void finish_unit(const job *j, const kvant_attention_unit *unit)
     const kvant_attention_plan *plan = j->plan;
     size_t versions = plan->v_versions.n;
     for (uint32_t row = 0; row < unit->n_rows; row++) {
-        row_sums from = { unit->sums[0] + (size_t)row * plan->v_dim, versions > 1 ? unit->sums[1] - unit->sums[0] : 0,
-                          unit->totals[0] + row, versions > 1 ? unit->totals[1] - unit->totals[0] : 0 };
+        row_sums from = { unit->sums[0] + (size_t)row * plan->v_dim, 0, unit->totals[0] + row, 0 };
+        if (versions > 1) {
+            from.stride = (size_t)(unit->sums[1] - unit->sums[0]);
+            from.totals_stride = (size_t)(unit->totals[1] - unit->totals[0]);
+        }
         finish_row(j, unit->first_query + row / plan->group_heads,
                    unit->kv_head * plan->group_heads + row % plan->group_heads, unit->max[row], &from);
     }

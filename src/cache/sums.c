@@ -335,7 +335,7 @@ static float find_most(row_reader *r, float *z)
     uint32_t n = 0;
     for (uint32_t i = 0; i < sampled.n; i++) {
         lengths[n] = take_row(r, &sampled, i, z);
-        n += !isnan(lengths[n]);
+        n += isnan(lengths[n]) ? 0 : 1;
     }
     return n ? MOST_LENGTH * middle(lengths, n) : -1;
 }

@@ -12,10 +12,10 @@
     (KVANT_MAX_HEAD_DIM / 8 * KVANT_PAGE_TOKENS) /* groups of 8 channels; per channel there are fewer */
 
 /* Every line of a page, in the order in which scales are stored. */
-typedef struct lines {
+typedef struct page_lines {
     _Alignas(64) float scale[MAX_LINES];
     _Alignas(64) float zero[MAX_LINES];
-} lines;
+} page_lines;
 
 /* Lines of one row of the tile, in the order of its columns. */
 typedef struct row_lines {
@@ -23,7 +23,7 @@ typedef struct row_lines {
     _Alignas(64) float zero[KVANT_MAX_PADDED_DIM];
 } row_lines;
 
-static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, lines *all)
+static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, page_lines *all)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     const uint16_t *stored = kvant_codec_metadata_of(codec, page);
@@ -40,7 +40,7 @@ static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, c
     }
 }
 
-static void token_lines(const lines *all, uint32_t group, row_lines *row)
+static void token_lines(const page_lines *all, uint32_t group, row_lines *row)
 {
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         row->scale[kvant_token_position(t)] = all->scale[group * KVANT_PAGE_TOKENS + t];
@@ -49,7 +49,7 @@ static void token_lines(const lines *all, uint32_t group, row_lines *row)
 }
 
 /* K, groups of channels: a group is neighbouring rows of the tile, which share a line per token. */
-static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
+static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     row_lines row;
@@ -63,7 +63,7 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
 
 /* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per tile,
  * repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
-static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
+static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
                                float *tile)
 {
     uint32_t group = kvant_uniform_of(codec)->group, padded = codec->layout.padded_dim;
@@ -79,7 +79,7 @@ static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *ke
 }
 
 /* V, one group a token. */
-static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
+static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
 {
     row_lines row;
     token_lines(all, 0, &row);
@@ -111,7 +111,7 @@ static void spread(const kvant_layout *layout, const uint8_t *group_of_half, con
 }
 
 /* V, groups of channels: every row of the tile is a token and has its own lines. */
-static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
+static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
                                float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -130,7 +130,7 @@ static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *ke
 }
 
 /* V, groups of tokens: the tokens of a group share a line per channel. */
-static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
+static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all,
                                  float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -147,7 +147,7 @@ static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *
     }
 }
 
-static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
+static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     if (u->per_channel)
@@ -158,7 +158,7 @@ static void scale_values(const kvant_codec *codec, const kvant_kernels *kernels,
         scale_value_rows(codec, kernels, all, tile);
 }
 
-static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
+static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels, const page_lines *all, float *tile)
 {
     uint32_t d = codec->info.head_dim;
     if (kvant_uniform_of(codec)->per_channel)
@@ -171,7 +171,7 @@ static void scale_keys(const kvant_codec *codec, const kvant_kernels *kernels, c
 
 void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
-    lines all;
+    page_lines all;
     read_lines(codec, kernels, page, &all);
     kernels->unpack(&codec->layout, page, NULL, 0, tile);
     if (codec->info.role == KVANT_ROLE_V)

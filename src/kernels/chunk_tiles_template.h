@@ -66,7 +66,7 @@ KVANT_INLINE vi value_codes(const kvant_chunk_layout *layout, const uint32_t *wo
 
 typedef struct triplet_tables {
     const kvant_triplet_book *book;
-    table direction, norm;
+    value_table direction, norm;
 } triplet_tables;
 
 typedef struct triplet_vectors {

@@ -49,7 +49,7 @@
 #include "../../src/cuda/params.h"
 
 /* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
-typedef enum units { NO_UNITS, PAGE_UNITS, ROW_UNITS } units;
+typedef enum units_kind { NO_UNITS, PAGE_UNITS, ROW_UNITS } units_kind;
 
 /* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction
  * comes of a few fp32 operations; where they are subnormal the errors are 2^-25 of their units, which are
@@ -221,7 +221,7 @@ static double byte_error(const kvant_cuda_codec *codec, double error, const loca
 }
 
 /* The arithmetic for a codec. */
-static units units_for(units units, const kvant_cuda_codec *codec)
+static units_kind units_for(units_kind units, const kvant_cuda_codec *codec)
 {
     return units == ROW_UNITS && codec->params.codes == KVANT_CUDA_CODES_UNIFORM ? PAGE_UNITS : units;
 }
@@ -290,7 +290,7 @@ static double largest_code(const kvant_cuda_codec *codec)
     const kvant_general_view *view = &codec->general.view;
     const uint32_t largest = (1u << view->chunks.length_bits) - 1;
     if (has_chunks(codec))
-        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest] : largest;
+        return view->kind == KVANT_GENERAL_TRIPLETS ? tables_of(codec)[view->chunks.norm + largest] : (float)largest;
     return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS ? 255 * p->step
                                                                                          : p->levels * 2 + 2;
 }
@@ -368,10 +368,10 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
 }
 
 /* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, units wanted, uint32_t kv, double *scores)
+static double score_errors(const fixture *f, const query *at, units_kind wanted, uint32_t kv, double *scores)
 {
     static transformed rows[KVANT_CUDA_MOST_MATRICES];
-    const units units = units_for(wanted, f->cache.gpu_k);
+    const units_kind units = units_for(wanted, f->cache.gpu_k);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b;
     static rows_of_page page;
@@ -426,9 +426,9 @@ static double score_errors(const fixture *f, const query *at, units wanted, uint
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_row(const fixture *f, const query *at, units wanted, reference *r)
+static void compute_row(const fixture *f, const query *at, units_kind wanted, reference *r)
 {
-    const units units = units_for(wanted, f->cache.gpu_v);
+    const units_kind units = units_for(wanted, f->cache.gpu_v);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
@@ -545,7 +545,7 @@ void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t he
     const query at = { b, token, head };
     *r = (reference){ 0 };
     /* the widest of those that may have served the problem: a library may lack decode kernels */
-    for (units units = NO_UNITS; units <= ROW_UNITS; units++) {
+    for (units_kind units = NO_UNITS; units <= ROW_UNITS; units++) {
         reference own;
         if (is_any(f) && units != ROW_UNITS && (units != NO_UNITS || !may_decode(f)))
             continue;

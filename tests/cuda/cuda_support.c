@@ -58,6 +58,11 @@ void *device_new(size_t bytes, int fill)
     return p;
 }
 
+void device_free(const void *memory)
+{
+    check_cuda(cudaFree((void *)(uintptr_t)memory)); /* arguments of kernels are const */
+}
+
 void *device_copy(const void *from, size_t bytes)
 {
     void *p = device_new(bytes, 0);

@@ -38,6 +38,7 @@ float random_uniform(float low, float high);
 float random_normal(void);
 
 void *device_new(size_t bytes, int fill);
+void device_free(const void *memory);
 void *device_copy(const void *from, size_t bytes);
 void device_read(void *to, const void *from, size_t bytes);
 

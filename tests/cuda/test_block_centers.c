@@ -61,8 +61,8 @@ static void close_rows(rows_case *c)
     turning_close(&c->turning);
     free(c->rows);
     free(c->want);
-    cudaFree((void *)c->args.rows);
-    cudaFree((void *)c->args.slots);
+    device_free(c->args.rows);
+    device_free(c->args.slots);
     cudaFree(c->args.out);
 }
 
@@ -203,9 +203,9 @@ static void run_pages(const pages_case *c)
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_OK);
     device_read(got, args.offsets, n_offsets * sizeof *got);
     check_pages(c, &turning, q, got);
-    cudaFree((void *)args.q);
-    cudaFree((void *)args.query_starts);
-    cudaFree((void *)args.lengths);
+    device_free(args.q);
+    device_free(args.query_starts);
+    device_free(args.lengths);
     cudaFree(args.offsets);
     turning_close(&turning);
     free(typed);

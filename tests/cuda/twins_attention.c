@@ -249,8 +249,8 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
     p->c.lengths = &p->length;
     *f = (fixture){ .c = &p->c, .p = *problem, .n_rows = problem->query_tokens, .n_matrices = 1, .starts = starts, .table = p->table };
     f->cache = (test_cache){ .head_dim = DIM, .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks };
-    f->cache.k = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_K, &p->made);
-    f->cache.v = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_V, &none);
+    f->cache.k = (kvant_codec *)(uintptr_t)reference_codec(t, all, KVANT_ROLE_K, &p->made);
+    f->cache.v = (kvant_codec *)(uintptr_t)reference_codec(t, all, KVANT_ROLE_V, &none);
     f->cache.k_info = f->cache.k->info, f->cache.v_info = f->cache.v->info;
     f->cache.gpu_k = gpu_codec(f->cache.k, t->spec->decoded);
     f->cache.gpu_v = gpu_codec(f->cache.v, t->spec->decoded);

@@ -48,6 +48,8 @@ static float touch(const kvant_calibration *c)
     return sum;
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n); /* libFuzzer's name */
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     char err[256] = "";

@@ -141,6 +141,8 @@ static void use_block(room *r, uint32_t block, const uint8_t *data, size_t n)
     require(kvant_tensor_clear_blocks(tensor, block, 1) == KVANT_OK);
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n); /* libFuzzer's name */
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     uint64_t check, bytes = n - 1 + sizeof check, used;

@@ -53,6 +53,8 @@ static void use(const kvant_index *index)
     free(rows);
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n); /* libFuzzer's name */
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     char err[256] = "";

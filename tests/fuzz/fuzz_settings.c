@@ -40,6 +40,8 @@ static void come_back(const kvant_settings *settings)
     kvant_settings_free(&again);
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n); /* libFuzzer's name */
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     char err[256] = "";

@@ -66,7 +66,7 @@ static void fill_mask(const struct attention_case *c, struct ggml_tensor *mask)
     for (int i = 0; i < c->tokens * c->streams; i++)
         for (int j = 0; j < c->cells; j++) {
             bool hidden = (c->tokens > 1 && i % c->tokens == 0) || random_number() < 0;
-            half[(size_t)i * c->cells + j] = ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
+            half[(size_t)(i * c->cells + j)] = ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
         }
 }
 
@@ -112,7 +112,7 @@ static void compute(ggml_backend_dev_t device, struct operation *o)
 /* ggml's own decoding of row (cell, head, stream). */
 static void decode(const struct ggml_tensor *t, int cell, int head, int stream, float *x)
 {
-    const char *row = (const char *)t->data + stream * t->nb[3] + cell * t->nb[2] + head * t->nb[1];
+    const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)cell * t->nb[2] + (size_t)head * t->nb[1];
 
     if (t->type == GGML_TYPE_F32)
         memcpy(x, row, (size_t)t->ne[0] * sizeof(*x));
@@ -170,7 +170,7 @@ static double *exact_output(const struct attention_case *c, const struct operati
     for (int s = 0; s < c->streams; s++)
         for (int t = 0; t < c->tokens; t++)
             for (int h = 0; h < c->heads; h++)
-                exact_row(c, o, h, t, s, out + (((size_t)s * c->tokens + t) * c->heads + h) * (size_t)c->v_dim);
+                exact_row(c, o, h, t, s, out + (size_t)(((s * c->tokens + t) * c->heads + h) * c->v_dim));
     return out;
 }
 

@@ -126,15 +126,15 @@ static struct inputs make_inputs(const struct attention_case *c)
 {
     struct inputs in = { .n_rows = (size_t)(c->first_stream + c->streams) * N_CELLS };
 
-    in.q = random_numbers((size_t)c->k_dim * c->heads * c->tokens * c->streams);
-    in.k = random_numbers(in.n_rows * c->k_dim * c->kv_heads);
-    in.v = random_numbers(in.n_rows * c->v_dim * c->kv_heads);
+    in.q = random_numbers((size_t)(c->k_dim * c->heads * c->tokens * c->streams));
+    in.k = random_numbers(in.n_rows * (size_t)(c->k_dim * c->kv_heads));
+    in.v = random_numbers(in.n_rows * (size_t)(c->v_dim * c->kv_heads));
     in.sinks = random_numbers((size_t)c->heads);
     in.index = malloc(in.n_rows * sizeof(int64_t));
-    in.mask = malloc((size_t)c->tokens * c->streams * c->cells * sizeof(ggml_fp16_t));
-    for (size_t i = 0; i < in.n_rows * c->k_dim * c->kv_heads; i++)
+    in.mask = malloc((size_t)(c->tokens * c->streams * c->cells) * sizeof(ggml_fp16_t));
+    for (size_t i = 0; i < in.n_rows * (size_t)(c->k_dim * c->kv_heads); i++)
         in.k[i] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(in.k[i]));
-    for (size_t i = 0; i < in.n_rows * c->v_dim * c->kv_heads; i++)
+    for (size_t i = 0; i < in.n_rows * (size_t)(c->v_dim * c->kv_heads); i++)
         in.v[i] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(in.v[i]));
     for (size_t i = 0; i < in.n_rows; i++) {
         size_t j = (size_t)((random_number() + 1) / 2 * (float)i);
@@ -165,8 +165,8 @@ static struct ggml_tensor *head_view(struct ggml_context *context, struct ggml_t
                                      const struct attention_case *c)
 {
     size_t element = ggml_element_size(cache);
-    struct ggml_tensor *view = ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, dim * element,
-                                            cache->nb[1], cache->nb[2], c->first_stream * cache->nb[2]);
+    struct ggml_tensor *view = ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, (size_t)dim * element,
+                                            cache->nb[1], cache->nb[2], (size_t)c->first_stream * cache->nb[2]);
 
     return ggml_permute(context, view, 0, 2, 1, 3);
 }
@@ -213,15 +213,16 @@ static float *result(const struct node *n)
 static float *run_kvant(const struct attention_case *c, const struct inputs *in, int n_threads)
 {
     struct device device = open_device(kvant_device(), n_threads);
+    const int64_t n_rows = (int64_t)in->n_rows;
     struct ggml_tensor *k_rows =
-        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->k_dim * c->kv_heads, in->n_rows);
+        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->k_dim * c->kv_heads, n_rows);
     struct ggml_tensor *v_rows =
-        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->v_dim * c->kv_heads, in->n_rows);
-    struct ggml_tensor *index = ggml_new_tensor_1d(device.context, GGML_TYPE_I64, in->n_rows);
+        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->v_dim * c->kv_heads, n_rows);
+    struct ggml_tensor *index = ggml_new_tensor_1d(device.context, GGML_TYPE_I64, n_rows);
     struct node n = make_node(device.context, c, GGML_TYPE_F16);
     struct ggml_tensor *nodes[3] = {
-        ggml_set_rows(device.context, ggml_reshape_2d(device.context, n.k, n.k->ne[0], in->n_rows), k_rows, index),
-        ggml_set_rows(device.context, ggml_reshape_2d(device.context, n.v, n.v->ne[0], in->n_rows), v_rows, index),
+        ggml_set_rows(device.context, ggml_reshape_2d(device.context, n.k, n.k->ne[0], n_rows), k_rows, index),
+        ggml_set_rows(device.context, ggml_reshape_2d(device.context, n.v, n.v->ne[0], n_rows), v_rows, index),
         n.out,
     };
     float *out;
@@ -231,8 +232,8 @@ static float *run_kvant(const struct attention_case *c, const struct inputs *in,
     ggml_backend_tensor_set(index, in->index, 0, ggml_nbytes(index));
     for (size_t i = 0; i < in->n_rows; i++) {
         size_t cell = (size_t)in->index[i];
-        ggml_backend_tensor_set(k_rows, in->k + cell * k_rows->ne[0], i * k_rows->nb[1], k_rows->nb[1]);
-        ggml_backend_tensor_set(v_rows, in->v + cell * v_rows->ne[0], i * v_rows->nb[1], v_rows->nb[1]);
+        ggml_backend_tensor_set(k_rows, in->k + cell * (size_t)k_rows->ne[0], i * k_rows->nb[1], k_rows->nb[1]);
+        ggml_backend_tensor_set(v_rows, in->v + cell * (size_t)v_rows->ne[0], i * v_rows->nb[1], v_rows->nb[1]);
     }
     compute(&device, nodes, 3);
     out = result(&n);
@@ -275,7 +276,7 @@ static void check_case(const struct attention_case *c)
 {
     struct inputs in = make_inputs(c);
     float *cpu = run_cpu(c, &in), *one = run_kvant(c, &in, 1), *three = run_kvant(c, &in, 3);
-    size_t row = (size_t)c->v_dim * c->heads, n = row * c->tokens * c->streams;
+    size_t row = (size_t)(c->v_dim * c->heads), n = row * (size_t)(c->tokens * c->streams);
     double worst = 0;
 
     for (size_t i = 0; i < n; i++)

@@ -73,6 +73,9 @@ typedef struct checker checker;
 /* kernels: the level under test; c: portable C. */
 #define CHECK(name) void check_##name(checker *check, const kvant_kernels *kernels, const kvant_kernels *c)
 #define BENCH(name) void bench_##name(checker *check, const kvant_kernels *kernels)
+#define DECLARED(name) CHECK(name); BENCH(name);
+CHECK_KERNELS(DECLARED)
+#undef DECLARED
 typedef CHECK(fn);
 typedef BENCH(fn);
 

@@ -46,7 +46,7 @@ static const shape shapes[] = {
     { KVANT_ROLE_V, 128, 0, 0, 1 },
 };
 
-typedef struct dots {
+typedef struct dot_case {
     kvant_layout layout;
     kvant_code_factors factors;
     uint32_t n;
@@ -54,7 +54,7 @@ typedef struct dots {
     uint32_t *page;
     int16_t *values, *x;
     int32_t *got;
-} dots;
+} dot_case;
 
 /* What a problem is made of: anything; the codebooks' largest value in all codes and the largest integers beside it, signs
  * alternately; the largest value that kernels.h allows. */
@@ -75,9 +75,9 @@ static int32_t fill_values(checker *check, uint32_t bits, dots_kind kind, int16_
     return largest;
 }
 
-static dots make_dots(checker *check, const shape *s, uint32_t bits, uint32_t n, dots_kind kind)
+static dot_case make_dots(checker *check, const shape *s, uint32_t bits, uint32_t n, dots_kind kind)
 {
-    dots p = { .n = n };
+    dot_case p = { .n = n };
     check_case(check, "role %d, head_dim %u, bands of %u, columns %u to %u, %u bits, %u vectors, kind %d",
                (int)s->role, s->dim, s->band_tiles, s->first, s->end, bits, n, (int)kind);
     kvant_layout_init(&p.layout, s->role, s->dim, bits);
@@ -110,7 +110,7 @@ static uint32_t position_of(uint32_t i)
 }
 
 /* Values by row, then column, from codes as the layout's own reader gives them. */
-static void read_values(const dots *p, int16_t *values)
+static void read_values(const dot_case *p, int16_t *values)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM];
     bool key = p->layout.role == KVANT_ROLE_K;
@@ -126,7 +126,7 @@ static void read_values(const dots *p, int16_t *values)
 }
 
 /* want: n x rows. */
-static void expect_dots(const dots *p, int32_t *want)
+static void expect_dots(const dot_case *p, int32_t *want)
 {
     static int16_t values[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS], x[KVANT_MAX_PADDED_DIM];
     const kvant_code_factors *f = &p->factors;
@@ -144,7 +144,7 @@ static void expect_dots(const dots *p, int32_t *want)
         }
 }
 
-static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dots *p)
+static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dot_case *p)
 {
     static int32_t want[MAX_VECTORS * KVANT_MAX_PADDED_DIM];
     uint32_t rows = 16 * p->layout.row_tiles;
@@ -168,14 +168,14 @@ static void check_all_dots(checker *check, kvant_code_dots_fn *kernel)
         for (size_t v = 0; v < (bits == 4 ? COUNT(vectors) : 4); v++)
             for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)
                 for (size_t i = 0; i < COUNT(shapes); i++) {
-                    dots p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
+                    dot_case p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
                     check_dots(check, kernel, &p);
                 }
 }
 
 static void bench_dots(checker *check, kvant_code_dots_fn *kernel, const shape *s, uint32_t bits, uint32_t n)
 {
-    dots p = make_dots(check, s, bits, n, ANY_DOTS);
+    dot_case p = make_dots(check, s, bits, n, ANY_DOTS);
     CHECK_BENCH(check, kernel(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride, n),
                 "%s, head_dim %u, bands of %u, %u bits, n %u", s->role == KVANT_ROLE_K ? "K" : "V", s->dim,
                 s->band_tiles, bits, n);
@@ -320,7 +320,7 @@ static bool suits_tiles(const shape *s)
     return s->band_tiles % 4 == 0 || s->band_tiles >= row_tiles;
 }
 
-static void check_tile(checker *check, const kvant_kernels *kernels, const dots *p, lines_kind kind, bool add)
+static void check_tile(checker *check, const kvant_kernels *kernels, const dot_case *p, lines_kind kind, bool add)
 {
     static int32_t want[MAX_VECTORS * KVANT_MAX_PADDED_DIM];
     uint32_t rows = KVANT_TILE * p->layout.row_tiles;
@@ -343,7 +343,7 @@ CHECK(tile_sums)
             for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)
                 for (size_t i = 0; i < COUNT(shapes); i++)
                     for (uint32_t lines = 0; lines < N_LINES_KINDS && suits_tiles(&shapes[i]); lines++) {
-                        dots p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
+                        dot_case p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
                         check_tile(check, kernels, &p, (lines_kind)lines, turn++ % 2);
                     }
 }
@@ -351,7 +351,7 @@ CHECK(tile_sums)
 static void bench_tile(checker *check, const kvant_kernels *kernels, const shape *s, uint32_t bits, uint32_t n)
 {
     bool key = s->role == KVANT_ROLE_K;
-    dots p = make_dots(check, s, bits, n, ANY_DOTS);
+    dot_case p = make_dots(check, s, bits, n, ANY_DOTS);
     code_sums sums = make_sums(check, &p.layout, p.factors.band_tiles, n, key ? BY_ROW : BY_COLUMN, !key);
     CHECK_BENCH(check,
                 kernels->tile_sums(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride, &sums.out, n),

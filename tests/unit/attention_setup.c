@@ -110,13 +110,13 @@ static double length(const float *value, uint32_t n)
 /* Sums of every fourth term, which do not wait for one another. */
 static void distances(const float *value, const double *out, uint32_t n, double *distance, double *magnitude)
 {
-    double squares[4] = { 0 }, sizes[4] = { 0 };
+    double squares[4] = { 0 }, sums[4] = { 0 };
     for (uint32_t i = 0; i < n; i++) {
         squares[i % 4] += (value[i] - out[i]) * (value[i] - out[i]);
-        sizes[i % 4] += fabs(value[i]);
+        sums[i % 4] += fabs(value[i]);
     }
     *distance = sqrt(squares[0] + squares[1] + squares[2] + squares[3]);
-    *magnitude = sizes[0] + sizes[1] + sizes[2] + sizes[3];
+    *magnitude = sums[0] + sums[1] + sums[2] + sums[3];
 }
 
 static sizes measure(const setup *s, const float *values, const double *weights, double total, const double *out)

@@ -358,12 +358,12 @@ static kvant_status fork_sequence(life *l)
     return l->second >= 0 ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-static kvant_status append_to(life *l, int32_t sequence, uint32_t layer)
+static kvant_status append_to(life *l, int32_t sequence, uint32_t number)
 {
-    const uint32_t length = kvant_sequence_length(l->cache, sequence, layer);
+    const uint32_t length = kvant_sequence_length(l->cache, sequence, number);
     const float *row = rows + (size_t)length * WIDTH;
-    const kvant_status status = kvant_cache_append(l->cache, layer, sequence, row, row, STEP);
-    assert_int_equal(kvant_sequence_length(l->cache, sequence, layer), length + (status == KVANT_OK ? STEP : 0));
+    const kvant_status status = kvant_cache_append(l->cache, number, sequence, row, row, STEP);
+    assert_int_equal(kvant_sequence_length(l->cache, sequence, number), length + (status == KVANT_OK ? STEP : 0));
     return status;
 }
 

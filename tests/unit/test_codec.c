@@ -77,7 +77,7 @@ static void expect_consistent_sizes(const page *p, uint32_t dim)
     assert_true(info->metadata_offset + info->metadata_bytes <= info->page_bytes);
     assert_true(info->page_bytes - info->metadata_offset - info->metadata_bytes < KVANT_PAGE_ALIGN);
     assert_true(info->code_bytes >= (size_t)64 * dim * (size_t)channel_bits(info) / 8);
-    assert_true(fabs(info->true_bits - 8.0 * info->page_bytes / (64.0 * dim)) < 1e-12);
+    assert_true(fabs(info->true_bits - 8.0 * (double)info->page_bytes / (64.0 * dim)) < 1e-12);
 }
 
 /* Of values; extreme_rows looks at those of keys. Rotations of 512 channels take most of this program's time. */

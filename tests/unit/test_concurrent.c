@@ -108,7 +108,7 @@ static void *read_shared(void *argument)
             fault = "attention gave other numbers than alone";
     }
     free(workspace);
-    return (void *)fault;
+    return (void *)(uintptr_t)fault;
 }
 
 static void *write_own(void *argument)
@@ -128,7 +128,7 @@ static void *write_own(void *argument)
         drop(&own);
     }
     free(workspace);
-    return (void *)fault;
+    return (void *)(uintptr_t)fault;
 }
 
 static void *create_codecs(void *argument)

@@ -52,7 +52,7 @@ static void codewords_are_distinct_units(void **state)
         qsort(sorted, n, 4 * sizeof *sorted, compare_codewords);
         for (uint32_t k = 0; k < n; k++) {
             double squares = 0;
-            for (int j = 0; j < 4; j++)
+            for (uint32_t j = 0; j < 4; j++)
                 squares += (double)sorted[4 * k + j] * sorted[4 * k + j];
             /* components are rounded to 2^-25 at most: 2 x 2^-25 x sum |w_i|, and sum |w_i| <= 2 */
             assert_true(fabs(squares - 1) <= 4 * pow(2, -25) + 1e-14);

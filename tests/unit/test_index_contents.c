@@ -97,12 +97,12 @@ static void lists(void **state)
         query.n_probe = 1;
         result one = search_with(index, &query);
         assert_same(&one, &all);
-        for (size_t i = 0; i < all.n; i++)
-            assert_int_equal(all.ids[i] % CLUSTERS, i / K % CLUSTERS);
+        for (size_t at = 0; at < all.n; at++)
+            assert_int_equal(all.ids[at] % CLUSTERS, at / K % CLUSTERS);
         query.k = N;
         result few = search_with(index, &query);
-        for (size_t i = 0; i < few.n; i++)
-            assert_true((few.ids[i] == KVANT_INDEX_NO_ID) == (i % N >= N / CLUSTERS));
+        for (size_t at = 0; at < few.n; at++)
+            assert_true((few.ids[at] == KVANT_INDEX_NO_ID) == (at % N >= N / CLUSTERS));
         drop(&all);
         drop(&one);
         drop(&few);

@@ -88,7 +88,7 @@ static void every_combination(void **state)
                                              .mask = features & MASK ? in.mask : NULL,
                                              .mask_token_stride = TOKENS,
                                              .sinks = features & SINKS ? in.sinks : NULL,
-                                             .max_bias = features & ALIBI ? 8 : 0,
+                                             .max_bias = features & ALIBI ? 8.0f : 0.0f,
                                              .logit_softcap = features & SOFTCAP ? 15 : 0,
                                              .scale = 0.1f },
                   &in);
@@ -121,7 +121,7 @@ static void block_tables(void **state)
                                                  .causal = features & CAUSAL,
                                                  .window = features & WINDOW ? 200 : 0,
                                                  .sinks = features & SINKS ? in.sinks : NULL,
-                                                 .max_bias = features & ALIBI ? 4 : 0,
+                                                 .max_bias = features & ALIBI ? 4.0f : 0.0f,
                                                  .scale = 0.1f },
                       &in);
         check(&k, &v,

@@ -55,7 +55,7 @@ static void batches_and_threads_do_not_change_bytes(void **state)
         for (size_t b = 0; b < COUNT(batches); b++) {
             uint64_t rng = 33;
             fixture f = make(specs[s], 1, 11, 0);
-            write_range(&f, 0, 700, batches[b], b + 1, &rng);
+            write_range(&f, 0, 700, batches[b], (uint32_t)b + 1, &rng);
             size_t bytes = f.bytes, page = 2 * info_of(f.codecs[0]).page_bytes;
             if (!first) {
                 first = malloc(bytes);

@@ -159,7 +159,7 @@ static float *fetch_first(const kvp_gpu_cells *cells)
         if (block != held)
             ok = kvp_gpu_fetch_block(cells, open >= 0, (size_t)(open >= 0 ? open : block), page);
         held = block;
-        memcpy(rows + i * width, page + cache->first[i] % KVANT_PAGE_TOKENS * width, width * sizeof(*rows));
+        memcpy(rows + i * width, page + (size_t)(cache->first[i] % KVANT_PAGE_TOKENS) * width, width * sizeof(*rows));
     }
     if (ok)
         return rows;

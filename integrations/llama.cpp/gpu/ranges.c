@@ -210,7 +210,7 @@ static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint
             matrix = center = 0;
         if (cache->held[block]) {
             matrix = ranges->of[block];
-            center = matrix + (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0);
+            center = (uint8_t)(matrix + (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0));
         }
         matrices[block] = matrix;
         centers[block] = center;

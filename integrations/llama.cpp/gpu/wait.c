@@ -103,7 +103,8 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     cache->waiting = true;
     cache->most_learnt = step->n > KVP_ENOUGH_ROWS ? step->n : KVP_ENOUGH_ROWS;
     cache->n_wait = 0;
-    cache->n_batches = cache->n_few = 0;
+    cache->n_batches = 0;
+    cache->n_few = 0;
     add_waiting(cache, step);
     atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know other pages */
 }

@@ -229,10 +229,10 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
             if (TABLED && g.view.chunks.slots == 0)
                 return;
             unrolled_for (int i = 0; i < 2; i++) {
-                const float own = KEYS ? scale : __shfl_sync(FULL, scale, of[i]), own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
+                const float norm = KEYS ? scale : __shfl_sync(FULL, scale, of[i]), own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
                 const uint32_t code = pair.code(i);
                 if (!TABLED)
-                    x[i] = CHANNELS == 3 ? decoder.triplet(code, own) : decoder.word(code, own, own_inverse, tile.first + of[i]);
+                    x[i] = CHANNELS == 3 ? decoder.triplet(code, norm) : decoder.word(code, norm, own_inverse, tile.first + of[i]);
                 else if (decoder.is_outlier(code))
                     x[i] = decoder.outlier(code >> decoder.bits, tile.first + of[i], own_inverse);
             }

@@ -115,8 +115,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const __half *mine = queries + at.row * stride + 4 * at.pair;
 #pragma unroll 1
-        for (int n = 0; n < TILES; n++) {
-            const int k = at.own_tile(n);
+        for (int tile = 0; tile < TILES; tile++) {
+            const int k = at.own_tile(tile);
             uint32_t a[T][4];
             float sum[4] = {}, scaled[4];
             operands(
@@ -163,10 +163,10 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
                 unrolled_for (int j = 0; j < 2; j++)
                     b[j] = i == k ? w[0][i][j] : b[j];
             operands(
-                [&](int list, int i, int b, int &n) {
-                    /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 b of row c & 7, column row. */
+                [&](int list, int i, int bit, int &n) {
+                    /* code c of operand c / 16: nibble (c >> 3 & 1) + 2 bit of row c & 7, column row. */
                     const int fixed = shared_part(list, i), lane_part = list == 0 ? 2 * at.pair : list == 1 ? at.pair : list == 2 ? at.pair >> 1 : 0;
-                    n = (fixed >> 3 & 1) + 2 * b;
+                    n = (fixed >> 3 & 1) + 2 * bit;
                     return nibbles<BITS, false, T>(words, fixed >> 4, k, 4 * ((fixed & 7) + lane_part) + (at.row >> 1)) >> 16 * (at.row & 1);
                 },
                 a);

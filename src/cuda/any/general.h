@@ -227,7 +227,7 @@ KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_place *
     const float *numbers = tables + place->numbers;
     general_meet();
     for (int i = team.lane; i < n; i += team.lanes)
-        to[i] = place->dense ? general_own_dot(numbers + (size_t)i * n, from, n) : general_mul(from[i], numbers[i]);
+        to[i] = place->dense ? general_own_dot(numbers + (size_t)i * (size_t)n, from, n) : general_mul(from[i], numbers[i]);
     if (place->dense)
         general_meet();
     else
@@ -240,7 +240,7 @@ KVANT_INLINE float general_combine(const float *rows, const float *weights, int 
     float sum = 0, x[16];
     for (int first = 0; first < n; first += 16) {
         unrolled_for (int j = 0; j < 16; j++)
-            x[j] = first + j < n ? rows[(size_t)(first + j) * n + i] : 0;
+            x[j] = first + j < n ? rows[(size_t)(first + j) * (size_t)n + (size_t)i] : 0;
         unrolled_for (int j = 0; j < 16; j++)
             sum = first + j < n ? general_add(sum, general_mul(weights[first + j], x[j])) : sum;
     }

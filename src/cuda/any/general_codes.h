@@ -85,7 +85,7 @@ KVANT_INLINE int general_first_level(const kvant_general *g, int n, float x)
 {
     const uint32_t rounding = g->view.chunks.rounding;
     const int i = general_count_below(g->tables + g->view.chunks.direction_thresholds, n, x);
-    return rounding == 0 ? 0 : rounding == 1 || rounding == 4 ? i : rounding == 3 || !(x > g->tables[g->view.chunks.direction + i]) ? i - 1 : i;
+    return rounding == 0 ? 0 : rounding == 1 || rounding == 4 ? i : rounding == 3 || !(x > g->tables[g->view.chunks.direction + (uint32_t)i]) ? i - 1 : i;
 }
 
 KVANT_INLINE int general_within(int i, int n)
@@ -272,7 +272,7 @@ KVANT_INLINE uint32_t general_greedy(const float *entries, uint32_t n_codewords,
     const float half = general_mul(general_length(x), 0.5f);
     float rest[4];
     unrolled_for (int i = 0; i < 4; i++)
-        rest[i] = general_sub(x[i], general_mul(half, entries[(size_t)4 * first + i]));
+        rest[i] = general_sub(x[i], general_mul(half, entries[(size_t)4 * (size_t)first + (size_t)i]));
     return first + n * general_largest_product(entries + (size_t)4 * n, n, rest);
 }
 

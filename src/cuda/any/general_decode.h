@@ -47,7 +47,7 @@ KVANT_INLINE void general_directions(general_team team, const kvant_general *g, 
                     radius = general_mul(scale, (float)above);
         const bool outlier = index == g->view.chunks.n_codewords && above < g->view.chunks.slots;
         unrolled_for (int i = 0; i < 4; i++)
-            to[4 * c + i] = outlier ? general_from_half(slots[4 * GENERAL_TOKENS * above + i]) : general_mul(radius, word[i]);
+            to[4 * c + i] = outlier ? general_from_half(slots[4 * GENERAL_TOKENS * above + (uint32_t)i]) : general_mul(radius, word[i]);
     }
 }
 
@@ -241,7 +241,7 @@ KVANT_INLINE void general_decode(general_team team, const kvant_general *g, cons
     general_meet();
     if (g->view.kind == KVANT_GENERAL_RAW) {
         for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
-            s->y[j] = general_raw_number(g, page, (size_t)token * g->head_dim + j);
+            s->y[j] = general_raw_number(g, page, (size_t)token * (size_t)g->head_dim + (size_t)j);
     } else if (g->view.kind == KVANT_GENERAL_UNIFORM) {
         general_uniform(team, g, page, token, s->y);
     } else if (g->view.kind == KVANT_GENERAL_TIERS) {

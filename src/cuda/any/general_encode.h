@@ -51,7 +51,7 @@ typedef struct general_run {
 
 KVANT_INLINE float general_at(const general_run *x, int i)
 {
-    const size_t at = i < x->there ? (size_t)i * x->stride : 0;
+    const size_t at = i < x->there ? (size_t)i * (size_t)x->stride : 0;
     return x->halves ? general_from_half(x->halves[at]) : x->numbers[at];
 }
 
@@ -107,7 +107,7 @@ KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_ge
     for (int c = team.lane; n > 1 && c < n; c += team.lanes) {
         float distance = 0;
         for (int j = 0; j < d; j++) {
-            const float off = general_sub(s->y[j], columns[(size_t)j * n + c]);
+            const float off = general_sub(s->y[j], columns[(size_t)j * (size_t)n + (size_t)c]);
             distance = general_add(distance, general_mul(off, off));
         }
         if (distance < least)
@@ -119,7 +119,7 @@ KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_ge
         if (s->a[i] < least || (s->a[i] == least && s->codes[i] < best))
             least = s->a[i], best = s->codes[i];
     general_meet();
-    const float *centroid = general_table(team, g, g->view.uniform.centroids) + (size_t)best * d;
+    const float *centroid = general_table(team, g, g->view.uniform.centroids) + (size_t)best * (size_t)d;
     for (int j = team.lane; j < d; j += team.lanes)
         s->y[j] = general_sub(s->y[j], centroid[j]);
     general_meet();

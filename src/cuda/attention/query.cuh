@@ -158,7 +158,7 @@ KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
     if (p.max_bias == 0)
         return LOG2_E;
     const int n_heads = p.kv_heads * p.heads_a_kv, n = 1 << (31 - __clz(n_heads));
-    const float steps = head < n ? (float)(head + 1) / n : (2.0f * (head - n) + 1) / (2.0f * n);
+    const float steps = head < n ? (float)(head + 1) / (float)n : (float)(2 * (head - n) + 1) / (float)(2 * n);
     return LOG2_E * exp2f(-p.max_bias * steps);
 }
 

@@ -50,20 +50,20 @@ KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
 #define vf_spread_quads(x, j) vreinterpretq_f32_u32(vi_spread_quads(vreinterpretq_u32_f32(x), j))
 
 /* The bytes of up to 32 numbers. */
-typedef struct table {
+typedef struct value_table {
     uint8x16x4_t low, high;
-} table;
+} value_table;
 
 /* 16 numbers are read even when they are fewer. */
-KVANT_INLINE table table_load(const float *values, uint32_t n)
+KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
-    table t;
+    value_table t;
     t.low = vld1q_u8_x4((const uint8_t *)values);
     t.high = n == 32 ? vld1q_u8_x4((const uint8_t *)(values + 16)) : t.low;
     return t;
 }
 
-KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
+KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)
 {
     uint32_t lanes[LANES];
     uint8x16_t bytes = vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), codes, 0x04040404));

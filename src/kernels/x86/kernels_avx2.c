@@ -104,19 +104,19 @@ KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
     return _mm256_inserti128_si256(v, _mm_load_si128((const __m128i *)(p + 16)), 1);
 }
 
-typedef struct table {
+typedef struct value_table {
     vf low, high;
-} table;
+} value_table;
 
 /* values holds at least 16 floats, whatever n is. */
-KVANT_INLINE table table_load(const float *values, uint32_t n)
+KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
     (void)n;
-    return values ? (table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) }
-                  : (table){ vf_zero(), vf_zero() };
+    return values ? (value_table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) }
+                  : (value_table){ vf_zero(), vf_zero() };
 }
 
-KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
+KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)
 {
     if (n <= 8)
         return _mm256_permutevar8x32_ps(entries->low, codes);

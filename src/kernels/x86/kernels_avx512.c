@@ -74,19 +74,19 @@ KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
     return _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 48)), 3);
 }
 
-typedef struct table {
+typedef struct value_table {
     vf low, high;
-} table;
+} value_table;
 
 /* values holds at least 32 floats, whatever n is. */
-KVANT_INLINE table table_load(const float *values, uint32_t n)
+KVANT_INLINE value_table table_load(const float *values, uint32_t n)
 {
     (void)n;
-    return values ? (table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) }
-                  : (table){ vf_zero(), vf_zero() };
+    return values ? (value_table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) }
+                  : (value_table){ vf_zero(), vf_zero() };
 }
 
-KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
+KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)
 {
     if (n <= 16)
         return _mm512_permutexvar_ps(codes, entries->low);

@@ -11,7 +11,7 @@ KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t
     float s[16];
     vf sum[16 / LANES];
     uint32_t i = 0;
-    table entries = table_load(values, 1u << bits);
+    value_table entries = table_load(values, 1u << bits);
     for (uint32_t v = 0; v < 16 / LANES; v++)
         sum[v] = vf_zero();
     for (; i + 16 <= n; i += 16)
@@ -41,7 +41,7 @@ static KVANT_DOT_CODES_FN(NAME(dot_codes))
 KVANT_INLINE void codebook_codes_bits(const float *x, uint32_t n, float inverse, const float *thresholds,
                                       uint32_t bits, uint32_t table_bits, uint8_t *codes)
 {
-    table entries = table_load(thresholds, 1u << table_bits);
+    value_table entries = table_load(thresholds, 1u << table_bits);
     uint32_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         vf u = vf_mul(vf_load_unaligned(x + i), vf_set(inverse));

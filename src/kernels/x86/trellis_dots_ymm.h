@@ -2,12 +2,12 @@
  * code_dots_ymm.h, with its definitions. */
 #define LEVEL_ROWS 3u /* 12 sums, 2 vectors of levels and a mask in 16 registers */
 #define each_operand for
-#define vw_shift_left(v, n) _mm256_slli_epi32(v, n)
-#define vw_shift_right(v, n) _mm256_srli_epi32(v, n)
+#define vw_shift_left(v, n) _mm256_slli_epi32(v, (int)(n))
+#define vw_shift_right(v, n) _mm256_srli_epi32(v, (int)(n))
 #define vi_xor(a, b) _mm256_xor_si256(a, b)
 #define vi_xor3(a, b, c) _mm256_xor_si256(_mm256_xor_si256(a, b), c)
 #define vi_select(mask, a, b) _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
-#define vi_rotate_left(v, n) _mm256_or_si256(_mm256_slli_epi32(v, n), _mm256_srli_epi32(v, 32 - (n)))
+#define vi_rotate_left(v, n) _mm256_or_si256(vw_shift_left(v, n), vw_shift_right(v, 32 - (n)))
 #define vi_rotate_four(v) _mm256_shuffle_epi32(v, 0x93)
 #define vi_pick_bytes(v, index) _mm256_shuffle_epi8(v, index)
 #define vi_odd_bytes(v) _mm256_srli_epi16(v, 8)

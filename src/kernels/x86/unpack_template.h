@@ -35,7 +35,7 @@ KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t
 }
 
 /* Unpacks 8 columns' share of one column tile: quad is lane mod 4, which is the pair of columns. */
-KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine, const table *entries,
+KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine, const value_table *entries,
                               uint32_t group, uint32_t ct, uint32_t quad)
 {
     const kvant_layout *layout = job->layout;
@@ -62,7 +62,7 @@ KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine,
 KVANT_INLINE void unpack_bits(const unpack_job *job, uint32_t bits, bool affine)
 {
     const kvant_layout *layout = job->layout;
-    table entries = table_load(affine ? NULL : job->values, 1u << bits);
+    value_table entries = table_load(affine ? NULL : job->values, 1u << bits);
     for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
         if (kvant_layout_group_tiles(layout, group) < 4) {
             kvant_unpack_group_c(layout, job->words, job->values, job->offset, group, job->tile);

@@ -1,5 +1,6 @@
 /* vectors.h - operations that both widths have, by their names in the templates. vectors_ymm.h and
- * vectors_zmm.h define MM(op), an instruction of the width, and MM_WHOLE(op), one on all bits. */
+ * vectors_zmm.h define MM(op), an instruction of the width, MM_WHOLE(op), one on all bits, and vi_count, the
+ * type in which the width's instructions take a constant number of bits to shift by. */
 #define vf_zero() MM(setzero_ps)()
 #define vf_set(x) MM(set1_ps)(x)
 #define vf_load(p) MM(load_ps)(p)
@@ -27,10 +28,10 @@
 #define vi_or(a, b) MM_WHOLE(or)(a, b)
 #define vi_add(a, b) MM(add_epi32)(a, b)
 #define vi_max_unsigned(a, b) MM(max_epu32)(a, b)
-#define vi_shift_left(v, n) MM(slli_epi32)(v, n)
+#define vi_shift_left(v, n) MM(slli_epi32)(v, (vi_count)(n))
 #define vi_shift_left_by(v, n) MM(sll_epi32)(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_shift_left_each(v, n) MM(sllv_epi32)(v, n)
-#define vi_shift_right(v, n) MM(srli_epi32)(v, n)
+#define vi_shift_right(v, n) MM(srli_epi32)(v, (vi_count)(n))
 #define vi_shift_right_by(v, n) MM(srl_epi32)(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_shift_right_each(v, n) MM(srlv_epi32)(v, n)
 #define vi_shift_right_words(v, n) MM(srl_epi16)(v, _mm_cvtsi32_si128((int)(n)))

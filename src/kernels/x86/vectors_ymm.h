@@ -7,6 +7,7 @@
 #include "../kernels.h"
 
 #define LANES 8u
+#define vi_count int
 #define MM(op) _mm256_##op
 #define MM_WHOLE(op) _mm256_##op##_si256
 

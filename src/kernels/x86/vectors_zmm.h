@@ -7,6 +7,7 @@
 #include "../kernels.h"
 
 #define LANES 16u
+#define vi_count unsigned
 #define MM(op) _mm512_##op
 #define MM_WHOLE(op) _mm512_##op##_si512
 

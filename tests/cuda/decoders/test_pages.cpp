@@ -218,7 +218,7 @@ template <class C, int D> static int check(const char *spec)
                     task.chunks.k_directions.secondaries[i / 4][i % 4] = (float)view->of.chunk.secondaries[i];
             }
             static uint32_t rng = 1;
-            const auto next = [] { return (int)((rng = rng * 1664525u + 1013904223u) >> 8 & 0xffff) * 0x1p-15f - 1; };
+            const auto next = [] { return (float)((rng = rng * 1664525u + 1013904223u) >> 8 & 0xffff) * 0x1p-15f - 1; };
             for (int n = 0; n < COLUMNS; n++) {
                 for (int j = 0; j < D; j++)
                     task.queries[n][j] = next() * (n == 3 ? 1000 : 1);

@@ -46,9 +46,9 @@ static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head
         if (entry == KVANT_CUDA_NO_BLOCK)
             memset(y, 0, d * sizeof *y);
         else if (entry < 0)
-            kvant_codec_decode_open(host_source(codec), host_kernels(), host_page(open, -1 - entry, head), t % TOKENS, 1, y);
+            kvant_codec_decode_open(host_source(codec), host_kernels(), host_page(open, (uint32_t)(-1 - entry), head), (uint32_t)(t % TOKENS), 1, y);
         else
-            kvant_codec_decode_transformed(&own, host_kernels(), host_page(sealed, entry, head), t % TOKENS, y);
+            kvant_codec_decode_transformed(&own, host_kernels(), host_page(sealed, (uint32_t)entry, head), (uint32_t)(t % TOKENS), y);
     }
 }
 

@@ -12,7 +12,6 @@
 
 #include "internal.h"
 
-#define EXPORT __attribute__((visibility("default")))
 typedef unsigned long long address;
 
 enum { MOST_SPANS = 4096, N_DEVICES = 2, ELSEWHERE = 1 };
@@ -53,52 +52,52 @@ bool host_driver_runs(void)
     return runs;
 }
 
-EXPORT int cuInit(unsigned flags)
+EXPORT(int, cuInit, (unsigned flags))
 {
     runs = true;
     return (int)flags;
 }
 
-EXPORT int cuDeviceGetCount(int *n)
+EXPORT(int, cuDeviceGetCount, (int *n))
 {
     return !(*n = 1);
 }
 
-EXPORT int cuDeviceGet(int *device, int ordinal)
+EXPORT(int, cuDeviceGet, (int *device, int ordinal))
 {
     return (*device = ordinal);
 }
 
-EXPORT int cuDeviceGetName(char *name, int bytes, int device)
+EXPORT(int, cuDeviceGetName, (char *name, int bytes, int device))
 {
     return snprintf(name, (size_t)bytes, "host GPU %d", device) < 0;
 }
 
-EXPORT int cuDriverGetVersion(int *version)
+EXPORT(int, cuDriverGetVersion, (int *version))
 {
     return !(*version = 13000);
 }
 
-EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+EXPORT(int, cuDeviceGetAttribute, (int *value, int attribute, int device))
 {
     *value = 1 << 20;
     return attribute != 38 || device != 0;
 }
 
-EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
+EXPORT(int, cuDevicePrimaryCtxRetain, (void **context, int device))
 {
     *context = device < N_DEVICES ? &contexts[device] : NULL;
     return *context == NULL;
 }
 
-EXPORT int cuCtxSetCurrent(void *context)
+EXPORT(int, cuCtxSetCurrent, (void *context))
 {
     current = context;
     return 0;
 }
 
 /* 32 MiB more than a benchmark leaves free, or as many bytes as KVANT_TEST_FREE_BYTES says. */
-EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
+EXPORT(int, cuMemGetInfo_v2, (size_t *available, size_t *total))
 {
     const char *bytes = getenv("KVANT_TEST_FREE_BYTES");
     *total = (size_t)96 << 20;
@@ -106,7 +105,7 @@ EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
     return 0;
 }
 
-EXPORT int cuMemAlloc_v2(address *memory, size_t bytes)
+EXPORT(int, cuMemAlloc_v2, (address *memory, size_t bytes))
 {
     void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
     *memory = (address)(uintptr_t)span;
@@ -115,7 +114,7 @@ EXPORT int cuMemAlloc_v2(address *memory, size_t bytes)
     return span ? 0 : 2;
 }
 
-EXPORT int cuMemFree_v2(address memory)
+EXPORT(int, cuMemFree_v2, (address memory))
 {
     for (int i = 0; i < MOST_SPANS; i++)
         if (spans[i].at == (const char *)(uintptr_t)memory)
@@ -124,41 +123,41 @@ EXPORT int cuMemFree_v2(address memory)
     return 0;
 }
 
-EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
+EXPORT(int, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))
 {
     *memory = calloc(1, bytes);
     return flags != 3 || !*memory;
 }
 
-EXPORT int cuMemFreeHost(void *memory)
+EXPORT(int, cuMemFreeHost, (void *memory))
 {
     free(memory);
     return 0;
 }
 
-EXPORT int cuMemcpyHtoD_v2(address to, const void *from, size_t bytes)
+EXPORT(int, cuMemcpyHtoD_v2, (address to, const void *from, size_t bytes))
 {
     memcpy((void *)(uintptr_t)to, from, bytes);
     return 0;
 }
 
-EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t bytes)
+EXPORT(int, cuMemcpyDtoH_v2, (void *to, address from, size_t bytes))
 {
     memcpy(to, (const void *)(uintptr_t)from, bytes);
     return 0;
 }
 
-EXPORT int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream)
+EXPORT(int, cuMemcpyHtoDAsync_v2, (address to, const void *from, size_t bytes, void *stream))
 {
     return !host_is_here((void *)(uintptr_t)to) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyHtoD_v2(to, from, bytes);
 }
 
-EXPORT int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream)
+EXPORT(int, cuMemcpyDtoHAsync_v2, (void *to, address from, size_t bytes, void *stream))
 {
     return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE : host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
 }
 
-EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
+EXPORT(int, cuDeviceGetByPCIBusId, (int *device, const char *id))
 {
     *device = strcmp(id, "0000:01:00.0") == 0;
     return *device == 0 && strcmp(id, "0000:00:00.0") != 0;
@@ -175,7 +174,7 @@ static void run_copy(void *data)
     memcpy((void *)(uintptr_t)c->to, (const void *)(uintptr_t)c->from, c->bytes);
 }
 
-EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
+EXPORT(int, cuMemcpyDtoDAsync_v2, (address to, address from, size_t bytes, void *stream))
 {
     copy_1d c = { to, from, bytes };
     if (!host_record(stream, run_copy, &c, sizeof c))
@@ -199,7 +198,7 @@ typedef struct copy_2d {
 } copy_2d;
 
 /* Within the GPU. */
-EXPORT int cuMemcpy2DAsync_v2(const copy_2d *c, void *stream)
+EXPORT(int, cuMemcpy2DAsync_v2, (const copy_2d *c, void *stream))
 {
     if (c->from_type != 2 || c->to_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)
         return 1;
@@ -211,30 +210,30 @@ EXPORT int cuMemcpy2DAsync_v2(const copy_2d *c, void *stream)
     return 0;
 }
 
-EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream)
+EXPORT(int, cuMemsetD8Async, (address to, unsigned char value, size_t bytes, void *stream))
 {
     memset((void *)(uintptr_t)to, value, bytes);
     return stream == NULL || !host_is_here((void *)(uintptr_t)to);
 }
 
-EXPORT int cuEventSynchronize(void *event)
+EXPORT(int, cuEventSynchronize, (void *event))
 {
     return event == NULL;
 }
 
-EXPORT int cuGetErrorName(int result, const char **text)
+EXPORT(int, cuGetErrorName, (int result, const char **text))
 {
     *text = result == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : "an error of the stand-in";
     return 0;
 }
 
-EXPORT int cuEventElapsedTime(float *milliseconds, const struct timespec *from, const struct timespec *to)
+EXPORT(int, cuEventElapsedTime, (float *milliseconds, const struct timespec *from, const struct timespec *to))
 {
     *milliseconds = 1e3f * (float)(to->tv_sec - from->tv_sec) + 1e-6f * (float)(to->tv_nsec - from->tv_nsec);
     return 0;
 }
 
-EXPORT int cuGetErrorString(int result, const char **text)
+EXPORT(int, cuGetErrorString, (int result, const char **text))
 {
     *text = "an error of the stand-in";
     return result == 0;

@@ -33,6 +33,11 @@ HOST_RECORDED(HOST_RUN)
 HOST_RUN(merge, kvant_cuda_merge_args)
 #undef HOST_RUN
 
+/* A function of the driver: a program that opens this library finds it by name, so no header declares it. */
+#define EXPORT(type, name, arguments)                                                              \
+    __attribute__((visibility("default"))) type name arguments;                                    \
+    type name arguments
+
 /* The current context, and whether the driver's memory is of its GPU. */
 void *host_context(void);
 __attribute__((visibility("default"))) bool host_is_here(const void *memory);

@@ -12,7 +12,6 @@
 
 #include "internal.h"
 
-#define EXPORT __attribute__((visibility("default")))
 enum { MOST_STREAMS = 64, UNJOINED = 901, BAD = 1 };
 
 typedef struct work {
@@ -100,19 +99,19 @@ static void release(graph *g)
     free(g);
 }
 
-EXPORT unsigned long host_launches(unsigned long *updates)
+EXPORT(unsigned long, host_launches, (unsigned long *updates))
 {
     *updates = n_updates;
     return n_launches;
 }
 
 /* Edges beyond those from each piece of work to the next in the graph that was made last. */
-EXPORT size_t host_edges_left(void)
+EXPORT(size_t, host_edges_left, (void))
 {
     return n_left;
 }
 
-EXPORT int cuStreamCreate(void **handle, unsigned flags)
+EXPORT(int, cuStreamCreate, (void **handle, unsigned flags))
 {
     for (int i = 0; i < MOST_STREAMS; i++)
         if (!streams[i]) {
@@ -123,7 +122,7 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
     return BAD;
 }
 
-EXPORT int cuStreamDestroy_v2(void *handle)
+EXPORT(int, cuStreamDestroy_v2, (void *handle))
 {
     for (int i = 0; i < MOST_STREAMS; i++)
         if (streams[i] == handle)
@@ -132,12 +131,12 @@ EXPORT int cuStreamDestroy_v2(void *handle)
     return 0;
 }
 
-EXPORT int cuStreamSynchronize(void *handle)
+EXPORT(int, cuStreamSynchronize, (void *handle))
 {
     return host_captures(handle) ? 900 : 0;
 }
 
-EXPORT int cuStreamWaitEvent(void *handle, const event *e, unsigned flags)
+EXPORT(int, cuStreamWaitEvent, (void *handle, const event *e, unsigned flags))
 {
     stream *s = stream_of(handle);
     if (!s || flags)
@@ -151,7 +150,7 @@ EXPORT int cuStreamWaitEvent(void *handle, const event *e, unsigned flags)
     return 0;
 }
 
-EXPORT int cuStreamBeginCapture_v2(void *handle, int mode)
+EXPORT(int, cuStreamBeginCapture_v2, (void *handle, int mode))
 {
     stream *s = stream_of(handle);
     if (!s)
@@ -197,7 +196,7 @@ static bool in_one_line(graph *g)
     return true;
 }
 
-EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n)
+EXPORT(int, cuGraphGetEdges_v2, (graph *g, work **from, work **to, unsigned char (*data)[8], size_t *n))
 {
     *n = g->n_edges;
     for (size_t i = 0; from && i < g->n_edges; i++) {
@@ -208,7 +207,7 @@ EXPORT int cuGraphGetEdges_v2(graph *g, work **from, work **to, unsigned char (*
     return 0;
 }
 
-EXPORT int cuGraphRemoveDependencies_v2(graph *g, work **from, work **to, unsigned char (*data)[8], size_t n)
+EXPORT(int, cuGraphRemoveDependencies_v2, (graph *g, work **from, work **to, unsigned char (*data)[8], size_t n))
 {
     for (size_t i = 0; i < n; i++) {
         edge *e = find_edge(g, from[i], to[i]);
@@ -219,7 +218,7 @@ EXPORT int cuGraphRemoveDependencies_v2(graph *g, work **from, work **to, unsign
     return 0;
 }
 
-EXPORT int cuStreamEndCapture(void *handle, void **result)
+EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
 {
     stream *s = stream_of(handle);
     int error = 0;
@@ -240,7 +239,7 @@ EXPORT int cuStreamEndCapture(void *handle, void **result)
     return error;
 }
 
-EXPORT int cuGraphInstantiateWithFlags(graph ***executable, graph *g, unsigned long long flags)
+EXPORT(int, cuGraphInstantiateWithFlags, (graph ***executable, graph *g, unsigned long long flags))
 {
     *executable = malloc(sizeof **executable);
     **executable = g;
@@ -249,7 +248,7 @@ EXPORT int cuGraphInstantiateWithFlags(graph ***executable, graph *g, unsigned l
     return g == NULL || flags != 0;
 }
 
-EXPORT int cuGraphExecUpdate_v2(graph **executable, graph *g, void *info)
+EXPORT(int, cuGraphExecUpdate_v2, (graph **executable, graph *g, void *info))
 {
     if (!info || (*executable)->n != g->n)
         return 910;
@@ -260,7 +259,7 @@ EXPORT int cuGraphExecUpdate_v2(graph **executable, graph *g, void *info)
     return 0;
 }
 
-EXPORT int cuGraphLaunch(graph **executable, void *handle)
+EXPORT(int, cuGraphLaunch, (graph **executable, void *handle))
 {
     if (!handle || host_captures(handle) || host_is_foreign(handle) || !in_one_line(*executable))
         return BAD;
@@ -270,32 +269,32 @@ EXPORT int cuGraphLaunch(graph **executable, void *handle)
     return 0;
 }
 
-EXPORT int cuGraphExecDestroy(graph **executable)
+EXPORT(int, cuGraphExecDestroy, (graph **executable))
 {
     release(*executable);
     free(executable);
     return 0;
 }
 
-EXPORT int cuGraphDestroy(graph *g)
+EXPORT(int, cuGraphDestroy, (graph *g))
 {
     release(g);
     return 0;
 }
 
-EXPORT int cuEventCreate(event **e, unsigned flags)
+EXPORT(int, cuEventCreate, (event **e, unsigned flags))
 {
     *e = calloc(1, sizeof **e);
-    return flags & ~3u;
+    return (flags & ~3u) != 0;
 }
 
-EXPORT int cuEventDestroy_v2(event *e)
+EXPORT(int, cuEventDestroy_v2, (event *e))
 {
     free(e);
     return 0;
 }
 
-EXPORT int cuEventRecord(event *e, void *handle)
+EXPORT(int, cuEventRecord, (event *e, void *handle))
 {
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->of = stream_of(handle);

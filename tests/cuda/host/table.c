@@ -69,7 +69,7 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weigh
 {
     kvant_transform t = host_source(codec)->transform;
     const size_t d = t.head_dim, n = !t.weights ? 0 : t.diagonal ? d : d * d;
-    t.weights = weights ? (float *)weights + head * n : NULL;
+    t.weights = weights ? (float *)(uintptr_t)(weights + head * n) : NULL; /* is only read */
     if (t.rotate == KVANT_ROTATE_DENSE && !t.weights)
         t.rotate = KVANT_ROTATE_NONE; /* as kernels have it: the caller turns rows, queries and outputs */
     return t;
