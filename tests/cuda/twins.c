@@ -194,7 +194,7 @@ static size_t learnt_bytes(const kvant_cache *cache)
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (int role = 0; role < 2; role++) {
             kvant_tensor_info info = { .size = sizeof info };
-            assert_int_equal(kvant_tensor_get_info(kvant_cache_tensor(cache, layer, role)[0], &info), KVANT_OK);
+            assert_int_equal(kvant_tensor_get_info(kvant_cache_tensor(cache, layer, (kvant_role)role)[0], &info), KVANT_OK);
             bytes += info.learnt_bytes;
         }
     return bytes;

@@ -67,6 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     }
     if (kvant_calibration_parse(bytes, n, &calibration, &error) == KVANT_OK) {
         sink += touch(calibration);
+        (void)sink;
         kvant_calibration_free(&calibration);
         return 0;
     }

@@ -321,7 +321,7 @@ static void room_makes_no_difference(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096 << i });
+        struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096u << i });
         steps(context, logits[i]);
         llama_free(context);
     }

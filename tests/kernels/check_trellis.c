@@ -7,8 +7,8 @@ typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kin
 /* What bit i of the states before a step does to its subset. */
 static uint32_t subset_of_256(uint32_t i)
 {
-    return ((2 * i & KVANT_TRELLIS_256_TAP_0) != 0) | ((2 * i & KVANT_TRELLIS_256_TAP_1) != 0) << 1 |
-           ((2 * i & KVANT_TRELLIS_256_TAP_2) != 0) << 2;
+    return ((2 * i & KVANT_TRELLIS_256_TAP_0) ? 1u : 0u) | ((2 * i & KVANT_TRELLIS_256_TAP_1) ? 2u : 0u) |
+           ((2 * i & KVANT_TRELLIS_256_TAP_2) ? 4u : 0u);
 }
 
 /* Nothing of it comes from a codec's book: the search has to work with any table of costs and any parities. With 256

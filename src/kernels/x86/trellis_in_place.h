@@ -40,8 +40,9 @@ typedef struct places {
 
 KVANT_INLINE uint32_t vector_subset(uint32_t t, uint32_t v)
 {
-    return (v & 1 ? PLACE_EFFECT(t, 4) : 0) ^ (v & 2 ? PLACE_EFFECT(t, 5) : 0) ^ (v & 4 ? PLACE_EFFECT(t, 6) : 0) ^
-           (v & 8 ? PLACE_EFFECT(t, 7) : 0);
+    const int subset = (v & 1 ? PLACE_EFFECT(t, 4) : 0) ^ (v & 2 ? PLACE_EFFECT(t, 5) : 0) ^
+                       (v & 4 ? PLACE_EFFECT(t, 6) : 0) ^ (v & 8 ? PLACE_EFFECT(t, 7) : 0);
+    return (uint32_t)subset;
 }
 
 /* Costs of lanes of vectors whose subset is z more; t is a constant, so only those that are used
