@@ -18,7 +18,8 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 test-vllm test-lmcache asan tsan install dist wheel clean help
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-vllm test-lmcache asan tsan \
+    install dist wheel clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -66,14 +67,14 @@ cuda:
 	    -DCMAKE_CUDA_ARCHITECTURES="80-real;90-real;90-virtual")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_cuda
 
-# With a CUDA toolkit the library for GPUs is compiled too, for one generation of them; where no GPU will run it, with a few of its
-# attention kernels, one of each template. $(1): ALL or FEW, or empty to look.
+# Configures and builds everything with tests. $(1): KVANT_CUDA. Kernels for GPUs take nvcc longer than everything else together, so
+# `make test` compiles them only where a GPU will run them.
 define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && pairs="$(1)" && \
-	if [ -z "$$pairs" ]; then nvidia-smi -L >/dev/null 2>&1 && pairs=ALL || pairs=FEW; fi && \
+	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && cuda="$(1)" && \
+	if [ -z "$$cuda" ]; then nvidia-smi -L >/dev/null 2>&1 && cuda=AUTO || cuda=OFF; fi && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
-	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
+	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_CUDA=$$cuda -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=ALL)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
 endef
@@ -87,16 +88,48 @@ test-fast:
 	$(call configure_tests)
 	$(RUN_TESTS) $(BUILD) -L fast -j $(JOBS)
 
-# Everything else, an hour on 2 cores: long tests, sanitizers, llama.cpp's other interface, all attention kernels for GPUs.
+# Everything else, hours on 2 cores: long tests, clang, sanitizers, llama.cpp's other interface, all kernels for GPUs.
 test-long:
-	$(call configure_tests,ALL)
-	$(RUN_TESTS) $(BUILD) -L long -j $(JOBS)
+	$(call configure_tests,AUTO)
+	$(RUN_TESTS) $(BUILD) -L "long|cuda" -j $(JOBS)
+	$(MAKE) test-clang
 	$(MAKE) test-lean
 	$(MAKE) asan
 	$(MAKE) tsan
 	$(MAKE) test-api3
 	$(MAKE) test-vllm
 	$(MAKE) test-lmcache
+
+# Everything compiles without a warning of clang's, and passes the tests that need no model.
+test-clang:
+	scripts/deps.sh test
+	model=$$($(FETCH) model) && \
+	$(call configure,release,$(BUILD)-clang,-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DKVANT_BUILD_TESTS=ON \
+	    -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
+	cmake --build $(BUILD)-clang -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-clang -L fast -j $(JOBS)
+
+# The library on 64-bit ARM: natively on such a machine, elsewhere a cross build under qemu.
+test-arm64:
+	scripts/deps.sh test
+	if [ "$$(uname -m)" = aarch64 ]; then \
+	    cmake --preset release -B $(BUILD) -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF -DKVANT_BUILD_PLUGIN=OFF && \
+	    cmake --build $(BUILD) -j $(JOBS) && $(RUN_TESTS) $(BUILD) -L fast -j $(JOBS); \
+	else tests/aarch64/run.sh $(abspath $(BUILD))/aarch64; fi
+
+# Kernels for GPUs compile, one of each template, and what can be tested of them without a GPU passes.
+test-cuda:
+	scripts/deps.sh test
+	cmake --preset release -B $(BUILD)-cuda -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF -DKVANT_BUILD_PLUGIN=OFF \
+	    -DKVANT_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=FEW
+	cmake --build $(BUILD)-cuda -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-cuda -L cuda -j $(JOBS)
+
+# Pages: links, names, tables, README's picture.
+test-docs:
+	scripts/deps.sh fetch
+	$(PYTHON) tests/docs/test_pages.py
+	$(PYTHON) scripts/plot_readme.py --check
 
 # An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
 test-vllm:
@@ -162,7 +195,7 @@ wheel:
 	JOBS=$(JOBS) PYTHON=$(PYTHON) scripts/wheel.sh $(BUILD)/wheel "$$headers" "$$plot" "$$zig"
 
 clean:
-	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean
+	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean $(BUILD)-clang $(BUILD)-cuda
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
@@ -170,9 +203,13 @@ help:
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
-	@echo 'make test       build and run the tests but the long ones (8 minutes on 2 cores, building aside)'
+	@echo 'make test       build and run the tests but the long ones (15 minutes on 2 cores)'
 	@echo 'make test-fast  those that need no model (under a minute)'
-	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
+	@echo 'make test-long  the long ones, kernels for GPUs, clang, sanitizers and llama.cpp b11434 (hours)'
+	@echo 'make test-clang a build by clang, and its tests without a model'
+	@echo 'make test-arm64 the library on 64-bit ARM, under qemu elsewhere'
+	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
+	@echo 'make test-docs  pages: links, names, README'"'"'s picture'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'

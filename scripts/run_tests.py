@@ -15,7 +15,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
-SLOWEST = 8
+SLOWEST = 20
 SKIPPED_LINE = re.compile(r"^(?:\[ +\w+ +\] )?skipped: (.+)$", re.MULTILINE)
 # test_full_disk (__main__.Kept.test_full_disk) ... skipped 'the reason'; a docstring takes a line of its own.
 SKIPPED_CASE = re.compile(r"^(test_\w+) \([^)]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.+)['\"]$", re.MULTILINE)
