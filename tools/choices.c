@@ -3,9 +3,11 @@
 
 #include "args.h"
 #include "command.h"
+#include "plugin.h"
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *file_name(const char *path)
@@ -72,23 +74,35 @@ static void suggest(const char *spec)
         hint("did you mean '%s%s'?", closest, options);
 }
 
+/* The environment's own text: a copy would say nothing. */
+bool choice_is_from(const char *value, const char *variable)
+{
+    return value != NULL && value == getenv(variable);
+}
+
 static bool refused(const kvant_scheme_params *p, kvant_status status)
 {
     const struct {
-        const char *option, *word;
-    } options[] = { { "-k", p->k },
-                    { "-v", p->v },
-                    { "--protect-codec", p->protect_codec },
-                    { "--config", p->settings },
-                    { "--calibration", p->calibration } };
+        const char *option, *variable, *word;
+    } options[] = { { "-k", PLUGIN_ENV_K, p->k },
+                    { "-v", PLUGIN_ENV_V, p->v },
+                    { "--protect-codec", PLUGIN_ENV_PROTECT_CODEC, p->protect_codec },
+                    { "--config", PLUGIN_ENV_CONFIG, p->settings },
+                    { "--calibration", PLUGIN_ENV_CALIBRATION, p->calibration } };
     static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
-    const char *why = kvant_error_message(), *option = p->preset != NULL ? "--preset:" : "the cache:", *word = NULL;
+    const char *why = kvant_error_message(), *word = NULL, *option = "the cache:", *variable = NULL;
+    if (p->preset != NULL)
+        option = choice_is_from(p->preset, PLUGIN_ENV_PRESET) ? PLUGIN_ENV_PRESET ":" : "--preset:";
     for (size_t i = 0; i < sizeof options / sizeof *options && word == NULL; i++)
         if (begins(why, options[i].word)) {
             option = options[i].option;
             word = options[i].word;
+            variable = choice_is_from(word, options[i].variable) ? options[i].variable : NULL;
         }
-    complain("%s %s", option, why);
+    if (variable != NULL)
+        complain("%s=%s", variable, why);
+    else
+        complain("%s %s", option, why);
     if (word != NULL && strstr(why, "there is no codec") != NULL)
         suggest(word);
     const char *closest = p->preset != NULL ? args_closest(p->preset, presets, 4) : NULL;

@@ -11,6 +11,9 @@
  * calibration beside the model is used, or why not. False after complaining. */
 bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool *told);
 
+/* Whether a value of the params is the variable's, taken from the environment and not copied. */
+bool choice_is_from(const char *value, const char *variable);
+
 /* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
 bool calibration_beside(const char *model, char *path, size_t bytes);
 

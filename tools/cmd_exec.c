@@ -86,7 +86,9 @@ static bool one_choice(kvant_scheme_params *p)
     }
     if (p->settings == NULL || (p->protect == 0 && p->protect_codec == NULL))
         return true;
-    complain("exec: --config %s says what every layer uses: no --protect or KVANT_PROTECT beside it", p->settings);
+    complain("exec: %s%s says what every layer uses: no --protect or KVANT_PROTECT beside it",
+             choice_is_from(p->settings, PLUGIN_ENV_CONFIG) ? PLUGIN_ENV_CONFIG "=" : "--config ",
+             p->settings);
     return hint("leave out one of them");
 }
 
