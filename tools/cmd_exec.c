@@ -1,15 +1,17 @@
 /* cmd_exec.c - `kvant exec`: becomes a llama.cpp program that has the plug-in loaded.
  *
- * A llama.cpp program loads GGML_BACKEND_PATH always when its back ends are separate files, but only on
- * --device and the like when they are linked in, so --device is what makes the plug-in work everywhere. A GPU
- * type device is given the cache with -ngl only (the weights stay on the CPU: the device has no operation for
- * them), and its attention is the flash attention operation.
- */
+ * A llama.cpp program always loads GGML_BACKEND_PATH when its back ends are separate files. When
+ * they are linked in, it does so only for --device and the like, so exec adds --device. A GPU type device is given the cache with -ngl only, and its attention is the flash
+ * attention operation. In the computer's memory the device takes no weights: exec_gpu.c says so
+ * where that costs a GPU. */
 #define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
 #include "command.h"
+#include "devices.h"
+#include "exec_gpu.h"
 #include "plugin.h"
+#include "program.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -51,8 +53,9 @@ static const arg_spec spec = {
     .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
              "                  [--accel] [--] PROGRAM [ARGUMENTS]",
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
-             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. Other programs\n"
-             "get the environment only: GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
+             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. They may stand\n"
+             "behind other words: taskset -c 0 llama-server. Other programs get the environment only:\n"
+             "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
@@ -101,141 +104,200 @@ static bool protect_from_environment(kvant_scheme_params *p)
     return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
 }
 
-/* A flag that a llama.cpp program needs, its other spellings, and the variable that sets it from outside. */
+/* A flag that a llama.cpp program needs, unless it is given one. */
 typedef struct needed_flag {
-    const char *names[4];
-    const char *value;
-    const char *variable;
+    const program_option *option;
+    char name[12], value[12];
 } needed_flag;
 
+static const program_option option_attention = { { "-fa", "--flash-attn", NULL },
+                                                 { "LLAMA_ARG_FLASH_ATTN", NULL } };
+static const program_option option_tensors = { { "-ot", "--override-tensor", NULL },
+                                               { "LLAMA_ARG_OVERRIDE_TENSOR", NULL } };
+
 enum { MAX_NEEDED = 3 };
-static const needed_flag needed[] = {
-    { { "--device", "-dev", NULL }, PLUGIN_DEVICE, "LLAMA_ARG_DEVICE" },
-    { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL }, "99", "LLAMA_ARG_N_GPU_LAYERS" },
-    { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
+static needed_flag needed[MAX_NEEDED] = {
+    { &option_device, "--device", PLUGIN_DEVICE },
+    { &option_layers, "-ngl", "99" },
+    { &option_attention, "-fa", "on" },
 };
-/* An ACCEL device is not chosen: all there are take part. -ot none=CPU overrides no tensor; builds with linked back ends load the
- * plug-in only for such an option. */
-static const needed_flag needed_by_accel[] = {
-    { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
-    { { "-ot", "--override-tensor", NULL }, "none=CPU", "LLAMA_ARG_OVERRIDE_TENSOR" },
-    { { NULL }, NULL, NULL },
+/* An ACCEL device is not chosen: all there are take part. -ot none=CPU overrides no tensor; builds
+ * with linked back ends load the plug-in only for such an option. */
+static needed_flag needed_by_accel[MAX_NEEDED] = {
+    { &option_attention, "-fa", "on" },
+    { &option_tensors, "-ot", "none=CPU" },
 };
 
-/* Options that keep the cache from the device, or make it one that the device cannot have. */
-static const needed_flag cache_types[] = {
-    { { "-ctk", "--cache-type-k", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_K" },
-    { { "-ctv", "--cache-type-v", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_V" },
+/* Types of llama.cpp's caches, which the device KVANT cannot have: of the model, then of a model
+ * that drafts. Older versions of llama.cpp have other names of the latter's variables. */
+enum { N_MODEL_TYPES = 2, N_TYPES = 4 };
+static const program_option option_types[N_TYPES] = {
+    { { "-ctk", "--cache-type-k", NULL }, { "LLAMA_ARG_CACHE_TYPE_K", NULL } },
+    { { "-ctv", "--cache-type-v", NULL }, { "LLAMA_ARG_CACHE_TYPE_V", NULL } },
+    { { "-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", NULL },
+      { "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_K_DRAFT", NULL } },
+    { { "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", NULL },
+      { "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V_DRAFT", NULL } },
 };
-static const needed_flag no_offload = { { "-nkvo", "--no-kv-offload", NULL }, NULL, "LLAMA_ARG_NO_KV_OFFLOAD" };
+static const program_option option_draft_device = {
+    { "-devd", "--device-draft", "--spec-draft-device", NULL }, { NULL }
+};
+static const program_option option_draft_layers = {
+    { "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl", NULL },
+    { "LLAMA_ARG_N_GPU_LAYERS_DRAFT", NULL }
+};
 
-/* Not needed by the device: where its calibration may lie. */
-static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
-
-static const char *given_value(const needed_flag *flag, int argc, char **argv)
+/* Whether the model that drafts has its cache elsewhere, where every type is possible. */
+static bool drafts_elsewhere(const program *p)
 {
-    for (int i = 1; i < argc; i++)
-        for (size_t n = 0; flag->names[n] != NULL; n++)
-            if (strcmp(argv[i], flag->names[n]) == 0)
-                return i + 1 < argc ? argv[i + 1] : "";
-    return env_or_null(flag->variable);
+    const char *devices = program_value(p, &option_draft_device, NULL);
+    const char *layers = program_value(p, &option_draft_layers, NULL);
+    return (devices != NULL && !gpu_names_kvant(devices)) ||
+           (layers != NULL && strcmp(layers, "0") == 0);
 }
 
-static bool is_llama_program(const char *program)
+static bool refuse_type(const program_option *option, const char *name, const char *type,
+                        bool of_draft)
 {
-    const char *slash = strrchr(program, '/');
-    return strncmp(slash != NULL ? slash + 1 : program, "llama", 5) == 0;
+    const bool is_short = strcmp(name, option->names[0]) == 0;
+    complain("exec: %s %s%s%s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes "
+             "for f16", option->names[0], type, is_short ? "" : ", given by ", is_short ? "" : name);
+    if (of_draft)
+        return hint("leave %s out; or -devd none, where the model that drafts computes on the CPU "
+                    "with this cache", name);
+    return hint("leave %s out; or kvant exec --accel, for kvant's attention on that cache", name);
 }
 
-static bool is_off(const char *value)
+static bool check_types(const program *p)
 {
-    static const char *const words[] = { "off", "0", "false", "disabled" };
-    for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
-        if (strcmp(value, words[i]) == 0)
-            return true;
-    return false;
-}
-
-/* What would end the program, or its cache, later and without a reason. */
-static bool check_program_options(int argc, char **argv, bool accel)
-{
-    const needed_flag *attention = accel ? &needed_by_accel[0] : &needed[2];
-    if (!is_llama_program(argv[0]))
-        return true;
-    if (is_off(given_value(attention, argc, argv))) {
-        complain("exec: -fa off: attention must be one operation, flash attention, for kvant to compute it");
-        return hint("leave -fa and %s out", attention->variable);
-    }
-    for (size_t i = 0; !accel && i < sizeof cache_types / sizeof *cache_types; i++) {
-        const char *type = given_value(&cache_types[i], argc, argv);
-        if (type == NULL || strcmp(type, "f16") == 0)
-            continue;
-        complain("exec: %s %s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes for f16",
-                 cache_types[i].names[0], type);
-        return hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
-             cache_types[i].variable);
+    for (size_t i = 0; i < N_TYPES; i++) {
+        const char *name = NULL, *type = program_value(p, &option_types[i], &name);
+        const bool of_draft = i >= N_MODEL_TYPES;
+        if (type != NULL && strcmp(type, "f16") != 0 && !(of_draft && drafts_elsewhere(p)))
+            return refuse_type(&option_types[i], name, type, of_draft);
     }
     return true;
 }
 
-/* llama.cpp says nothing of it. How many layers another -ngl leaves out is said by the plug-in, which sees them. */
-static void warn_of_uncompressed(int argc, char **argv)
+/* What would end the program, or its cache, later and without a reason. */
+static bool check_program_options(const program *p, bool accel)
 {
-    const char *layers = given_value(&needed[1], argc, argv);
-    const bool stays = given_value(&no_offload, argc, argv) != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
-    if (!stays && (layers == NULL || strcmp(layers, "0") != 0))
-        return;
-    complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
-             stays ? "-nkvo" : "-ngl 0");
-    hint("leave it out: weights stay on the CPU in any case");
-}
-
-/* Whether ggml's CUDA back end lies beside the program, as in builds whose back ends are files. With it --accel needs the device, too. */
-static bool has_cuda(const char *program)
-{
-    const char *folders = strchr(program, '/') != NULL ? "" : getenv("PATH");
-    char path[PATH_MAX], real[PATH_MAX];
-    for (const char *at = folders; at != NULL; at = *at == ':' ? at + 1 : NULL) {
-        const int n = (int)strcspn(at, ":");
-        if (snprintf(path, sizeof path, "%.*s%s%s", n, at, n > 0 ? "/" : "", program) < (int)sizeof path && access(path, X_OK) == 0 &&
-            realpath(path, real) != NULL) {
-            *strrchr(real, '/') = '\0';
-            return snprintf(path, sizeof path, "%s/libggml-cuda.so", real) < (int)sizeof path && access(path, R_OK) == 0;
-        }
-        at += n;
+    const char *name = NULL, *attention = program_value(p, &option_attention, &name);
+    if (program_is_off(attention)) {
+        complain("exec: -fa off: attention must be one operation, flash attention, for kvant to "
+                 "compute it");
+        return hint("leave %s %s out", name, attention);
     }
-    return false;
+    return accel || check_types(p);
 }
 
-/* The program's argument vector with what it lacks added at the end; NULL without memory. */
-static char **build_arguments(int argc, char **argv, bool accel)
+/* How many layers another -ngl leaves out is said by the plug-in, which sees them. */
+static bool leaves_all_out(const program *p)
 {
-    const needed_flag *flags = accel && !has_cuda(argv[0]) ? needed_by_accel : needed;
-    char **out = calloc((size_t)argc + 2 * MAX_NEEDED + 1, sizeof *out);
+    const char *layers = program_value(p, &option_layers, NULL);
+    return program_keeps_cache(p) || (layers != NULL && strcmp(layers, "0") == 0);
+}
+
+/* llama.cpp says nothing of it. */
+static void warn_of_uncompressed(const program *p, const device_list *list)
+{
+    complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
+             program_keeps_cache(p) ? "-nkvo" : "-ngl 0");
+    if (gpu_is_left_out(list))
+        gpu_hint_flags(p, list);
+    else if (list->known && list->n_gpus == 0)
+        hint("leave it out: weights stay on the CPU in any case");
+    else
+        hint("leave it out");
+}
+
+/* Whether the program's folder has ggml's CUDA back end, as builds do whose back ends are files. */
+static bool has_cuda(const program *p)
+{
+    char path[PATH_MAX], real[PATH_MAX];
+    if (!program_path(p->argv[0], path, sizeof path) || realpath(path, real) == NULL)
+        return false;
+    *strrchr(real, '/') = '\0';
+    return snprintf(path, sizeof path, "%s/libggml-cuda.so", real) < (int)sizeof path &&
+           access(path, R_OK) == 0;
+}
+
+/* The flags for the program. On a GPU --accel needs the device, too. */
+static needed_flag *needed_flags(const program *p, bool accel, const device_list *list)
+{
+    const bool gpu = list->known ? list->n_gpus > 0 : has_cuda(p);
+    return accel && !gpu ? needed_by_accel : needed;
+}
+
+/* KVANT alone would take the weights from a GPU, for a cache that stays llama.cpp's. */
+static bool is_useless(const needed_flag *flag, const program *p, const device_list *list)
+{
+    return flag->option == &option_device && gpu_is_left_out(list) && leaves_all_out(p);
+}
+
+/* The words to execute, with the flags at the end; NULL without memory. A program that another one
+ * starts gets the flags right behind its name, or behind the command of `llama COMMAND`. The last
+ * words may belong to the first program: find -exec llama-cli ... ';'. */
+static char **build_arguments(const program *p, needed_flag *flags, const device_list *list)
+{
+    char **out = calloc((size_t)(p->n_before + p->argc) + 2 * MAX_NEEDED + 1, sizeof *out);
     if (out == NULL)
         return NULL;
+    const int head = p->n_before == 0 ? p->argc : program_has_command(p) ? 2 : 1;
     int n = 0;
-    for (; n < argc; n++)
-        out[n] = argv[n];
-    if (!is_llama_program(argv[0]))
-        return out;
-    for (size_t i = 0; i < MAX_NEEDED && flags[i].value != NULL; i++) {
-        const char *given = given_value(&flags[i], argc, argv);
-        if (given == NULL) {
-            out[n++] = program_argument(flags[i].names[0]);
-            out[n++] = program_argument(flags[i].value);
-        } else if (!accel && i == 0 && strstr(given, PLUGIN_DEVICE) == NULL) {
-            complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
-            hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
+    for (int i = 0; i < p->n_before + head; i++)
+        out[n++] = p->before[i];
+    for (size_t i = 0; flags != NULL && i < MAX_NEEDED && flags[i].option != NULL; i++)
+        if (program_value(p, flags[i].option, NULL) == NULL && !is_useless(&flags[i], p, list)) {
+            out[n++] = flags[i].name;
+            out[n++] = flags[i].value;
         }
-    }
+    for (int i = head; i < p->argc; i++)
+        out[n++] = p->argv[i];
     return out;
 }
 
-static int exec_failed(const char *program)
+static void warn_of_device(const program *p, const device_list *list)
+{
+    const char *given = program_value(p, &option_device, NULL);
+    if (given == NULL || gpu_names_kvant(given))
+        return;
+    complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
+    if (gpu_is_left_out(list) && strcmp(given, "none") != 0)
+        gpu_hint_flags(p, list);
+    else
+        hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
+}
+
+/* Tells the user, before the program starts, what the flags cost. */
+static void say_notes(const exec_options *o, const program *p, const device_list *list)
+{
+    if (o->accel) {
+        if (!o->quiet)
+            gpu_say_accel(p, list);
+        return;
+    }
+    warn_of_device(p, list);
+    if (leaves_all_out(p))
+        warn_of_uncompressed(p, list);
+    else if (!o->quiet)
+        gpu_say_unused(p, list, program_value(p, &option_device, NULL) == NULL);
+}
+
+static void say_no_flags(const exec_options *o, const program *p)
+{
+    if (o->quiet)
+        return;
+    complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
+             file_name(p->argv[0]));
+    hint("a llama.cpp program that it starts may need %s, too: one with linked back ends does",
+         o->accel ? "-fa on -ot none=CPU" : "--device " PLUGIN_DEVICE " -ngl 99 -fa on");
+}
+
+static int exec_failed(const char *name)
 {
     const int error = errno;
-    complain("exec: %s: %s", program, strerror(error));
+    complain("exec: %s: %s", name, strerror(error));
     if (error != ENOENT)
         return EXIT_RUNTIME;
     hint("give the program's path, or put its folder on PATH");
@@ -270,6 +332,40 @@ static int set_accel(const exec_options *o)
     return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
 }
 
+/* Sets the variables that load the plug-in and say how much it prints. 0 or an exit code. */
+static int set_plugin(const exec_options *o)
+{
+    char path[PATH_MAX];
+    if (!plugin_path(path, sizeof path))
+        return EXIT_RUNTIME;
+    if (setenv("GGML_BACKEND_PATH", path, 1) == 0 && (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
+        (!o->verbose || setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0) &&
+        (!o->quiet || setenv(PLUGIN_ENV_QUIET, "1", 1) == 0))
+        return 0;
+    complain("exec: cannot set the environment: %s", strerror(errno));
+    return EXIT_RUNTIME;
+}
+
+/* Returns only when the program could not be started. */
+static int become(const exec_options *o, const program *p, bool is_llama)
+{
+    device_list list = { .known = false };
+    if (is_llama && !program_only_prints(p)) {
+        devices_ask(p, &list);
+        say_notes(o, p, &list);
+    } else if (!is_llama)
+        say_no_flags(o, p);
+    char **words = build_arguments(p, is_llama ? needed_flags(p, o->accel, &list) : NULL, &list);
+    if (words == NULL) {
+        complain("exec: out of memory");
+        return EXIT_RUNTIME;
+    }
+    execvp(words[0], words);
+    const int code = exec_failed(words[0]);
+    free(words);
+    return code;
+}
+
 int command_exec(int argc, char **argv)
 {
     exec_options o = { .cache = { .size = sizeof o.cache, .protect = NOT_GIVEN } };
@@ -282,28 +378,14 @@ int command_exec(int argc, char **argv)
         hint("kvant exec -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
-    if (!check_program_options(argc - rest, argv + rest, o.accel))
+    program p;
+    const bool is_llama = program_find(argc - rest, argv + rest, &p);
+    if (is_llama && !check_program_options(&p, o.accel))
         return EXIT_USAGE;
-    o.cache.model = given_value(&model_flag, argc - rest, argv + rest);
+    o.cache.model = program_value(&p, &option_model, NULL);
     code = o.accel ? set_accel(&o) : set_codecs(&o);
-    char path[PATH_MAX];
     if (code != 0)
         return code;
-    if (!plugin_path(path, sizeof path))
-        return EXIT_RUNTIME;
-    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0) ||
-        (o.verbose && setenv(PLUGIN_ENV_VERBOSE, "1", 1) != 0) || (o.quiet && setenv(PLUGIN_ENV_QUIET, "1", 1) != 0))
-        return exec_failed(argv[rest]);
-    if (!o.accel && is_llama_program(argv[rest]))
-        warn_of_uncompressed(argc - rest, argv + rest);
-    if (o.accel && !o.quiet && is_llama_program(argv[rest]))
-        say_line("kvant: ", "attention on llama.cpp's own cache, of the types that -ctk and -ctv name: no codec, no calibration");
-    char **arguments = build_arguments(argc - rest, argv + rest, o.accel);
-    if (arguments == NULL) {
-        complain("exec: out of memory");
-        return EXIT_RUNTIME;
-    }
-    execvp(arguments[0], arguments);
-    free(arguments);
-    return exec_failed(argv[rest]);
+    code = set_plugin(&o);
+    return code != 0 ? code : become(&o, &p, is_llama);
 }

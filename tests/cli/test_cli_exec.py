@@ -1,22 +1,515 @@
-"""kvant exec without a model: variables, options and words before the program that mislead."""
+"""kvant exec without a model: GPUs that the program lists, words before it, refused options."""
 
+import pathlib
+import shutil
+import struct
 import sys
+import tempfile
+import time
 import unittest
 
-from testing import PLUGIN, run
+from testing import PLUGIN, program, run
 
 OK, USAGE = 0, 2
+VULKAN = "Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 24000 MiB free)"
+KVANT = "KVANT: compressed KV cache (kvant 0.1.0) in system memory (64000 MiB, 60000 MiB free)"
+ADDED = ["--device", "KVANT", "-ngl", "99", "-fa", "on"]
+
+
+def text(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def gguf(n_layers, architecture="llama"):
+    """The header of a model's file. Lists stand before the number of layers."""
+    words = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 300) + 300 * text("word")
+    numbers = text("some.numbers") + struct.pack("<IIQ", 9, 6, 1000) + 4000 * b"\0"
+    return (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 5)
+        + words
+        + numbers
+        + text("clip.block_count")
+        + struct.pack("<II", 4, 7)
+        + text("general.architecture")
+        + struct.pack("<I", 8)
+        + text(architecture)
+        + text(f"{architecture}.block_count")
+        + struct.pack("<II", 4, n_layers)
+    )
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def program(self, *devices, name="llama-server"):
+        """Prints its arguments, or the devices where it is asked for them."""
+        lines = "".join(f"  {device}\n" for device in devices)
+        return program(
+            self.folder,
+            name,
+            'for word; do if [ "$word" = --list-devices ]; then\n'
+            f"cat <<'END'\nAvailable devices:\n{lines}END\nexit; fi; done\n"
+            'printf "%s\\n" "$@"',
+        )
+
+    def model(self, n_layers=30, size=0):
+        path = self.folder / "model.gguf"
+        with open(path, "wb") as file:
+            file.write(gguf(n_layers))
+            if size:
+                file.truncate(size)
+        return path
+
+    def exec(self, *words, options=(), **environment):
+        """The program's arguments, and what exec said."""
+        done = run("exec", *options, "--", *words, **environment)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return done.stdout.splitlines(), done.stderr
 
 
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
-class Variables(unittest.TestCase):
+class Gpus(Case):
+    FLAGS = "--device KVANT,Vulkan0 -ts 29.5,1.5 -ot 'blk\\..*=Vulkan0'\n"
+
+    def test_weights_that_leave_a_gpu_are_pointed_out(self):
+        for name, buffers in (
+            ("Vulkan0", "Vulkan0"),
+            ("ROCm0", "ROCm0"),
+            ("SYCL0", "SYCL0"),
+            ("MTL0", "MTL0"),
+            ("Metal", "Metal"),
+            ("CANN0", "CANN0"),
+            ("MUSA0", "MUSA0"),
+            ("GPUOpenCL", "OpenCL"),
+        ):
+            for listed in (
+                [f"{name}: A card (8192 MiB, 8000 MiB free)", KVANT],
+                [f"{name}: A card"],
+            ):
+                arguments, said = self.exec(self.program(*listed), "-m", self.model())
+                self.assertEqual(arguments[2:], ADDED)
+                self.assertIn("weights stay on the CPU", said)
+                self.assertIn(f"Not used: {name} (A card)\n", said)
+                self.assertTrue(
+                    said.endswith(
+                        f": --device KVANT,{name} -ts 29.5,1.5 -ot 'blk\\..*={buffers}'\n"
+                    ),
+                    said,
+                )
+                self.assertEqual(said.count("\n"), 2)
+
+    def test_nothing_is_said_where_nothing_is_lost(self):
+        for listed in (
+            [],
+            [KVANT],
+            ["BLAS: OpenBLAS (0 MiB, 0 MiB free)", KVANT],
+            ["CUDA0: NVIDIA H100 (1 MiB, 1 MiB free)"],
+            [
+                "CUDA0: NVIDIA H100",
+                "Vulkan0: NVIDIA H100",
+                "KVANT0: NVIDIA H100",
+                "KVANT: NVIDIA H100",
+            ],
+        ):
+            arguments, said = self.exec(self.program(*listed), "-m", self.model())
+            self.assertEqual((arguments[2:], said), (ADDED, ""), listed)
+        server = self.program(VULKAN, KVANT)
+        for word in ("--help", "--version", "--list-devices"):
+            self.assertEqual(self.exec(server, word)[1], "")
+        self.assertEqual(self.exec(server, options=["--quiet"])[1], "")
+
+    def test_models_whose_layers_are_not_known(self):
+        server, model = self.program(VULKAN, KVANT), self.folder / "model.gguf"
+        said = self.exec(server, "-hf", "owner/model")[1]
+        self.assertIn(
+            "--device KVANT,Vulkan0 -ts N-0.5,1.5 -ot 'blk\\..*=Vulkan0', where N is", said
+        )
+        good = gguf(30)
+        start = good.index(struct.pack("<IIQ", 9, 8, 300))
+        for bad in [good[:n] for n in [0, 3, *range(4, len(good), 401), len(good) - 1]] + [
+            b"GGML" + good[4:],
+            good[:4] + struct.pack("<I", 1) + good[8:],
+            gguf(0),
+            gguf(2**32 - 1),
+            gguf(3).replace(b"llama.b", b"other.b"),
+            *(
+                good[:start] + struct.pack("<IIQ", 9, kind, n) + good[start + 16 :]
+                for kind in (8, 10, 9, 99)
+                for n in (2**61, 2**63, 2**64 - 1)
+            ),
+        ]:
+            model.write_bytes(bad)
+            self.assertIn("-ts N-0.5,1.5", self.exec(server, "-m", model)[1])
+
+    def test_a_model_in_parts(self):
+        server = self.program("Vulkan0: A card (1000 MiB, 1000 MiB free)", KVANT)
+        for part, data in ((1, gguf(30)), (2, b""), (3, b"")):
+            path = self.folder / f"m-0000{part}-of-00003.gguf"
+            path.write_bytes(data)
+            with open(path, "r+b") as file:
+                file.truncate(620 << 20)  # 31 layers with the output: 60 MiB each
+        said = self.exec(server, "-m", self.folder / "m-00001-of-00003.gguf")[1]
+        self.assertIn(
+            "weights of 12 of 30 layers on the GPU (more do not fit its free memory)", said
+        )
+
+    def test_what_does_not_fit_stays_on_the_cpu(self):
+        """31 layers with the output of 64 MiB each. A fifth of a GPU's memory stays free."""
+        model = self.model(size=31 * 64 << 20)
+        layers = "|".join(str(n) for n in range(30))
+        for free, flags in (
+            ((3200,), "-ts 29.5,1.5 -ot 'blk\\..*=Vulkan0'\n"),
+            ((400,), "-ts 29.5,1.5 -ot 'blk\\.(26|27|28|29)\\.=Vulkan0'\n"),
+            (
+                (400, 240),
+                "--device KVANT,Vulkan0,Vulkan1 -ts 29.5,1.5,0 -ot "
+                "'blk\\.(24|25|26|27)\\.=Vulkan0,blk\\.(28|29)\\.=Vulkan1'\n",
+            ),
+            (
+                (1600, 1600),
+                "--device KVANT,Vulkan0,Vulkan1 -ts 29.5,1.5,0 -ot "
+                f"'blk\\.({layers[:layers.index('|19')]})\\.=Vulkan0,"
+                f"blk\\.({layers[layers.index('19'):]})\\.=Vulkan1'\n",
+            ),
+            ((3200, 3200), self.FLAGS),
+            ((0,), self.FLAGS),
+        ):
+            server = self.program(
+                *(f"Vulkan{n}: Card ({mib} MiB, {mib} MiB free)" for n, mib in enumerate(free)),
+                KVANT,
+            )
+            said = self.exec(server, "-m", model)[1]
+            self.assertTrue(said.endswith(flags), said)
+        said = self.exec(self.program("Vulkan0: Card (64 MiB, 64 MiB free)", KVANT), "-m", model)[1]
+        self.assertIn("Vulkan0 has not enough free memory", said)
+
+    def test_fewer_layers_on_the_gpu(self):
+        said = self.exec(self.program(VULKAN, KVANT), "-m", self.model(), "-ngl", "4")[1]
+        self.assertIn("weights of 3 of 30 layers", said)  # the fourth of -ngl is the output
+        self.assertTrue(
+            said.endswith("-ts 29.5,1.5 -ot 'blk\\.(27|28|29)\\.=Vulkan0' -ngl 99\n"), said
+        )
+        for given in ("99", "all", "auto", "-1", "31"):
+            self.assertIn(
+                "'blk\\..*=Vulkan0' -ngl 99\n",
+                self.exec(self.program(VULKAN), "-m", self.model(), "-ngl", given)[1],
+            )
+
+    def test_a_model_that_sees(self):
+        """It computes on the first device, which KVANT would be."""
+        server, base = self.program(VULKAN, KVANT), ["-m", self.model(), "--mmproj", "x.gguf"]
+        self.assertTrue(self.exec(server, *base)[1].endswith("=Vulkan0' -mmdev Vulkan0\n"))
+        self.assertNotIn("-mmdev", self.exec(server, *base, "-mmdev", "none")[1])
+
+    def test_another_device(self):
+        server, model = self.program(VULKAN, KVANT), self.model()
+        for given, environment in (
+            (["--device", "Vulkan0"], {}),
+            (["-dev", "Vulkan0"], {}),
+            ([], {"LLAMA_ARG_DEVICE": "Vulkan0"}),
+        ):
+            arguments, said = self.exec(server, "-m", model, *given, **environment)
+            self.assertEqual(arguments[2 + len(given) :], ["-ngl", "99", "-fa", "on"])
+            self.assertIn("the device is set to 'Vulkan0', so the cache will not be kvant's", said)
+            self.assertTrue(said.endswith(self.FLAGS), said)
+        for given in ("KVANT,Vulkan0", "Vulkan0,KVANT"):
+            for more in ([], ["-ts", "29.5,1.5"], ["-ot", "blk=Vulkan0"]):
+                said = self.exec(server, "-m", model, "--device", given, *more)[1]
+                self.assertIn("weights stay on the CPU where the cache is kvant's", said)
+                self.assertTrue(said.endswith(self.FLAGS), said)
+        self.assertIn(
+            "weights stay on the CPU", self.exec(server, "-m", model, "--device", "KVANT")[1]
+        )
+        done = self.exec(
+            server,
+            "-m",
+            model,
+            "--device",
+            "KVANT,Vulkan0",
+            "-ts",
+            "29.5,1.5",
+            "-ot",
+            "blk\\..*=Vulkan0",
+        )
+        self.assertEqual(done[1], "")
+
+    def test_no_cache_for_kvant(self):
+        """exec takes no GPU away for a cache that stays llama.cpp's."""
+        for listed, left in (
+            ([VULKAN, KVANT], ["-ngl", "99", "-fa", "on"]),
+            ([KVANT], ADDED),
+            ([KVANT, "KVANT0: Card"], ADDED),
+        ):
+            server, model = self.program(*listed), self.model()
+            for given in ("-nkvo", "--no-kv-offload", "--no_kv_offload"):
+                arguments, said = self.exec(server, "-m", model, given)
+                self.assertEqual(arguments[3:], left)
+                self.assertIn("with -nkvo no layer's cache is kvant's", said)
+                self.assertEqual("weights stay on the CPU in any case" in said, listed == [KVANT])
+                self.assertEqual(said.endswith(self.FLAGS), listed[0] == VULKAN)
+            said = self.exec(server, "-m", model, "-ngl", "0")[1]
+            self.assertIn("with -ngl 0 no layer's cache is kvant's", said)
+            self.assertEqual("weights stay on the CPU in any case" in said, listed == [KVANT])
+            self.assertNotIn(
+                "no layer's cache",
+                self.exec(server, "-m", model, "-nkvo", "-kvo", "-ngl", "0", "-ngl", "5")[1],
+            )
+
+    def test_llama_bench(self):
+        bench = self.program(VULKAN, KVANT, name="llama-bench")
+        said = self.exec(bench, "-m", self.model())[1]
+        self.assertTrue(
+            said.endswith("--device KVANT/Vulkan0 -ts 29.5/1.5 -ot 'blk\\..*=Vulkan0'\n"), said
+        )
+        self.assertNotIn("no layer's cache", self.exec(bench, "-m", self.model(), "-nkvo", "0")[1])
+        self.assertIn("no layer's cache", self.exec(bench, "-m", self.model(), "-nkvo", "1")[1])
+
+    def test_several_gpus_of_cuda(self):
+        listed = ["CUDA0: H100", "CUDA1: H200", "KVANT0: H100", "KVANT1: H200", "KVANT: H100"]
+        said = self.exec(self.program(*listed))[1]
+        self.assertIn("--device KVANT is KVANT0 (H100) alone. Not used: KVANT1 (H200)\n", said)
+        self.assertIn("hint: --device KVANT0,KVANT1 ", said)
+        for given in (["--device", "KVANT0"], ["-sm", "none"]):
+            self.assertEqual(self.exec(self.program(*listed), *given)[1], "")
+        said = self.exec(self.program(VULKAN, "CUDA0: H100", "KVANT0: H100", "KVANT: H100"))[1]
+        self.assertIn("Not used: Vulkan0 (AMD", said)
+        self.assertIn("hint: --device KVANT0,Vulkan0 ", said)
+
+    def test_cuda_without_kvants_library(self):
+        """KVANT_GPU=0, or no libkvant_cuda: the cache is in the computer's memory."""
+        said = self.exec(
+            self.program("CUDA0: H100 (80000 MiB, 79000 MiB free)", KVANT), "-m", self.model()
+        )[1]
+        self.assertTrue(
+            said.endswith("--device KVANT,CUDA0 -ts 29.5,1.5 -ot 'blk\\..*=CUDA0'\n"), said
+        )
+
+    def test_accel_claims_what_it_computes(self):
+        claim, nothing = "attention on llama.cpp's own cache", "computes nothing"
+        accel = "KVANT_ACCEL: attention over llama.cpp's own KV cache (0 MiB, 0 MiB free)"
+        for listed, given, said, unsaid in (
+            ([accel], [], claim, nothing),
+            ([VULKAN, accel], [], f"{nothing} for layers on a GPU", claim),
+            ([VULKAN, accel], ["-nkvo"], nothing, claim),
+            ([VULKAN, accel], ["-ngl", "0"], claim, nothing),
+            ([VULKAN, accel], ["--device", "none"], claim, nothing),
+            (["CUDA0: H100", accel], [], nothing, claim),
+            (
+                ["CUDA0: H100", "KVANT0: H100"],
+                ["-ctk", "q8_0", "-ctv", "q8_0"],
+                "attention of decoded tokens on llama.cpp's own cache of q8_0, on the GPU",
+                nothing,
+            ),
+            (["CUDA0: H100", "KVANT0: H100"], ["-ctk", "q8_0", "-ctv", "q4_0"], nothing, claim),
+            (["CUDA0: H100", "KVANT0: H100"], [], nothing, claim),
+        ):
+            arguments, stderr = self.exec(self.program(*listed), *given, options=["--accel"])
+            self.assertIn(said, stderr, (listed, given))
+            self.assertNotIn(unsaid, stderr, (listed, given))
+            self.assertEqual("KVANT" in arguments, "KVANT0: H100" in listed)
+            self.assertEqual(
+                self.exec(self.program(*listed), *given, options=["--accel", "--quiet"])[1], ""
+            )
+
+    def test_a_program_that_does_not_end(self):
+        server = program(
+            self.folder, "llama-server", '[ "$1" = --list-devices ] && sleep 1000; echo "$@"'
+        )
+        start = time.monotonic()
+        arguments, said = self.exec(server)
+        self.assertEqual(arguments, [" ".join(ADDED)])
+        self.assertIn("--list-devices gave no list within 10 seconds", said)
+        self.assertLess(time.monotonic() - start, 100)
+
+    def test_the_program_is_asked_as_it_will_run(self):
+        server = program(
+            self.folder,
+            "llama-server",
+            '[ "$1" = --list-devices ] && echo "$A $GGML_BACKEND_PATH" >> "$OUT"; exit 0',
+        )
+        out = self.folder / "asked"
+        self.exec("env", "A=1", server, OUT=str(out))
+        asked = out.read_text().split()
+        self.assertEqual(asked[0], "1")
+        self.assertTrue(pathlib.Path(asked[1]).samefile(PLUGIN))
+
+
+@unittest.skipUnless(PLUGIN, "the plug-in is not built")
+class Words(Case):
+    """Other programs that start llama.cpp's."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = program(self.folder, "llama-server", 'printf "%s\\n" "$@"')
+
+    def test_flags_stand_behind_the_program(self):
+        for words in (
+            ["env", "A=1"],
+            ["nice", "-n", "5"],
+            ["nohup"],
+            ["timeout", "60"],
+            ["stdbuf", "-oL"],
+            ["setsid", "-w"],
+            ["taskset", "-c", "0"],
+            ["ionice", "-c", "3"],
+            ["chrt", "-b", "0"],
+            ["numactl", "--all"],
+            ["xargs"],
+            ["sh", "-c", 'exec "$0" "$@"'],
+            ["env", "nice", "timeout", "60"],
+        ):
+            if shutil.which(words[0]) is None:
+                continue
+            arguments, said = self.exec(*words, self.server, "-m", "x")
+            self.assertEqual((arguments, said), ([*ADDED, "-m", "x"], ""), words)
+            arguments, said = self.exec(*words, self.server, "-ctk", "q8_0", options=["--accel"])
+            self.assertEqual(arguments, ["-fa", "on", "-ot", "none=CPU", "-ctk", "q8_0"], words)
+
+    def test_the_end_may_be_the_other_programs(self):
+        arguments, _ = self.exec(
+            "find", self.folder, "-name", "llama-server", "-exec", self.server, "{}", ";"
+        )
+        self.assertEqual(arguments, [*ADDED, str(self.server)])
+
+    def test_a_program_on_the_path(self):
+        path = f"{self.folder}:/usr/bin:/bin"
+        self.assertEqual(self.exec("nice", "llama-server", PATH=path), (ADDED, ""))
+
+    def test_one_program_with_commands(self):
+        llama = program(self.folder, "llama", 'printf "%s\\n" "$@"')
+        self.assertEqual(
+            self.exec("nice", llama, "serve", "-m", "x")[0], ["serve", *ADDED, "-m", "x"]
+        )
+        self.assertEqual(self.exec(llama, "serve", "-m", "x")[0], ["serve", "-m", "x", *ADDED])
+
+    def test_the_programs_options_are_checked(self):
+        for words in (["nice"], ["env", "A=1", "nice", "-n", "3"]):
+            for given in (["-ctk", "q8_0"], ["-fa", "off"], ["-ctvd", "q4_0"]):
+                done = run("exec", "--", *words, self.server, *given)
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""), given)
+                self.assertIn(given[0], done.stderr)
+            arguments, said = self.exec(*words, self.server, "-ngl", "0", "--device", "KVANT")
+            self.assertEqual(arguments, ["-fa", "on", "-ngl", "0", "--device", "KVANT"])
+            self.assertIn("with -ngl 0 no layer's cache is kvant's", said)
+        done = run("exec", "env", "LLAMA_ARG_CACHE_TYPE_K=q8_0", self.server)
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+        self.assertEqual(
+            self.exec("env", "LLAMA_ARG_DEVICE=KVANT", self.server)[0], ["-ngl", "99", "-fa", "on"]
+        )
+
+    def test_options_of_the_other_program_are_its_own(self):
+        """numactl -m 0 names no model, -fa off before the program is none of llama.cpp's."""
+        other = program(
+            self.folder, "numactl", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+        )
+        model = self.folder / "model.gguf"
+        model.write_text("weights")
+        model.with_suffix(".kvcal").write_text("no calibration")
+        arguments, said = self.exec(other, "-m", "0", "-fa", "off", "--", self.server, "-m", model)
+        self.assertEqual(arguments, [*ADDED, "-m", str(model)])
+        self.assertIn("model.kvcal is not used", said)
+
+    def test_a_program_that_gets_no_flags_is_pointed_out(self):
+        script = program(self.folder, "serve.sh", f'exec {self.server} "$@"')
+        for words, out in (
+            ([script, "-m", "x"], ["-m", "x"]),
+            (["sh", "-c", f"{self.server} -m x"], ["-m", "x"]),
+            (["true"], []),
+        ):
+            arguments, said = self.exec(*words)
+            self.assertEqual(arguments, out)
+            self.assertIn(f"'{pathlib.Path(words[0]).name}' does not begin with llama", said)
+            self.assertIn("--device KVANT -ngl 99 -fa on", said)
+            self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
+        self.assertIn("-fa on -ot none=CPU", self.exec("true", options=["--accel"])[1])
+
+    def test_other_words_that_begin_with_llama(self):
+        """A model that may be executed, a folder, a script of Python, a missing file."""
+        model = self.folder / "llama-3.gguf"
+        model.write_bytes(gguf(30))
+        model.chmod(0o755)
+        (self.folder / "llama.cpp").mkdir()
+        script = program(self.folder, "llama_serve.py", "")
+        for word in (model, self.folder / "llama.cpp", script, "llama-user"):
+            arguments, said = self.exec("echo", "-m", word, "-x")
+            self.assertEqual(arguments, [f"-m {word} -x"])
+            self.assertIn("'echo' does not begin with llama", said)
+
+
+@unittest.skipUnless(PLUGIN, "the plug-in is not built")
+class Types(Case):
+    NAMES = {
+        "-ctk": ["--cache-type-k", "--cache_type_k", "LLAMA_ARG_CACHE_TYPE_K"],
+        "-ctv": ["--cache-type-v", "--cache-type_v", "LLAMA_ARG_CACHE_TYPE_V"],
+        "-ctkd": [
+            "--cache-type-k-draft",
+            "--spec-draft-type-k",
+            "--cache_type_k_draft",
+            "LLAMA_ARG_CACHE_TYPE_K_DRAFT",
+            "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+        ],
+        "-ctvd": [
+            "--cache-type-v-draft",
+            "--spec-draft-type-v",
+            "--spec_draft_type_v",
+            "LLAMA_ARG_CACHE_TYPE_V_DRAFT",
+            "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+        ],
+    }
+
+    def done(self, name, kind, *more):
+        server = program(self.folder, "llama-server", 'printf "%s\\n" "$@"')
+        variable = {name: kind} if name.startswith("LLAMA") else {}
+        return run("exec", "--", server, *([] if variable else [name, kind]), *more, **variable)
+
+    def test_every_spelling_is_refused_and_named(self):
+        for short, names in self.NAMES.items():
+            for name in [short, *names]:
+                done = self.done(name, "q8_0")
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""), name)
+                self.assertIn(f"exec: {short} q8_0", done.stderr)
+                self.assertIn(f"leave {name} out", done.stderr)
+                self.assertEqual(self.done(name, "f16").returncode, OK)
+
+    def test_the_last_one_counts(self):
+        self.assertEqual(self.done("-ctk", "q8_0", "--cache-type-k", "f16").returncode, OK)
+        self.assertEqual(self.done("-ctk", "f16", "-ctk", "q8_0").returncode, USAGE)
+        self.assertEqual(self.done("LLAMA_ARG_CACHE_TYPE_K", "q8_0", "-ctk", "f16").returncode, OK)
+        self.assertEqual(self.done("-fa", "off", "-fa", "on").returncode, OK)
+        self.assertEqual(self.done("--flash_attn", "off").returncode, USAGE)
+
+    def test_a_draft_elsewhere_has_any_type(self):
+        for more in (
+            ["-devd", "none"],
+            ["--device-draft", "CUDA0"],
+            ["-ngld", "0"],
+            ["--spec-draft-ngl", "0"],
+        ):
+            self.assertEqual(self.done("-ctkd", "q8_0", *more).returncode, OK)
+        self.assertEqual(self.done("-ctkd", "q8_0", "-devd", "KVANT").returncode, USAGE)
+        self.assertEqual(self.done("-ctk", "q8_0", "-devd", "none").returncode, USAGE)
+
+
+@unittest.skipUnless(PLUGIN, "the plug-in is not built")
+class Variables(Case):
     def test_what_chose_wrongly_is_named(self):
         """A variable where it was the variable, the option where it was the option."""
-        for option, variable, value in (("--preset", "KVANT_PRESET", "huge"), ("--calibration", "KVANT_CALIBRATION", "/no/where"),
-                                        ("--config", "KVANT_CONFIG", "/no/where"), ("-k", "KVANT_K", "nonsense"),
-                                        ("-v", "KVANT_V", "nonsense"), ("--protect-codec", "KVANT_PROTECT_CODEC", "nonsense")):
-            for options, environment, named, other in (([], {variable: value}, variable, f"{option} "),
-                                                       ([option, value], {}, option, variable)):
+        for option, variable, value in (
+            ("--preset", "KVANT_PRESET", "huge"),
+            ("--calibration", "KVANT_CALIBRATION", "/no/where"),
+            ("--config", "KVANT_CONFIG", "/no/where"),
+            ("-k", "KVANT_K", "nonsense"),
+            ("-v", "KVANT_V", "nonsense"),
+            ("--protect-codec", "KVANT_PROTECT_CODEC", "nonsense"),
+        ):
+            for options, environment, named, other in (
+                ([], {variable: value}, variable, f"{option} "),
+                ([option, value], {}, option, variable),
+            ):
                 done = run("exec", *options, "--", sys.executable, **environment)
                 self.assertEqual((done.returncode, done.stdout), (USAGE, ""), (option, options))
                 first = done.stderr.splitlines()[0]

@@ -1,0 +1,163 @@
+/* devices.c - see devices.h. A line of the list is
+ * "  NAME: DESCRIPTION (8192 MiB, 8000 MiB free)". */
+#define _GNU_SOURCE
+#include "devices.h"
+
+#include "choices.h"
+#include "command.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A program on a GPU that sleeps needs about 2 seconds. A script that ignores the option and starts
+ * a server would run until this limit. */
+#define MAX_SECONDS 10
+#define LIST_BYTES 16384
+
+/* Becomes the program. The variables of `env NAME=value` before the program are the program's. */
+static void become(const program *p, int out)
+{
+    static char option[] = "--list-devices";
+    const bool sub = program_has_command(p);
+    char *command = sub ? p->argv[1] : option;
+    char *words[] = { p->argv[0], command, sub ? option : NULL, NULL };
+    const int nothing = open("/dev/null", O_RDWR);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int i = 1; i < p->n_before; i++)
+        if (strchr(p->before[i], '=') != NULL && p->before[i][0] != '-')
+            putenv(p->before[i]);
+    if (nothing >= 0 && dup2(nothing, 0) >= 0 && dup2(nothing, 2) >= 0 && dup2(out, 1) >= 0)
+        execvp(words[0], words);
+    _exit(127);
+}
+
+static int64_t milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Reads the pipe to its end or until text is full. False when the time is over before. */
+static bool read_all(int in, char *text, size_t bytes)
+{
+    const int64_t end = milliseconds() + MAX_SECONDS * 1000;
+    size_t n = 0;
+    ssize_t got = 1;
+    while (n < bytes && got > 0) {
+        const int64_t left = end - milliseconds();
+        struct pollfd ready = { .fd = in, .events = POLLIN };
+        if (left <= 0 || poll(&ready, 1, (int)left) <= 0)
+            return false;
+        got = read(in, text + n, bytes - n);
+        n += got > 0 ? (size_t)got : 0;
+        text[n] = 0;
+    }
+    return true;
+}
+
+void devices_ask(const program *p, device_list *list)
+{
+    char text[LIST_BYTES + 1] = "";
+    int ends[2];
+    *list = (device_list){ .known = false };
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return;
+    const pid_t child = fork();
+    if (child == 0)
+        become(p, ends[1]);
+    close(ends[1]);
+    if (child > 0) {
+        setpgid(child, child); /* the child does it, too: whoever comes first */
+        if (!read_all(ends[0], text, LIST_BYTES))
+            complain("exec: %s --list-devices gave no list within %d seconds",
+                     file_name(p->argv[0]), MAX_SECONDS);
+        kill(-child, SIGKILL); /* with the program that a script started */
+        waitpid(child, NULL, 0);
+        devices_read(text, list);
+    }
+    close(ends[0]);
+}
+
+/* One line as a device; false when the line is none. */
+static bool read_device(char *line, device *d)
+{
+    char *colon = strstr(line, ": "), *memory = strrchr(line, '(');
+    unsigned long long total, available;
+    *d = (device){ .free_mib = 0 };
+    line += strspn(line, " ");
+    if (colon == NULL || colon <= line || (size_t)(colon - line) >= sizeof d->name)
+        return false;
+    if (memory != NULL && sscanf(memory, "(%llu MiB, %llu MiB free)", &total, &available) == 2) {
+        d->free_mib = available;
+        *memory = 0;
+    }
+    *colon = 0;
+    snprintf(d->name, sizeof d->name, "%s", line);
+    snprintf(d->description, sizeof d->description, "%s", colon + 2);
+    for (size_t n = strlen(d->description); n > 0 && d->description[n - 1] == ' '; n--)
+        d->description[n - 1] = 0;
+    return true;
+}
+
+static bool has_number(const char *name, const char *word)
+{
+    const size_t n = strlen(word);
+    return strncmp(name, word, n) == 0 && isdigit((unsigned char)name[n]);
+}
+
+/* Devices that hold no weights: KVANT itself, KVANT_ACCEL, and libraries of matrix products. */
+static bool is_no_gpu(const char *name)
+{
+    static const char *const names[] = { "BLAS", "ZenDNN", "KVANT", "KVANT_ACCEL" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Another back end lists CUDA's cards as well: the same card by another name. */
+static bool is_cuda_card(const device_list *list, const device *d)
+{
+    for (size_t i = 0; i < list->n_gpus; i++)
+        if (strcmp(list->gpus[i].description, d->description) == 0)
+            return true;
+    return has_number(d->name, "CUDA") && list->n_gpus > 0;
+}
+
+void devices_read(char *text, device_list *list)
+{
+    device all[2 * MAX_DEVICES];
+    size_t n = 0;
+    bool kvant = false;
+    char *line = strstr(text, "Available devices:\n"), *rest;
+    *list = (device_list){ .known = line != NULL };
+    if (line == NULL)
+        return;
+    for (line = strtok_r(line, "\n", &rest); line != NULL && n < 2 * MAX_DEVICES;
+         line = strtok_r(NULL, "\n", &rest)) {
+        n += read_device(line, &all[n]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        kvant = kvant || strncmp(all[i].name, "KVANT", 5) == 0;
+        if (has_number(all[i].name, "KVANT") && list->n_gpus < MAX_DEVICES)
+            list->gpus[list->n_gpus++] = all[i];
+    }
+    for (size_t i = 0; i < n; i++) {
+        const bool own = has_number(all[i].name, "KVANT") || is_no_gpu(all[i].name);
+        /* A list without the plug-in's devices does not tell whether kvant works on CUDA's. */
+        const bool cuda = kvant ? is_cuda_card(list, &all[i]) : has_number(all[i].name, "CUDA");
+        if (!own && !cuda && list->n_others < MAX_DEVICES)
+            list->others[list->n_others++] = all[i];
+    }
+}

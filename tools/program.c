@@ -1,0 +1,159 @@
+/* program.c - see program.h. It reads options as llama.cpp's common/arg.cpp and llama-bench do. */
+#define _GNU_SOURCE
+#include "program.h"
+
+#include "choices.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_llama(const char *word)
+{
+    return strncmp(file_name(word), "llama", 5) == 0;
+}
+
+static bool is_executable(const char *path)
+{
+    struct stat state;
+    return stat(path, &state) == 0 && S_ISREG(state.st_mode) && access(path, X_OK) == 0;
+}
+
+bool program_path(const char *word, char *path, size_t bytes)
+{
+    if (strchr(word, '/') != NULL)
+        return is_executable(word) && (size_t)snprintf(path, bytes, "%s", word) < bytes;
+    const char *at = getenv("PATH");
+    while (at != NULL && *at != 0) {
+        const size_t n = strcspn(at, ":");
+        const int length = snprintf(path, bytes, "%.*s%s%s", (int)n, at, n > 0 ? "/" : "", word);
+        if (length > 0 && (size_t)length < bytes && is_executable(path))
+            return true;
+        at += n + (at[n] == ':');
+    }
+    return false;
+}
+
+/* Whether the file begins as programs do: on a mounted Windows disk models are executable, too. */
+static bool is_program(const char *word)
+{
+    char path[PATH_MAX], magic[4] = "";
+    const char *ending = strrchr(word, '.');
+    if ((ending != NULL && strcmp(ending, ".py") == 0) || !program_path(word, path, sizeof path))
+        return false;
+    FILE *file = fopen(path, "rb");
+    const size_t n = file != NULL ? fread(magic, 1, sizeof magic, file) : 0;
+    if (file != NULL)
+        fclose(file);
+    return n == sizeof magic && (memcmp(magic, "\177ELF", 4) == 0 || memcmp(magic, "#!", 2) == 0);
+}
+
+bool program_find(int argc, char **argv, program *found)
+{
+    int at = 0;
+    if (!is_llama(argv[0]))
+        for (at = 1; at < argc && !(is_llama(argv[at]) && is_program(argv[at]));)
+            at++;
+    const bool ok = at < argc;
+    at = ok ? at : 0;
+    *found = (program){ .argc = argc - at, .argv = argv + at, .n_before = at, .before = argv };
+    return ok;
+}
+
+/* llama.cpp takes --cache_type_k for --cache-type-k. */
+static bool is_spelling(const char *word, const char *name)
+{
+    if (strncmp(name, "--", 2) != 0)
+        return strcmp(word, name) == 0;
+    for (; *word == *name || (*word == '_' && *name == '-'); word++, name++)
+        if (*name == 0)
+            return true;
+    return false;
+}
+
+static bool is_one_of(const char *word, const char *const *names)
+{
+    while (*names != NULL && !is_spelling(word, *names))
+        names++;
+    return *names != NULL;
+}
+
+/* The program's variable: `env NAME=value` before the program stands above kvant's environment. */
+static const char *variable(const program *p, const char *name)
+{
+    const size_t n = strlen(name);
+    for (int i = p->n_before - 1; i > 0; i--)
+        if (strncmp(p->before[i], name, n) == 0 && p->before[i][n] == '=')
+            return p->before[i] + n + 1;
+    return getenv(name);
+}
+
+const char *program_value(const program *p, const program_option *option, const char **name)
+{
+    const char *value = NULL, *from = NULL;
+    for (int i = 1; i < p->argc; i++)
+        if (is_one_of(p->argv[i], option->names)) {
+            from = p->argv[i];
+            value = i + 1 < p->argc ? p->argv[i + 1] : "";
+        }
+    for (size_t i = 0; value == NULL && option->variables[i] != NULL; i++) {
+        from = option->variables[i];
+        value = variable(p, from);
+        value = value != NULL && value[0] != 0 ? value : NULL;
+    }
+    if (name != NULL && value != NULL)
+        *name = from;
+    return value;
+}
+
+bool program_is_off(const char *value)
+{
+    static const char *const words[] = { "off", "0", "false", "disabled" };
+    for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
+        if (strcmp(value, words[i]) == 0)
+            return true;
+    return false;
+}
+
+bool program_has_command(const program *p)
+{
+    return p->argc > 1 && strcmp(file_name(p->argv[0]), "llama") == 0 && p->argv[1][0] != '-';
+}
+
+bool program_is_bench(const program *p)
+{
+    return strncmp(file_name(p->argv[0]), "llama-bench", 11) == 0 ||
+           (program_has_command(p) && strcmp(p->argv[1], "bench") == 0);
+}
+
+bool program_keeps_cache(const program *p)
+{
+    static const program_option no = { { "-nkvo", "--no-kv-offload", NULL }, { NULL } };
+    static const char *const yes[] = { "-kvo", "--kv-offload", NULL };
+    if (program_is_bench(p)) { /* its -nkvo has a value, and it reads no variables */
+        const char *value = program_value(p, &no, NULL);
+        return value != NULL && !program_is_off(value);
+    }
+    bool given = false, keeps = false;
+    for (int i = 1; i < p->argc; i++)
+        if (is_one_of(p->argv[i], no.names) || is_one_of(p->argv[i], yes)) {
+            given = true;
+            keeps = is_one_of(p->argv[i], no.names);
+        }
+    return given ? keeps
+                 : variable(p, "LLAMA_ARG_NO_KV_OFFLOAD") != NULL ||
+                       program_is_off(variable(p, "LLAMA_ARG_KV_OFFLOAD"));
+}
+
+bool program_only_prints(const program *p)
+{
+    static const char *const words[] = { "-h",        "--help",      "--usage",      "--version",
+                                         "--license", "--cache-list", "--list-devices", NULL };
+    for (int i = 1; i < p->argc; i++)
+        if (is_one_of(p->argv[i], words))
+            return true;
+    return false;
+}
