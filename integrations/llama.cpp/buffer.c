@@ -284,29 +284,20 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
     else if (kv == NULL)
         memcpy(data, (const char *)tensor->data + offset, size);
     else if (!kvp_kv_read(kv, nominal_offset(tensor, offset), size, data))
-        memset(data, 0, size); /* the failure was printed; the caller must not see stale bytes */
+        memset(data, 0xff, size); /* NaN: no stale bytes, nor zeros that attention takes for rows */
 }
 
 static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset, size_t size)
 {
     abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
-    char chunk[4096];
 
-    if (kv == NULL && inner != NULL)
+    if (kv != NULL)
+        kvp_kv_fill(kv, nominal_offset(tensor, offset), size, value);
+    else if (inner != NULL)
         inner->iface.memset_tensor(inner, tensor, value, offset, size);
-    else if (kv == NULL)
+    else
         memset((char *)tensor->data + offset, value, size);
-    if (kv == NULL)
-        return;
-    if (value == 0 && !kvp_kv_is_bound(kv))
-        return; /* unbound: all zeros already */
-    memset(chunk, value, sizeof(chunk));
-    for (size_t n; size > 0; offset += n, size -= n) {
-        n = size < sizeof(chunk) ? size : sizeof(chunk);
-        if (!kvp_kv_write(kv, nominal_offset(tensor, offset), n, chunk))
-            return;
-    }
 }
 
 /* Whole streams of equal caches: llama_memory_seq_cp between streams. */

@@ -156,6 +156,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     kvp_compute *compute = backend->context;
     struct job job = { backend->device->context, compute, graph, ABI_STATUS_SUCCESS };
 
+    kvp_invalid_graph_begins();
     kvp_host_threads_compute(&compute->host_threads, compute_nodes, &job);
     return job.status;
 }

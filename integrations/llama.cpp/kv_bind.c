@@ -331,8 +331,11 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
     kv->memory = memory;
     kv->reserved = reserved;
     kv->alone = -1;
-    kv->layers = current_layers(err, sizeof(err));
+    kv->layers = kvp_invalid_create(&kv->invalid, (size_t)shape->n_cells * shape->n_streams)
+                     ? current_layers(err, sizeof(err))
+                     : NULL;
     if (kv->layers == NULL) {
+        kvp_invalid_free(&kv->invalid);
         free(kv);
         return NULL;
     }
@@ -356,6 +359,7 @@ void kvp_kv_free(kvp_kv *kv)
         kv->remote->destroy(kv);
     kvant_tensor_free(&kv->tensor);
     kvp_kv_forget_waiting(kv);
+    kvp_invalid_free(&kv->invalid);
     free(kv->generations);
     layers_release(kv->layers);
     free(kv);

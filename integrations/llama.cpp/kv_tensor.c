@@ -10,8 +10,6 @@
 
 #include "kv_tensor.h"
 
-#include <float.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +17,7 @@
 #include <unistd.h>
 
 #include "ggml_api.h"
+#include "kv_store.h"
 #include "log.h"
 
 /* Rows are translated in batches; a restored cache learns its centre from them (center=first), so
@@ -68,23 +67,21 @@ static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
     return status;
 }
 
-/* Rows of one tensor, or of the keys and the values of a layer, which share slots. */
-static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
-                          const kvp_mask *mask, uint32_t n_threads)
+/* Places the batch and stores it. */
+static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
 {
-    int64_t *slots = malloc((n + 1) * sizeof(*slots));
-    bool placed = slots != NULL && find_slots(rows->kv, cells, n, mask, slots);
+    int64_t *slots = malloc((batch->n + 1) * sizeof(*slots));
+    bool placed = slots != NULL && find_slots(batch->rows->kv, batch->cells, batch->n, mask, slots);
     kvant_status status = placed ? KVANT_OK : KVANT_ERR_MEMORY;
+    kvp_batch at = *batch;
 
-    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
-        status = assign_blocks(rows[i].kv, slots, n);
-    if (status == KVANT_OK && rows->positions != NULL) /* keys come first */
-        status = kvant_tensor_next_positions(rows->kv->tensor, rows->positions, n);
-    if (status == KVANT_OK && n_tensors == 1)
-        status = kvant_tensor_write(rows->kv->tensor, slots, n, rows->at, rows->stride, n_threads);
-    else if (status == KVANT_OK)
-        status = kvant_tensor_write_layer(rows[0].kv->tensor, rows[1].kv->tensor, slots, n, rows[0].at,
-                                          rows[0].stride, rows[1].at, rows[1].stride, n_threads);
+    at.slots = slots;
+    for (size_t i = 0; i < batch->n_tensors && status == KVANT_OK; i++)
+        status = assign_blocks(batch->rows[i].kv, slots, batch->n);
+    if (status != KVANT_OK)
+        kvp_kv_lose(batch, status);
+    else
+        status = kvp_kv_store(&at);
     free(slots);
     return status;
 }
@@ -92,36 +89,31 @@ static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t 
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads)
 {
     int64_t slots[BATCH_CELLS];
+    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
+                              .n_tensors = 1,
+                              .cells = cells,
+                              .slots = slots,
+                              .n = n,
+                              .n_threads = n_threads,
+                              .by_graph = true };
 
-    if (kv->remote != NULL)
-        return kv->remote->write(kv, cells, n, rows);
     if (n > BATCH_CELLS)
         return KVANT_ERR_ARGUMENT;
     for (size_t i = 0; i < n; i++)
         slots[i] = kvp_kv_slot(kv, cells[i]);
-    return kvant_tensor_write(kv->tensor, slots, n, rows, kv->shape.row, n_threads);
-}
-
-static bool is_finite(const float *rows, size_t stride, size_t n, size_t width)
-{
-    int others = 0; /* becomes vectors, which a sum of floats would not */
-
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < width; j++)
-            others |= !(fabsf(rows[i * stride + j]) <= FLT_MAX);
-    return others == 0;
+    return kvp_kv_store(&batch);
 }
 
 static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 {
     const size_t width = rows->kv->shape.row;
-    int64_t *copy;
+    const kvp_batch batch = { .rows = { *rows }, .n_tensors = 1, .cells = cells, .n = n, .by_graph = true };
+    int64_t *copy = malloc(n * (sizeof(*cells) + width * sizeof(float) + sizeof(*rows->positions)));
 
-    if (!is_finite(rows->at, rows->stride, n, width))
-        return KVANT_ERR_NONFINITE;
-    copy = malloc(n * (sizeof(*cells) + width * sizeof(float) + sizeof(*rows->positions)));
-    if (copy == NULL)
+    if (copy == NULL) {
+        kvp_kv_lose(&batch, KVANT_ERR_MEMORY);
         return KVANT_ERR_MEMORY;
+    }
     rows->kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
     memcpy(copy, cells, n * sizeof(*cells));
     for (size_t i = 0; i < n; i++)
@@ -136,8 +128,16 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads)
 {
     const kvp_placement *placement = rows->kv->placement;
+    kvp_batch batch = { .rows = { rows[0] },
+                        .n_tensors = n_tensors,
+                        .cells = cells,
+                        .n = n,
+                        .n_threads = n_threads,
+                        .by_graph = true };
     kvant_status status = KVANT_OK;
 
+    if (n_tensors > 1)
+        batch.rows[1] = rows[1];
     rows->kv->alone = -1;
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
@@ -151,12 +151,14 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
     /* Keys and values together keep more threads busy, and one token's queries can come later: whether they are wanted is asked then. */
     if (n == 1 && rows->positions != NULL) {
         rows->kv->alone = rows->positions[0];
-        return store(rows, n_tensors, cells, n, NULL, n_threads);
+        return store(&batch, NULL);
     }
     if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
-        return store(rows, n_tensors, cells, n, NULL, n_threads);
+        return store(&batch, NULL);
+    batch.n_tensors = 1;
+    batch.rows[0] = batch.rows[1];
     if (n_tensors > 1)
-        status = store(&rows[1], 1, cells, n, NULL, n_threads);
+        status = store(&batch, NULL);
     return status == KVANT_OK ? keep(&rows[0], cells, n) : status;
 }
 
@@ -169,14 +171,19 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 {
-    const kvp_rows rows = { kv, kv->waiting.rows, kv->shape.row, kv->waiting.positions };
+    const kvp_batch batch = { .rows = { { kv, kv->waiting.rows, kv->shape.row, kv->waiting.positions } },
+                              .n_tensors = 1,
+                              .cells = kv->waiting.cells,
+                              .n = kv->waiting.n,
+                              .n_threads = n_threads,
+                              .by_graph = true };
     kvant_status status;
 
     if (kv->waiting.n == 0)
         return KVANT_OK;
     if (mask != NULL && (mask->rows == NULL || mask->n_tokens < kv->waiting.n))
         mask = NULL;
-    status = store(&rows, 1, kv->waiting.cells, kv->waiting.n, mask, n_threads);
+    status = store(&batch, mask);
     kvp_kv_forget_waiting(kv);
     return status;
 }
@@ -226,12 +233,8 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
     size_t n = (size_t)BATCH_CELLS * kv->shape.row;
 
     scratch->rows = malloc(n * (sizeof(float) + sizeof(uint16_t)));
-    if (scratch->rows == NULL) {
-        kvp_error("%s: %s", kv->name, kvant_strerror(KVANT_ERR_MEMORY));
-        return false;
-    }
     scratch->halves = (uint16_t *)(scratch->rows + n);
-    return true;
+    return scratch->rows != NULL;
 }
 
 /* Cells in slots that follow each other, at most n. */
@@ -245,10 +248,14 @@ static size_t run_length(const kvp_kv *kv, size_t cell, size_t n)
     return length;
 }
 
-kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
+static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     kvant_status status = KVANT_OK;
 
+    if (!kvp_kv_is_bound(kv))
+        memset(rows, 0, n * kv->shape.row * sizeof(*rows)); /* never written */
+    if (!kvp_kv_is_bound(kv))
+        return KVANT_OK;
     if (kv->remote != NULL)
         return kv->remote->read(kv, cell, n, rows);
     for (size_t done = 0, length; done < n && status == KVANT_OK; done += length) {
@@ -262,72 +269,94 @@ kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     return status;
 }
 
-static bool succeeded(const kvp_kv *kv, const char *verb, const struct batch *batch, kvant_status status)
+kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
-    if (status != KVANT_OK)
-        kvp_error("%s: cannot %s cells %zu to %zu: %s", kv->name, verb, batch->cell, batch->cell + batch->n_cells - 1,
-                  kvant_strerror(status));
-    return status == KVANT_OK;
+    const kvant_status status = read_stored(kv, cell, n, rows);
+
+    kvp_invalid_fill(&kv->invalid, cell, n, rows, kv->shape.row);
+    return status;
 }
 
-static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
+static kvant_status decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    if (!succeeded(kv, "read", batch, kvp_kv_read_rows(kv, batch->cell, batch->n_cells, scratch->rows)))
-        return false;
-    kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
-    return true;
+    const kvant_status status = kvp_kv_read_rows(kv, batch->cell, batch->n_cells, scratch->rows);
+
+    if (status == KVANT_OK)
+        kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
+    return status;
 }
 
-static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
+/* The cells of a batch become these rows, or invalid. */
+static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    const kvp_rows rows = { kv, scratch->rows, kv->shape.row, NULL };
     int64_t cells[BATCH_CELLS];
+    const kvp_batch rows = { .rows = { { kv, scratch->rows, kv->shape.row, NULL } },
+                             .n_tensors = 1,
+                             .cells = cells,
+                             .n = batch->n_cells,
+                             .n_threads = 1 };
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    return succeeded(kv, "store", batch,
-                     kv->remote != NULL ? kv->remote->write(kv, cells, batch->n_cells, scratch->rows)
-                                        : store(&rows, 1, cells, batch->n_cells, NULL, 1));
+    if (kv->remote != NULL)
+        kvp_kv_store(&rows);
+    else
+        store(&rows, NULL);
 }
 
-static bool read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, void *out)
+/* Nominal bytes on their way: to `out`, or else from `data`, or else `value` again and again. */
+struct bytes {
+    char *out;
+    const char *data;
+    uint8_t value;
+};
+
+static kvant_status read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, char *out)
 {
-    if (!decode_batch(kv, batch, scratch))
-        return false;
-    memcpy(out, (const char *)scratch->halves + batch->skip, batch->bytes);
-    return true;
+    const kvant_status status = decode_batch(kv, batch, scratch);
+
+    if (status == KVANT_OK)
+        memcpy(out, (const char *)scratch->halves + batch->skip, batch->bytes);
+    return status;
 }
 
-static bool write_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch, const void *data)
+/* A part of a row that was refused stays invalid: the rest of the row is not known. */
+static kvant_status write_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch,
+                                const struct bytes *bytes, size_t done)
 {
-    bool whole = batch->bytes == batch->n_cells * row_bytes(kv);
+    char *to = (char *)scratch->halves + batch->skip;
+    kvant_status status = KVANT_OK;
 
-    if (!whole && !decode_batch(kv, batch, scratch))
-        return false;
-    memcpy((char *)scratch->halves + batch->skip, data, batch->bytes);
-    return encode_batch(kv, batch, scratch);
+    if (batch->bytes < batch->n_cells * row_bytes(kv))
+        status = decode_batch(kv, batch, scratch);
+    if (status != KVANT_OK)
+        return status;
+    if (bytes->data != NULL)
+        memcpy(to, bytes->data + done, batch->bytes);
+    else
+        memset(to, bytes->value, batch->bytes);
+    encode_batch(kv, batch, scratch);
+    return KVANT_OK;
 }
 
-/* Batch by batch, to out or from data, whichever is there. */
-static bool translate(kvp_kv *kv, size_t offset, size_t size, char *out, const char *data)
+/* Batch by batch. */
+static kvant_status translate(kvp_kv *kv, size_t offset, size_t size, const struct bytes *bytes)
 {
+    kvant_status status = KVANT_OK;
     struct scratch scratch;
-    kvant_status status = kvp_kv_flush(kv, NULL, 1);
-    bool ok = status == KVANT_OK;
 
-    if (!ok)
-        kvp_error("%s: cannot store new rows: %s", kv->name, kvant_strerror(status));
-    if (!ok || !scratch_create(kv, &scratch))
-        return false;
-    for (size_t done = 0; ok && done < size;) {
+    kvp_kv_flush(kv, NULL, 1); /* what cannot be stored becomes invalid */
+    if (!scratch_create(kv, &scratch))
+        return KVANT_ERR_MEMORY;
+    for (size_t done = 0; status == KVANT_OK && done < size;) {
         struct batch batch = next_batch(kv, offset + done, size - done);
-        ok = out != NULL ? read_batch(kv, &batch, &scratch, out + done)
-                         : write_batch(kv, &batch, &scratch, data + done);
+        status = bytes->out != NULL ? read_batch(kv, &batch, &scratch, bytes->out + done)
+                                    : write_batch(kv, &batch, &scratch, bytes, done);
         done += batch.bytes;
     }
     free(scratch.rows);
-    return ok;
+    return status;
 }
 
 static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t size)
@@ -342,24 +371,57 @@ static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t s
 
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
+    const struct bytes bytes = { .out = out };
+    kvant_status status;
+
     if (!in_range(kv, "read", offset, size))
         return false;
-    if (kvp_kv_is_bound(kv))
-        return translate(kv, offset, size, out, NULL);
-    memset(out, 0, size); /* unbound, so never written */
-    return true;
+    status = translate(kv, offset, size, &bytes);
+    if (status != KVANT_OK)
+        kvp_error("%s: cannot read %zu bytes at %zu: %s", kv->name, size, offset, kvant_strerror(status));
+    return status == KVANT_OK;
 }
 
-bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
+/* Cells that nominal bytes belong to, wholly or in part, become invalid. */
+static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
 {
-    if (!in_range(kv, "write", offset, size))
-        return false;
-    if (kvp_kv_ready(kv))
-        return translate(kv, offset, size, NULL, data);
-    if (!kv->refused)
-        kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
-    kv->refused = true;
-    return false;
+    const size_t first = offset / row_bytes(kv), n = (offset + size - 1) / row_bytes(kv) - first + 1;
+    const kvp_refusal refusal = { .name = kv->name, .cell = first, .n = n, .why = why };
+
+    kvp_invalid_set(&kv->invalid, first, n, true);
+    kvp_invalid_report(&refusal);
+}
+
+static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct bytes *bytes)
+{
+    const bool ready = kvp_kv_ready(kv);
+    kvant_status status = KVANT_OK;
+
+    if (!in_range(kv, "write", offset, size) || size == 0)
+        return;
+    if (ready)
+        status = translate(kv, offset, size, bytes);
+    if (!ready || status != KVANT_OK)
+        lose(kv, offset, size,
+             ready ? kvant_strerror(status) : "head_dim is not known yet; set KVANT_HEAD_DIM to the model's");
+}
+
+void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
+{
+    const struct bytes bytes = { .data = data };
+
+    write_bytes(kv, offset, size, &bytes);
+}
+
+void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
+{
+    const struct bytes bytes = { .value = value };
+    const size_t row = row_bytes(kv), first = (offset + row - 1) / row, end = (offset + size) / row;
+
+    if (value != 0 || kvp_kv_is_bound(kv))
+        write_bytes(kv, offset, size, &bytes);
+    else if (first < end) /* unbound: zeros already, where no row was refused */
+        kvp_invalid_set(&kv->invalid, first, end - first, false);
 }
 
 /* Clearing and copying */
@@ -385,6 +447,7 @@ void kvp_kv_clear(kvp_kv *kv)
     char err[512] = "";
 
     kvp_kv_forget_waiting(kv);
+    kvp_invalid_clear(&kv->invalid);
     if (kv->generations != NULL)
         memset(kv->generations, 0, kvp_placement_blocks(kv->shape.n_cells) * sizeof(*kv->generations));
     if (kv->cells != NULL)
@@ -399,7 +462,7 @@ void kvp_kv_clear(kvp_kv *kv)
     }
 }
 
-bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
+static bool copy_cells(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
 {
     uint32_t n;
 
@@ -413,4 +476,14 @@ bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, ui
     if (from->remote != NULL)
         return from->remote->copy(from, from_stream * n, to, to_stream * n, n);
     return kvant_tensor_copy(from->tensor, from_stream * n, to->tensor, to_stream * n, n) == KVANT_OK;
+}
+
+bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
+{
+    const size_t n = from->shape.n_cells;
+
+    if (!copy_cells(from, from_stream, to, to_stream))
+        return false;
+    kvp_invalid_copy(&from->invalid, from_stream * n, &to->invalid, to_stream * n, n);
+    return true;
 }

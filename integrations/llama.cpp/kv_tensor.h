@@ -22,6 +22,7 @@
 #include <kvant/tensor.h>
 
 #include "abi.h"
+#include "invalid.h"
 #include "placement.h"
 #include "settings.h"
 
@@ -81,8 +82,9 @@ struct kvp_kv {
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
+    kvp_invalid invalid; /* cells whose rows were refused */
     int32_t alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
-    bool bind_failed, refused; /* said once, not for every node or row */
+    bool bind_failed; /* said once, not for every node */
     bool roped;                /* the tensor was told the RoPE of its keys */
 };
 
@@ -163,7 +165,7 @@ typedef struct kvp_rows {
     const int32_t *positions; /* of keys (rope.h); NULL: as they are stored */
 } kvp_rows;
 
-/* New rows for the cells: of one tensor, or of the keys and the values of a layer, which have equal
+/* New rows for the cells. Those that are refused become invalid cells, which is no error. Rows are of one tensor, or of the keys and the values of a layer, which have equal
  * cells and one placement or none. Where a mask has to say where they go they wait for
  * kvp_kv_flush, which every other function here does without a mask when it must. */
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads);
@@ -183,20 +185,23 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
     return cell / n * padded + cell % n;
 }
 
-/* Decodes n cells from the first on; cells that were never written are zeros, or the centre where there is one. */
+/* Decodes n cells from the first on. Cells that were never written are zeros, or the centre where
+ * there is one; invalid cells are NaN. */
 kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
 
-/* Writes at most 512 cells that have a slot. */
+/* Writes at most 512 cells that have a slot. Cells whose rows are refused become invalid. */
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads);
 
 /* Nominal bytes of one stream. */
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row
- * and copies a part, writing decodes, replaces and encodes again. Failures are printed; false
- * then. */
+ * and copies a part, writing decodes, replaces and encodes again. A failure to read is printed, and
+ * false is returned. llama.cpp does not hear of a failure to write: cells whose rows cannot be stored
+ * become invalid (invalid.h), and so do cells of unbound tensors, unless they become zeros. */
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out);
-bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
+void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
+void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value);
 
 /* Everything becomes unwritten and its memory goes back to the system; head_dim stays. */
 void kvp_kv_clear(kvp_kv *kv);

@@ -17,6 +17,7 @@
 #include <kvant/attention.h>
 #include <kvant/block_attention.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,8 @@
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
+
+#define HIDDEN 0xfc00u /* minus infinity in a mask */
 
 /* The view's first stream; false when the view is not cells 0 .. ne[1] - 1 of neighbouring
  * streams. */
@@ -208,12 +211,34 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads) : status;
 }
 
+/* Tokens that see a cell get NaN for all heads. */
+static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t head_dim)
+{
+    for (uint32_t token = 0; token < p->n_queries; token++) {
+        if (p->mask != NULL && p->mask[token * p->mask_token_stride + cell] == HIDDEN)
+            continue;
+        for (uint32_t head = 0; head < p->n_heads; head++)
+            for (size_t i = 0; i < head_dim; i++)
+                p->out[token * p->out_token_stride + head * p->out_head_stride + i] = NAN;
+    }
+}
+
+/* A token that sees a row that was refused gets what it gets from llama.cpp's f16 cache, which has a
+ * NaN there. stream: of the tensors. */
+static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream, const kvant_attention_problem *problem)
+{
+    const size_t first = stream * k->shape.n_cells;
+
+    for (uint32_t cell = 0; k->invalid.n + v->invalid.n > 0 && cell < problem->n_tokens; cell++)
+        if (kvp_invalid_has(&k->invalid, first + cell) || kvp_invalid_has(&v->invalid, first + cell))
+            spoil_tokens(problem, cell, v->head_dim);
+}
+
 static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
     kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
     kvant_attention_problem problem = problem_of(compute, node, stream);
     uint32_t first_stream = 0;
-
     kvant_status status;
 
     if (k->placement != v->placement) /* keys and values of one layer lie in one buffer */
@@ -221,12 +246,12 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     status = learn_queries(compute, node, k);
     if (status != KVANT_OK)
         return status;
-    if (k->placement != NULL)
-        return attend_placed(compute, node, k, v);
     cells_view(node->src[1], &first_stream);
     problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
                                      KVANT_PAGE_TOKENS);
-    return run(compute, k, v, &problem);
+    status = k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
+    spoil_outputs(k, v, first_stream + stream, &problem);
+    return status;
 }
 
 /* Every stream of the node. */

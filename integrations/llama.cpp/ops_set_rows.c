@@ -3,6 +3,9 @@
  * llama.cpp passes whole rows (all kv heads of a token) as f32, and the numbers of their cells,
  * counted over all streams. Without flash attention llama.cpp stores values transposed, one number
  * per row. A compressed cache cannot store these; the usual cause is a missing flag.
+ *
+ * A row that its codec refuses fails no graph: other clients have rows in the same batch. Its cell
+ * becomes invalid (invalid.h).
  */
 #include <string.h>
 

@@ -1,0 +1,54 @@
+/* invalid.h - cells whose rows were refused.
+ *
+ * A codec refuses a row with a NaN, an infinity or a number beyond fp16's range, and memory may run
+ * out. llama.cpp has no way to hear of this from most calls that write rows, and in a batch of many
+ * clients one client's row must not cost the others theirs. So the cell becomes invalid: reading it
+ * gives NaN, and a token that sees it gets NaN from attention, as from llama.cpp's f16 cache. What
+ * the cell held before is not read again. The next row that is stored makes the cell valid.
+ *
+ * This file owns the marks of a tensor's cells and the lines that are printed for refusals. */
+#ifndef KVP_INVALID_H
+#define KVP_INVALID_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct kvp_invalid {
+    uint64_t *bits; /* by cell, of all streams */
+    size_t n_cells;
+    size_t n; /* cells that are marked */
+} kvp_invalid;
+
+/* False without memory. */
+bool kvp_invalid_create(kvp_invalid *invalid, size_t n_cells);
+void kvp_invalid_free(kvp_invalid *invalid);
+
+/* Marks n cells from the first one on, or takes their marks away. */
+void kvp_invalid_set(kvp_invalid *invalid, size_t first, size_t n, bool marked);
+void kvp_invalid_clear(kvp_invalid *invalid);
+void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first, size_t n);
+
+static inline bool kvp_invalid_has(const kvp_invalid *invalid, size_t cell)
+{
+    return (invalid->bits[cell / 64] >> cell % 64 & 1) != 0;
+}
+
+/* Fills the rows of marked cells with NaN; rows: of n cells from the first one on. */
+void kvp_invalid_fill(const kvp_invalid *invalid, size_t first, size_t n, float *rows, size_t width);
+
+/* Rows of some cells were refused. A call of llama.cpp's that writes many cells, such as restoring a
+ * state, gets one line; so does a client whose rows are refused graph after graph. */
+typedef struct kvp_refusal {
+    const char *name; /* of the tensor */
+    size_t cell, n;   /* the first one, and how many */
+    const char *why;
+    bool by_graph; /* else by a call that cannot report */
+} kvp_refusal;
+
+void kvp_invalid_report(const kvp_refusal *refusal);
+
+/* A graph is about to be computed. */
+void kvp_invalid_graph_begins(void);
+
+#endif /* KVP_INVALID_H */

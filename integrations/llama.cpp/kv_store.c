@@ -1,0 +1,236 @@
+/* kv_store.c - see kv_store.h.
+ *
+ * Rows are seldom refused, so the whole batch is tried first: a refusal leaves the tensor as it was.
+ * Then rows with a NaN or an infinity are left out. When the rest is refused, too, a number of some
+ * row leaves fp16's range after the codec's transform. Halves of the batch, and halves of these,
+ * find that row. */
+#include "kv_store.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t width_of(const kvp_batch *batch)
+{
+    return batch->rows->kv->shape.row;
+}
+
+static bool is_finite(const float *row, size_t width)
+{
+    int others = 0; /* becomes vectors, which a sum of floats would not */
+
+    for (size_t j = 0; j < width; j++)
+        others |= !(fabsf(row[j]) <= FLT_MAX);
+    return others == 0;
+}
+
+/* Keys and values of a token are stored together or not at all. */
+static bool is_finite_at(const kvp_batch *batch, size_t i)
+{
+    bool finite = true;
+
+    for (size_t t = 0; t < batch->n_tensors && finite; t++)
+        finite = is_finite(batch->rows[t].at + i * batch->rows[t].stride, width_of(batch));
+    return finite;
+}
+
+static size_t count_finite(const kvp_batch *batch)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < batch->n; i++)
+        n += is_finite_at(batch, i);
+    return n;
+}
+
+static void mark(const kvp_batch *batch, size_t i, bool invalid)
+{
+    for (size_t t = 0; t < batch->n_tensors; t++)
+        kvp_invalid_set(&batch->rows[t].kv->invalid, (size_t)batch->cells[i], 1, invalid);
+}
+
+static void mark_all(const kvp_batch *batch, bool invalid)
+{
+    for (size_t i = 0; i < batch->n; i++)
+        mark(batch, i, invalid);
+}
+
+/* n rows were refused, the first one of them at i. */
+static void report(const kvp_batch *batch, size_t i, size_t n, kvant_status why)
+{
+    const kvp_refusal refusal = { .name = batch->rows->kv->name,
+                                  .cell = (size_t)batch->cells[i],
+                                  .n = n,
+                                  .why = kvant_strerror(why),
+                                  .by_graph = batch->by_graph };
+
+    kvp_invalid_report(&refusal);
+}
+
+void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
+{
+    mark_all(batch, true);
+    if (batch->n > 0)
+        report(batch, 0, batch->n, why);
+}
+
+static kvant_status attempt(const kvp_batch *batch)
+{
+    const kvp_rows *k = &batch->rows[0], *v = &batch->rows[1]; /* keys come first */
+    kvant_status status = KVANT_OK;
+
+    if (k->kv->remote != NULL)
+        return k->kv->remote->write(k->kv, batch->cells, batch->n, k->at);
+    if (k->positions != NULL)
+        status = kvant_tensor_next_positions(k->kv->tensor, k->positions, batch->n);
+    if (status == KVANT_OK && batch->n_tensors == 1)
+        return kvant_tensor_write(k->kv->tensor, batch->slots, batch->n, k->at, k->stride, batch->n_threads);
+    if (status == KVANT_OK)
+        status = kvant_tensor_write_layer(k->kv->tensor, v->kv->tensor, batch->slots, batch->n, k->at, k->stride, v->at,
+                                          v->stride, batch->n_threads);
+    return status;
+}
+
+static bool is_refusal(kvant_status status)
+{
+    return status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE;
+}
+
+/* Rows first to first + n - 1. */
+static kvp_batch part_of(const kvp_batch *batch, size_t first, size_t n)
+{
+    kvp_batch part = *batch;
+
+    for (size_t t = 0; t < batch->n_tensors; t++) {
+        part.rows[t].at += first * part.rows[t].stride;
+        if (part.rows[t].positions != NULL)
+            part.rows[t].positions += first;
+    }
+    part.cells += first;
+    part.slots = part.slots != NULL ? part.slots + first : NULL;
+    part.n = n;
+    return part;
+}
+
+/* status: why the batch was refused. Each call halves it, so the stack holds as many calls as its
+ * length has bits. */
+static kvant_status store_halves(const kvp_batch *batch, kvant_status status)
+{
+    const size_t half = batch->n / 2;
+
+    if (batch->n == 1) {
+        kvp_kv_lose(batch, status);
+        return KVANT_OK;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const kvp_batch part = part_of(batch, i * half, i == 0 ? half : batch->n - half);
+        status = attempt(&part);
+        if (is_refusal(status))
+            status = store_halves(&part, status);
+        if (status != KVANT_OK)
+            return status;
+    }
+    return KVANT_OK;
+}
+
+/* Room for n rows of each tensor with their positions, cells and slots. */
+struct copy {
+    int64_t *cells, *slots;
+    float *rows[2];
+    int32_t *positions;
+};
+
+static bool copy_create(struct copy *copy, const kvp_batch *batch, size_t n)
+{
+    const size_t floats = n * width_of(batch);
+
+    copy->cells = malloc(n * (2 * sizeof(int64_t) + sizeof(int32_t)) + batch->n_tensors * floats * sizeof(float));
+    if (copy->cells == NULL)
+        return false;
+    copy->slots = copy->cells + n;
+    copy->rows[0] = (float *)(copy->slots + n);
+    copy->rows[1] = copy->rows[0] + floats;
+    copy->positions = (int32_t *)(copy->rows[0] + batch->n_tensors * floats);
+    return true;
+}
+
+static void copy_row(const kvp_batch *batch, size_t i, const struct copy *copy, size_t to)
+{
+    const size_t width = width_of(batch);
+
+    copy->cells[to] = batch->cells[i];
+    copy->slots[to] = batch->slots != NULL ? batch->slots[i] : 0;
+    if (batch->rows->positions != NULL)
+        copy->positions[to] = batch->rows->positions[i];
+    for (size_t t = 0; t < batch->n_tensors; t++)
+        memcpy(copy->rows[t] + to * width, batch->rows[t].at + i * batch->rows[t].stride, width * sizeof(float));
+}
+
+/* The batch without the rows that are not finite, whose cells become invalid. */
+static kvp_batch leave_out(const kvp_batch *batch, const struct copy *copy)
+{
+    kvp_batch rest = *batch;
+
+    rest.n = 0;
+    for (size_t i = 0; i < batch->n; i++)
+        if (is_finite_at(batch, i))
+            copy_row(batch, i, copy, rest.n++);
+        else
+            mark(batch, i, true);
+    for (size_t t = 0; t < batch->n_tensors; t++) {
+        rest.rows[t].at = copy->rows[t];
+        rest.rows[t].stride = width_of(batch);
+        rest.rows[t].positions = batch->rows[t].positions != NULL ? copy->positions : NULL;
+    }
+    rest.cells = copy->cells;
+    rest.slots = copy->slots;
+    return rest;
+}
+
+static kvant_status store_rest(const kvp_batch *rest)
+{
+    kvant_status status = rest->n > 0 ? attempt(rest) : KVANT_OK;
+
+    mark_all(rest, false);
+    if (is_refusal(status))
+        status = store_halves(rest, status);
+    if (status != KVANT_OK)
+        mark_all(rest, true);
+    return status;
+}
+
+/* Some row was refused. */
+static kvant_status store_some(const kvp_batch *batch, kvant_status why)
+{
+    const size_t n = count_finite(batch);
+    struct copy copy;
+    kvant_status status = KVANT_ERR_MEMORY;
+
+    if (copy_create(&copy, batch, n + 1)) {
+        const kvp_batch rest = leave_out(batch, &copy);
+        size_t first = 0;
+        while (first < batch->n && is_finite_at(batch, first))
+            first++;
+        if (n < batch->n)
+            report(batch, first, batch->n - n, why);
+        status = store_rest(&rest);
+        free(copy.cells);
+    }
+    return status;
+}
+
+kvant_status kvp_kv_store(const kvp_batch *batch)
+{
+    /* A GPU stores the rows of a batch that it takes, and learns from the others, too. */
+    const bool unfit = batch->rows->kv->remote != NULL && count_finite(batch) < batch->n;
+    kvant_status status = unfit ? KVANT_ERR_NONFINITE : attempt(batch);
+
+    if (status == KVANT_OK)
+        mark_all(batch, false);
+    if (is_refusal(status))
+        status = store_some(batch, status);
+    if (status != KVANT_OK)
+        kvp_kv_lose(batch, status);
+    return status;
+}
