@@ -1,0 +1,401 @@
+/* test_plugin_refused.c - rows that a codec refuses: a state with bad rows takes the cells of a client
+ * that left, and one client's embeddings are NaN in a batch of two. What llama.cpp's own f16 cache
+ * answers, NaN or a number, kvant has to answer, too. */
+#define _POSIX_C_SOURCE 200809L /* dup, fileno */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+#define N_TEXT 100
+#define N_TOKENS (2 * N_TEXT + 8)
+#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
+#define BAD_ROW 37
+
+static llama_token tokens[N_TOKENS];
+
+static int start(void **state)
+{
+    int result = harness_start(state);
+
+    if (result == 0)
+        harness_tokens(tokens, N_TOKENS);
+    return result;
+}
+
+/* The client whose rows go away has tokens[0 ..], the one that is restored tokens[N_TEXT ..]. */
+static const llama_token *const first_text = tokens, *const second_text = tokens + N_TEXT;
+
+/* Decodes one token; its logits, or NULL when llama_decode fails. */
+static const float *next_logits(struct llama_context *context, llama_token token, llama_pos pos, llama_seq_id seq)
+{
+    struct llama_batch batch = llama_batch_init(1, 0, 1);
+    int status;
+
+    batch.n_tokens = 1;
+    batch.token[0] = token;
+    batch.pos[0] = pos;
+    batch.n_seq_id[0] = 1;
+    batch.seq_id[0][0] = seq;
+    batch.logits[0] = 1;
+    status = llama_decode(context, batch);
+    llama_batch_free(batch);
+    return status == 0 ? llama_get_logits_ith(context, 0) : NULL;
+}
+
+static bool all_nan(const float *logits)
+{
+    bool all = true;
+
+    for (size_t i = 0; i < harness_n_vocab(); i++)
+        all = all && isnan(logits[i]);
+    return all;
+}
+
+static bool all_finite(const float *logits)
+{
+    bool all = true;
+
+    for (size_t i = 0; i < harness_n_vocab(); i++)
+        all = all && isfinite(logits[i]);
+    return all;
+}
+
+/* What is wrong with a row of a state. */
+enum fault { A_NAN, AN_INFINITY, ALL_NAN, TOO_LARGE, N_FAULTS };
+
+static const uint16_t fault_numbers[] = { 0x7e00, 0xfc00, 0x7e00, 0x7bff };
+
+struct damage {
+    bool values, last_layer;
+    enum fault fault;
+};
+
+static size_t row_bytes(const struct llama_model *model)
+{
+    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) * llama_model_n_head_kv(model)) * 2;
+}
+
+/* Rows of a state: keys of all layers, then values of all layers, at its end. */
+static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, size_t size, const struct damage *damage)
+{
+    const size_t n_layers = (size_t)llama_model_n_layer(model), row = row_bytes(model);
+    const size_t block = BLOCK_HEAD + N_TEXT * row;
+    const size_t i = (damage->values ? n_layers : 0) + (damage->last_layer ? n_layers - 1 : 0);
+
+    assert_true(size > 2 * n_layers * block);
+    return saved + size - (2 * n_layers - i) * block + BLOCK_HEAD + BAD_ROW * row;
+}
+
+static uint8_t *save(struct llama_context *context, llama_seq_id seq, size_t *size)
+{
+    uint8_t *saved;
+
+    *size = llama_state_seq_get_size(context, seq);
+    saved = malloc(*size);
+    assert_non_null(saved);
+    assert_int_equal(llama_state_seq_get_data(context, saved, *size, seq), *size);
+    return saved;
+}
+
+/* A state of the second text in stock's own cache, of the last of n_seq sequences, where one row is
+ * damaged; the caller frees. */
+static uint8_t *damaged_state(const struct damage *damage, const harness_options *options, size_t *size)
+{
+    const harness_options stock = { .n_ctx = options->n_ctx, .n_seq = options->n_seq, .unified = options->unified };
+    const llama_seq_id seq = options->n_seq > 1 ? 1 : 0;
+    struct llama_context *context = harness_context(&stock);
+    const struct llama_model *model = llama_get_model(context);
+    const size_t n = row_bytes(model) / 2;
+    uint16_t *row;
+    uint8_t *saved;
+
+    harness_decode(context, second_text, N_TEXT, 0, seq, false);
+    saved = save(context, seq, size);
+    row = (uint16_t *)(void *)row_in_state(model, saved, *size, damage);
+    for (size_t i = 0; i < (damage->fault == ALL_NAN || damage->fault == TOO_LARGE ? n : 1); i++)
+        row[i] = fault_numbers[damage->fault];
+    llama_free(context);
+    return saved;
+}
+
+static bool is_nan_row(const uint16_t *row, size_t n)
+{
+    bool all = true;
+
+    for (size_t i = 0; i < n; i++)
+        all = all && (row[i] & 0x7fff) > 0x7c00;
+    return all;
+}
+
+/* The state again, from a sequence that got the damaged one: the row is NaN, and so is an answer from a
+ * cache that this state is restored into. */
+static void check_saved_again(struct llama_context *context, const harness_options *options, const struct damage *damage,
+                              size_t size)
+{
+    const struct llama_model *model = llama_get_model(context);
+    struct llama_context *other;
+    size_t size_again;
+    uint8_t *again = save(context, 1, &size_again);
+
+    assert_int_equal(size, size_again);
+    assert_true(is_nan_row((uint16_t *)(void *)row_in_state(model, again, size, damage), row_bytes(model) / 2));
+    other = harness_context(options);
+    assert_int_equal(llama_state_seq_set_data(other, again, size, 1), size);
+    assert_true(all_nan(next_logits(other, second_text[0], N_TEXT, 1)));
+    llama_free(other);
+    free(again);
+}
+
+/* Sequence 1 had the first text and gets the damaged state. Sequence 0 is another client. */
+static void check_restored(const char *spec, bool unified, const struct damage *damage, bool same_bits)
+{
+    const harness_options options = { .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified };
+    struct llama_context *context = harness_context(&options);
+    llama_memory_t memory = llama_get_memory(context);
+    const size_t bytes = harness_n_vocab() * sizeof(float);
+    float *before = malloc(bytes);
+    const float *logits;
+    size_t size;
+    uint8_t *saved = damaged_state(damage, &options, &size);
+
+    harness_decode(context, first_text, N_TEXT, 0, 0, false);
+    harness_decode(context, first_text, N_TEXT, 0, 1, false);
+    memcpy(before, llama_get_logits_ith(context, -1), bytes);
+    llama_memory_seq_rm(memory, 1, -1, -1);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 1), size);
+    check_saved_again(context, &options, damage, size);
+    logits = next_logits(context, second_text[0], N_TEXT, 1);
+    assert_non_null(logits);
+    assert_true(all_nan(logits));
+    logits = next_logits(context, second_text[0], N_TEXT, 0); /* the other client */
+    assert_non_null(logits);
+    assert_true(all_finite(logits));
+    llama_memory_seq_rm(memory, 1, -1, -1);
+    harness_decode(context, first_text, N_TEXT, 0, 1, false); /* the cells once more */
+    logits = llama_get_logits_ith(context, -1);
+    assert_true(same_bits ? memcmp(logits, before, bytes) == 0 : all_finite(logits));
+    llama_free(context);
+    free(before);
+    free(saved);
+}
+
+static void restored_bad_rows_are_nan(void **state)
+{
+    static const char *const learning[] = { "", "trellis-4:center=first,norm=first", "trellis-4:transform=first" };
+
+    (void)state;
+    for (int i = 0; i < 4 * N_FAULTS; i++) {
+        const struct damage damage = { i & 1, i >> 1 & 1, (enum fault)(i >> 2) };
+        check_restored("turboquant-4", i % 3 != 0, &damage, true);
+    }
+    for (int i = 0; i < 12; i++) {
+        const struct damage damage = { i & 1, i >> 1 & 1, A_NAN };
+        check_restored(learning[i % 3], i & 4, &damage, false);
+    }
+}
+
+/* Lines that the plug-in prints meanwhile about rows that it cannot store. */
+static int count_lines(void (*act)(struct llama_context *, uint8_t *, size_t), struct llama_context *context, uint8_t *saved,
+                       size_t size)
+{
+    FILE *file = tmpfile();
+    const int former = dup(STDERR_FILENO);
+    char line[1024];
+    int n = 0;
+
+    assert_non_null(file);
+    fflush(stderr);
+    dup2(fileno(file), STDERR_FILENO);
+    act(context, saved, size);
+    fflush(stderr);
+    dup2(former, STDERR_FILENO);
+    close(former);
+    rewind(file);
+    while (fgets(line, sizeof(line), file) != NULL)
+        n += strstr(line, "cannot store") != NULL;
+    fclose(file);
+    return n;
+}
+
+static void restore(struct llama_context *context, uint8_t *saved, size_t size)
+{
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+}
+
+static void attend_again(struct llama_context *context, uint8_t *saved, size_t size)
+{
+    (void)saved;
+    (void)size;
+    for (int i = 0; i < 3; i++)
+        assert_true(all_nan(next_logits(context, second_text[0], N_TEXT + i, 0)));
+}
+
+/* All layers' keys and values have a bad row. A second restore is another event. */
+static void refusals_are_said_in_a_line(void **state)
+{
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
+    struct llama_context *context = harness_context(&options);
+    const struct llama_model *model = llama_get_model(context);
+    struct damage damage = { .fault = A_NAN };
+    size_t size;
+    uint8_t *saved = damaged_state(&damage, &options, &size), *first = row_in_state(model, saved, size, &damage);
+
+    (void)state;
+    for (int i = 1; i < 2 * llama_model_n_layer(model); i++)
+        memset(first + (size_t)i * (BLOCK_HEAD + N_TEXT * row_bytes(model)), 0xff, 2);
+    harness_decode(context, first_text, N_TEXT, 0, 0, false);
+    for (int i = 0; i < 2; i++) {
+        llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1);
+        assert_int_equal(count_lines(restore, context, saved, size), 1);
+        assert_true(count_lines(attend_again, context, saved, size) <= 1);
+    }
+    llama_free(context);
+    free(saved);
+}
+
+/* Embeddings */
+
+#define N_EACH 24 /* rows of each of two sequences */
+#define N_AFTER 3
+
+/* What sequence 1 is. Without the number that is none, its rows from there on are left out. */
+enum client { FINE, BAD, LEAVES };
+
+/* A batch of n rows of each sequence, in turns. From row N_EACH / 2 on sequence 1 is as the client says: its
+ * row there begins with x. Returns how many rows of sequence 1 there are. */
+static int decode_rows(struct llama_context *context, enum client client, float x, llama_pos pos, int n)
+{
+    const int width = llama_model_n_embd(llama_get_model(context));
+    struct llama_batch batch = llama_batch_init(2 * n, width, 1);
+    uint64_t random = (uint64_t)pos + 1;
+    int of_second = 0;
+
+    for (int i = 0; i < 2 * n; i++) {
+        float *row = batch.embd + (size_t)batch.n_tokens * (size_t)width;
+        const llama_pos at = pos + i / 2;
+        for (int j = 0; j < width; j++)
+            row[j] = harness_random(&random);
+        if (i % 2 != 0 && at == N_EACH / 2 && client == BAD)
+            row[0] = x;
+        if (i % 2 != 0 && at >= N_EACH / 2 && client == LEAVES)
+            continue;
+        of_second += i % 2;
+        batch.pos[batch.n_tokens] = at;
+        batch.n_seq_id[batch.n_tokens] = 1;
+        batch.seq_id[batch.n_tokens][0] = i % 2;
+        batch.logits[batch.n_tokens++] = 1;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    llama_batch_free(batch);
+    return of_second;
+}
+
+#define N_ROWS (2 * (N_EACH + N_AFTER))
+
+/* Logits of both sequences in turns, those of the second one as far as it has some: of a batch, then of
+ * N_AFTER tokens of each. */
+static float *logits_of_both(const harness_options *options, enum client client, float x)
+{
+    const size_t n = harness_n_vocab();
+    struct llama_context *context = harness_context(options);
+    float *logits = calloc(N_ROWS * n, sizeof(float));
+    size_t at = 0;
+
+    assert_non_null(logits);
+    for (int step = 0; step <= N_AFTER; step++) {
+        const int n_rows = step == 0 ? N_EACH : 1;
+        const int of_second = decode_rows(context, client, x, step == 0 ? 0 : N_EACH + step - 1, n_rows);
+        for (int i = 0, from = 0; i < 2 * n_rows; i++, at++)
+            if (i % 2 == 0 || i / 2 < of_second)
+                memcpy(logits + at * n, llama_get_logits_ith(context, from++), n * sizeof(float));
+    }
+    llama_free(context);
+    return logits;
+}
+
+/* Sum of the differences over the rows of sequence 0. */
+static double difference_of_first(const float *a, const float *b)
+{
+    const size_t n = harness_n_vocab();
+    double sum = 0;
+
+    for (size_t i = 0; i < N_ROWS; i += 2)
+        sum += harness_rms_difference(a + i * n, b + i * n, n);
+    return sum;
+}
+
+/* Rows are NaN where stock's are, and nowhere else. */
+static int count_nan(const float *ours, const float *stock)
+{
+    const size_t n = harness_n_vocab();
+    int n_nan = 0;
+
+    for (size_t i = 0; i < N_ROWS; i++) {
+        assert_int_equal(all_nan(stock + i * n), !all_finite(stock + i * n));
+        assert_int_equal(all_nan(ours + i * n), all_nan(stock + i * n));
+        assert_int_equal(all_finite(ours + i * n), all_finite(stock + i * n));
+        n_nan += all_nan(ours + i * n);
+    }
+    return n_nan;
+}
+
+/* Sequence 0 beside bad rows is to the bit what it is beside good ones, where nothing is learned from rows.
+ * Else it comes closer to stock's than with the same codec that learns nothing (plain): with a bad row among
+ * those that it learns from, a centre or a matrix would be NaN. */
+static void check_batch(const char *spec, const char *plain, bool unified, float x)
+{
+    const harness_options options = { .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified };
+    const harness_options stock = { .n_ctx = options.n_ctx, .n_seq = 2, .unified = unified };
+    harness_options other = options;
+    float *ours = logits_of_both(&options, BAD, x), *of_stock = logits_of_both(&stock, BAD, x);
+    float *exact = logits_of_both(&stock, FINE, 0), *fine;
+    const int n_nan = count_nan(ours, of_stock);
+    double difference = difference_of_first(ours, exact), error;
+
+    other.spec = plain;
+    fine = logits_of_both(&other, FINE, 0);
+    error = difference_of_first(fine, exact);
+    print_message("%s beside bad rows %.4f from stock, %s %.4f\n", spec, difference, plain, error);
+    assert_true(n_nan == N_EACH / 2 + N_AFTER || !isnan(x));
+    assert_true(spec == plain ? difference_of_first(ours, fine) == 0 : difference < error);
+    free(of_stock);
+    free(exact);
+    free(ours);
+    free(fine);
+}
+
+static void a_bad_row_is_its_own_sequences(void **state)
+{
+    static const char plain[] = "trellis-4";
+
+    (void)state;
+    check_batch(plain, plain, true, NAN);
+    check_batch(plain, plain, false, NAN);
+    check_batch(plain, plain, true, INFINITY);
+    check_batch("trellis-4:center=first,norm=first", plain, true, NAN);
+    check_batch("trellis-4:transform=first", plain, true, NAN);
+    check_batch("", plain, true, NAN);
+    check_batch("", plain, false, INFINITY);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restored_bad_rows_are_nan),
+        cmocka_unit_test(refusals_are_said_in_a_line),
+        cmocka_unit_test(a_bad_row_is_its_own_sequences),
+    };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
