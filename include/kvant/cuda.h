@@ -51,7 +51,7 @@ typedef void *kvant_cuda_stream;
 typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUDA_BF16 = 2 } kvant_cuda_type;
 
 /* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of
- * it is written. */
+ * it is written: what its slot held before stays there. */
 #define KVANT_CUDA_ROW_NONFINITE 1u /* a NaN or an infinity */
 #define KVANT_CUDA_ROW_RANGE 2u     /* a scale or zero point beyond fp16's largest number */
 
@@ -161,6 +161,11 @@ typedef struct kvant_cuda_append_args {
     /* q not NULL: queries of these tokens go through their matrix, too (kvant_cuda_transform_queries), in the same
      * launch where few rows have a matrix */
     kvant_cuda_query_args queries;
+    /* device, or NULL: tokens whose rows were refused get a mark, for kvant_cuda_fill_marked. Token i has the number
+     * mark_numbers[i] (on the device), or with NULL its slot. Word 0 becomes 1, bit n % 32 of word 1 + n / 32 is the mark
+     * of number n. Nothing takes marks away */
+    uint32_t *marks;
+    const int64_t *mark_numbers;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -300,6 +305,25 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * after rotation, relative to the largest number of their head, probabilities to fp16. The error
  * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
+
+typedef struct kvant_cuda_marked_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_marked_args) */
+    const uint32_t *marks; /* as in append */
+    int64_t first, stride; /* token t of sequence b has the number first + b * stride + t */
+    /* as in attention, with as many query tokens in each sequence */
+    const int32_t *lengths;
+    uint32_t batch, query_tokens, n_heads, head_dim; /* query_tokens at least 1; head_dim of out */
+    uint32_t causal;
+    kvant_cuda_type type; /* of out */
+    const uint16_t *mask;
+    size_t mask_token_stride;
+    void *out;
+    size_t out_batch_stride, out_token_stride, out_head_stride;
+} kvant_cuda_marked_args;
+
+/* After attention on the same stream: the output of a query token that sees a token with a mark becomes NaN, of all
+ * heads, as if that token's row had been. Costs a launch where there are no marks. */
+KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream);
 
 /* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
  * attention runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and

@@ -263,6 +263,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.n_tokens = args->n_tokens;
     common.slots = args->slots;
     common.refused = args->refused;
+    common.marks = args->marks;
+    common.mark_numbers = args->mark_numbers;
     common.slots_ready = args->slots_ready != 0;
     const bool apart = args->queries.q && !takes_queries(roles, common);
     if (args->queries.q && !apart)

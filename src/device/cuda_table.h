@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 12u
+#define KVANT_CUDA_TABLE_VERSION 13u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last sixteen by those of memory.h and index.h.
@@ -36,6 +36,7 @@ extern "C" {
       (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err, size_t errlen))                \
     X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
     X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
+    X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))                   \
     X(void, limit_shared_memory, (size_t bytes))                                                                   \
     X(size_t, block_workspace, (const kvant_cuda_block_args *args))                                                \
     X(kvant_status, block_attention, (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                \

@@ -214,6 +214,7 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_query_args queries = { .size = sizeof queries };
     kvant_cuda_center_rows_args center = { .size = sizeof center };
     kvant_cuda_page_offsets_args offsets = { .size = sizeof offsets };
+    kvant_cuda_marked_args marked = { .size = sizeof marked };
     kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
@@ -233,6 +234,7 @@ static void calls_reach_the_table(void **state)
     REACHES(transform_queries, kvant_cuda_transform_queries(&queries, stream), queries);
     REACHES(center_rows, kvant_cuda_center_rows(&center, stream), center);
     REACHES(page_offsets, kvant_cuda_page_offsets(&offsets, stream), offsets);
+    REACHES(fill_marked, kvant_cuda_fill_marked(&marked, stream), marked);
     REACHES(decode, kvant_cuda_decode(&decode, stream), decode);
     REACHES(copy_blocks, kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), copied);
     answer(KVANT_OK, NULL);

@@ -249,6 +249,12 @@ static int32_t launch(kvp_gpu_backend *b)
     return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
+/* Whether a cache has to know of the cells before a graph, besides their marks. */
+static bool prepares(const kvp_gpu_cache *cache)
+{
+    return cache->keeps || cache->learns;
+}
+
 /* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
@@ -261,6 +267,8 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
         if (cache == NULL || (at < b->n_writes && b->writes[at].cells->data == graph->nodes[i]->src[1]->data))
             continue;
         if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
+            if (!prepares(cache))
+                continue;
             kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows", graph->nodes[i]->name);
             return false;
         }
@@ -276,8 +284,8 @@ static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
     for (int i = 0; i < graph->n_nodes; i++) {
         if (graph->nodes[i]->op != kvp_api.op.flash_attn_ext || !is_ours(graph->nodes[i]))
             continue;
-        if (kvp_attention_supported(graph->nodes[i]) && kvp_kv_of(graph->nodes[i]->src[1]) != NULL)
-            b->context = kvp_kv_of(graph->nodes[i]->src[1])->layers;
+        kvp_attention_supported(graph->nodes[i]);
+        b->last = graph->nodes[i];
         if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
             kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
             return false;
@@ -297,12 +305,16 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         return false;
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
+        kvp_gpu_cache *cache = b->writes[i].cache;
         kvp_gpu_step step;
-        ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
-        if (!ok)
+        const bool found = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
+        ok = kvp_gpu_marks_prepare(cache, found ? &step : NULL, b->gpu->stream);
+        if (!prepares(cache))
+            continue;
+        if (!found)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->gpu->stream);
-        *waits = *waits && (!b->writes[i].cache->keeps || b->writes[i].cache->waits);
+        ok = ok && found && kvp_gpu_cache_prepare(cache, &step, b->gpu->stream);
+        *waits = *waits && (!cache->keeps || cache->waits);
     }
     return ok;
 }
@@ -337,35 +349,18 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
-/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that: the graph after the one
- * that notices fails, as the first would have on the CPU. */
+/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that: attention looks at what
+ * kernels marked, whether the computer knows or not. */
 static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_take_word(b->refused);
 
-    if (status == KVANT_OK)
+    if (status == KVANT_OK || !kvp_gpu_enter(b->gpu))
         return;
-    b->failed = true;
-    kvp_error("%s: cannot store new rows: %s", b->gpu->name, kvant_strerror(status));
-}
-
-/* What other GPUs of the context refused of the same batch is no failure of its own. */
-static void forget_refusals(const kvp_gpu_backend *b)
-{
-    abi_device *device;
-
-    for (size_t i = 0; (device = kvp_gpu_device(i)) != NULL; i++) {
-        kvp_gpu *gpu = kvp_gpu_of(device);
-        kvp_gpu_finish(gpu);
-        pthread_mutex_lock(&gpu->list_lock);
-        for (kvp_gpu_backend *other = gpu->backends; other != NULL; other = other->next) {
-            if (other->context != b->context)
-                continue;
-            kvp_gpu_take_word(other->refused);
-            other->failed = false;
-        }
-        pthread_mutex_unlock(&gpu->list_lock);
-    }
+    pthread_mutex_lock(&b->gpu->lock);
+    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
+        kvp_gpu_marks_notice(cache, status);
+    pthread_mutex_unlock(&b->gpu->lock);
 }
 
 static void backend_synchronize(abi_backend *backend)
@@ -383,10 +378,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     int32_t status;
 
     notice_refusals(b);
-    if (b->failed) {
-        forget_refusals(b);
-        return ABI_STATUS_FAILED;
-    }
+    kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
         ours = is_ours(graph->nodes[i]);
     if (!ours)

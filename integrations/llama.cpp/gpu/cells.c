@@ -408,6 +408,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(cells->gpu);
     pthread_mutex_lock(&cells->gpu->lock);
+    kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL && kvp_gpu_cache_settle(cells->cache, false, cells->gpu->stream))
         status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);
@@ -471,6 +472,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(gpu);
     pthread_mutex_lock(&gpu->lock);
+    kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
         kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) && (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL && kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
@@ -523,6 +525,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
         return false;
     kvp_gpu_finish(source->gpu);
     pthread_mutex_lock(&source->gpu->lock);
+    kvp_gpu_marks_notice(source->cache, KVANT_ERR_NONFINITE);
     ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);
     kvp_gpu_cache_holds(source->cache, to_first, n);
     kvp_gpu_ranges_copy(source->cache, first, to_first, n);

@@ -10,6 +10,7 @@
  *   ops.c       the operations as launches of libkvant_cuda
  *   attention.c attention among them
  *   edges.c     captured graphs in one line
+ *   marks.c     cells whose rows were refused
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   learn.c     centre and scale of their first rows
@@ -193,6 +194,10 @@ typedef struct kvp_gpu_cache {
         size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_decoded decoded;
+    struct kvp_gpu_marks { /* cells whose rows were refused, as the GPU has them (marks.c) */
+        kvp_gpu_memory memory;
+        uint32_t *host; /* the same as far as the computer knows, and room for as many words */
+    } marks;
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
@@ -337,8 +342,7 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    bool failed;          /* they said so after a graph: the next one fails, of any GPU of the context */
-    const void *context;  /* the same for all of these; not read */
+    const abi_tensor *last; /* attention node of the graph */
     struct kvp_layers *layers; /* of the llama context that made it */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
@@ -574,6 +578,15 @@ kvant_status kvp_gpu_take_word(atomic_uint *word);
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
 
+/* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason; waits for the stream.
+ * prepare: before a graph that writes a step's cells (NULL: none, or not known). any: the computer knows of some. The
+ * lock is held. */
+bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
+void kvp_gpu_marks_free(kvp_gpu_cache *cache);
+bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);
+bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_marks_any(const kvp_gpu_cache *cache);
+
 /* masks.c. A mask on its way to the GPU; the lock is held. */
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size);
 
@@ -596,7 +609,7 @@ bool kvp_gpu_capturable(const abi_tensor *node);
 /* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */
 bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
 
-/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
+/* The cache that a SET_ROWS node of keys writes to; NULL: none, or the node is another one. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Whether attention sees the rows of a pair, one per stream. */

@@ -121,7 +121,7 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->weighs = cache->weighing = cache->weighs || cells->weighs;
     if (info->sink_tokens > cache->sink_tokens)
         cache->sink_tokens = info->sink_tokens;
-    if (cache->keeps && !make_room(cache))
+    if (!kvp_gpu_marks_create(cache) || (cache->keeps && !make_room(cache)))
         return false;
     if (cells->weighs && cache->decoded.positions == NULL)
         cache->decoded.positions = calloc((size_t)cache->n_blocks * KVANT_PAGE_TOKENS, sizeof(*cache->decoded.positions));
@@ -147,6 +147,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
         ;
     if (*at != NULL)
         *at = cache->next;
+    kvp_gpu_marks_free(cache);
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);

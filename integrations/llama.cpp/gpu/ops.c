@@ -161,7 +161,9 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = slots + run.first,
                                     .refused = (uint32_t *)b->refused,
-                                    .slots_ready = 1 };
+                                    .slots_ready = 1,
+                                    .marks = first->cache->marks.memory.at,
+                                    .mark_numbers = (const int64_t *)nodes[0]->src[1]->data + run.first };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -230,12 +232,11 @@ bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi
            attending->src[0]->ne[3] == keys->src[0]->ne[1];
 }
 
-/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
 kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = node->op == kvp_api.op.set_rows ? kvp_gpu_cells_of(node) : NULL;
 
-    return cells != NULL && (cells->cache->keeps || cells->cache->learns) && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
+    return cells != NULL && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
 }
 
 /* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */

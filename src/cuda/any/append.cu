@@ -41,6 +41,7 @@ template <int P> struct AnyWriter {
     const AnyBook &book;
     int d, kv_head, lane;
     uint32_t codes[LANE_NUMBERS];
+    uint32_t row_token = 0; /* of the call */
 
     __device__ AnyWriter(const AnyAppendArgs &args_, RowSpace &space_, const AnyBook &book_)
         : args(args_), role(args_.roles[0]), space(space_), book(book_), d((int)args_.roles[0].codec.head_dim),
@@ -50,12 +51,13 @@ template <int P> struct AnyWriter {
 
     KVANT_INLINE void refuse(bool finite) const
     {
-        if (args.refused && lane == 0)
-            atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+        if (lane == 0)
+            note_refusal(args, row_token, slot_at(args, row_token), finite);
     }
 
     KVANT_INLINE R load(uint32_t token, bool &finite)
     {
+        row_token = token;
         return load_transformed<P>(args, token, kv_head, space.row, lane, finite);
     }
 

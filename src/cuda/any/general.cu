@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_general_kernel(const __grid
     uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
     if (__all_sync(FULL, still) && encode_row(&args.codec.general, &s, (int)(slot % PAGE_TOKENS), page, lane, kv_head))
         return;
-    if (args.refused && lane == 0)
-        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    if (lane == 0)
+        note_refusal(args, token, slot, finite);
 }
 
 /* ---- pages ---- */

@@ -32,7 +32,9 @@ struct AppendArgs {
     uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
     const int64_t *slots;
     uint32_t *refused;
-    bool slots_ready; /* as in cuda.h */
+    uint32_t *marks;             /* as in cuda.h */
+    const int64_t *mark_numbers; /* the same */
+    bool slots_ready;            /* the same */
     QueryArgs queries; /* of the same tokens, for launch_append_few with a matrix; q NULL: none */
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
@@ -87,6 +89,18 @@ KVANT_INLINE float centered(float x, const AppendRole &role, int at)
 KVANT_INLINE bool is_finite(float x)
 {
     return fabsf(x) <= 3.4028234e38f;
+}
+
+/* Says why the row of a token of the call is not stored, and marks the token. By one thread. */
+template <class Args> KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, bool finite)
+{
+    if (args.refused)
+        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    if (!args.marks)
+        return;
+    const int64_t number = args.mark_numbers ? args.mark_numbers[token] : slot;
+    atomicOr(args.marks + 1 + number / 32, 1u << number % 32);
+    atomicOr(args.marks, 1u);
 }
 
 /* A warp's row, transformed; finite: before the transform. */

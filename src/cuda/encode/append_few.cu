@@ -46,7 +46,8 @@ struct WideBook {
 
 template <class Book> struct FewArgs {
     const int64_t *slots;
-    uint32_t *refused;
+    uint32_t *refused, *marks;
+    const int64_t *mark_numbers;
     bool slots_ready;
     kvant_cuda_type type;
     FewRole roles[2];
@@ -313,10 +314,11 @@ KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const K
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-KVANT_INLINE void refuse_few(uint32_t *refused, bool finite, int lane)
+/* Seldom: the slot is read again. */
+template <class Book> KVANT_INLINE void refuse_few(const FewArgs<Book> &args, bool finite, int lane)
 {
-    if (refused && lane == 0)
-        atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    if (lane == 0)
+        note_refusal(args, blockIdx.x, args.slots[blockIdx.x], finite);
 }
 
 /* What a warp looks up in shared memory. */
@@ -342,7 +344,7 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role,
     if (stage != WORKS)
         return;
     if (!__all_sync(FULL, in_range)) {
-        refuse_few(args.refused, finite, lane);
+        refuse_few(args, finite, lane);
         return;
     }
     const size_t at = (size_t)token * D;
@@ -360,7 +362,7 @@ KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, 
     if (stage <= QUANTIZES) {
         q = known.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, known, book, y, lane) : few_uniform<D>(codes, known, y);
         if (!q.in_range && stage == WORKS) {
-            refuse_few(args.refused, finite, lane);
+            refuse_few(args, finite, lane);
             return;
         }
     }
@@ -507,7 +509,7 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.slots_ready, args.type, {}, {}, (uint32_t)n_roles, args.queries };
+    FewArgs<Book> p{ args.slots, args.refused, args.marks, args.mark_numbers, args.slots_ready, args.type, {}, {}, (uint32_t)n_roles, args.queries };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);

@@ -32,12 +32,6 @@ KVANT_INLINE bool fits_half(float y)
     return fabsf(y) <= 65504.0f;
 }
 
-KVANT_INLINE void refuse(const AppendArgs &args, bool finite)
-{
-    if (args.refused)
-        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
-}
-
 template <int D>
 KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token, int kv_head, int lane)
 {
@@ -51,7 +45,7 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
         in_range &= fits_half(row.x[j]);
     if (!__all_sync(FULL, in_range)) {
         if (lane == 0)
-            refuse(args, finite);
+            note_refusal(args, token, slot, finite);
         return;
     }
     store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
@@ -103,7 +97,7 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
             reinterpret_cast<__half *>(page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
                 __float2half_rn(y[r]);
         else if (channel == 0)
-            refuse(args, all_finite);
+            note_refusal(args, first + r, slot, all_finite);
         if (in_range && role.exact)
             role.exact[exact_place(role, slot, kv_head, D) + channel] = y[r];
     }

@@ -34,9 +34,8 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
     __syncwarp(); /* other lanes have read the slot */
     uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
     if (refused && lane % LANES == 0) {
+        note_refusal(args, blockIdx.x * args.chunk + token, tokens.slot[token], (all & row) == row);
         tokens.slot[token] = -1;
-        if (args.refused)
-            atomicOr(args.refused, (all & row) == row ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
     }
 }
 

@@ -234,10 +234,10 @@ KVANT_INLINE void encode_tokens(TrellisRows<D, M> &rows, const AppendArgs &args,
     uint32_t codes[Row<D>::PER_LANE];
     const Quantized q = quantize_row(rows, role, trellis, y, codes, warp, lane);
     if (!q.in_range) {
-        if (lane == 0)
+        if (lane == 0) {
+            note_refusal(args, first + token, rows.tokens.slot[token], finite);
             rows.tokens.slot[token] = -1;
-        if (lane == 0 && args.refused)
-            atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+        }
     } else if (args.chunk <= WARPS) {
         put_token<D>(role, rows.tokens, token, codes, q.scale, kv_head, lane);
     } else {

@@ -25,6 +25,7 @@ bool host_answers(const char *function, const void *arguments, size_t size, kvan
     X(transform_queries, kvant_cuda_query_args)                                                    \
     X(center_rows, kvant_cuda_center_rows_args)                                                    \
     X(page_offsets, kvant_cuda_page_offsets_args)                                                  \
+    X(fill_marked, kvant_cuda_marked_args)                                                         \
     X(decode, kvant_cuda_decode_args)
 
 typedef void host_work(void *data);

@@ -7,6 +7,15 @@
 #include "internal.h"
 
 /* Whether kernels write a transformed row; they say why not where the caller wants to know. */
+static void mark(const kvant_cuda_append_args *args, uint32_t token)
+{
+    const int64_t number = args->mark_numbers ? args->mark_numbers[token] : args->slots[token];
+    if (!args->marks)
+        return;
+    args->marks[0] = 1;
+    args->marks[1 + number / 32] |= 1u << number % 32;
+}
+
 static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x, const float *y)
 {
     const kvant_codec *codec = host_source(rows->codec);
@@ -77,8 +86,10 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
                 memcpy(y, row, d * sizeof *y);
             else
                 kvant_transform_forward(&t, host_kernels(), &affine, row, y);
-            if (!takes(args, rows, row, y))
+            if (!takes(args, rows, row, y)) {
+                mark(args, i);
                 continue;
+            }
             if (exact)
                 memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
                        y, d * sizeof *y);
@@ -96,7 +107,8 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
     const kvant_cuda_rows *roles[] = { &args->k, &args->v };
     for (int r = 0; r < 2; r++)
         if (roles[r]->codec && !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
-                                 host_is_here(roles[r]->center) && host_is_here(args->slots)))
+                                 host_is_here(roles[r]->center) && host_is_here(args->slots) && host_is_here(args->marks) &&
+                                 host_is_here(args->mark_numbers)))
             return KVANT_ERR_CUDA;
     append_role(args, &args->k);
     append_role(args, &args->v);

@@ -1,0 +1,127 @@
+/* marks.c - rows that a GPU refused (../invalid.h).
+ *
+ * Kernels that append rows mark the cells of those that they refuse, in GPU memory, and kernels behind attention give
+ * NaN to tokens that see a mark: in the same graph, and without the computer's knowledge. When a graph is done and some
+ * row was refused, the cells become invalid here, of all tensors of the cache. Before a graph the marks of cells that
+ * it writes go away, and the GPU gets those that are left, with those of rows that came from the computer's memory.
+ *
+ * As long as no cell is invalid, that costs a launch per graph of a few tokens, and one per attention node otherwise. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../log.h"
+
+#define WORD_BITS 32u
+
+static size_t n_cells_of(const kvp_gpu_cache *cache)
+{
+    return (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
+}
+
+/* A word that says whether there are any, and a bit per cell. */
+static size_t n_words(const kvp_gpu_cache *cache)
+{
+    return 1 + n_cells_of(cache) / WORD_BITS;
+}
+
+bool kvp_gpu_marks_create(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_marks *marks = &cache->marks;
+
+    if (marks->host != NULL)
+        return true;
+    marks->host = calloc(2 * n_words(cache), sizeof(*marks->host));
+    return marks->host != NULL &&
+           kvp_gpu_grow(cache->gpu, &marks->memory, n_words(cache) * sizeof(*marks->host), true);
+}
+
+void kvp_gpu_marks_free(kvp_gpu_cache *cache)
+{
+    kvp_gpu_release(&cache->marks.memory);
+    free(cache->marks.host);
+    cache->marks.host = NULL;
+}
+
+static bool download(const kvp_gpu_cache *cache, uint32_t *words, size_t n)
+{
+    return kvp_cu_ok(kvp_cu.copy_out(words, (cu_address)(uintptr_t)cache->marks.memory.at, n * sizeof(*words),
+                                     cache->gpu->stream),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "copying");
+}
+
+/* Cells that the GPU marked since the computer knew. */
+static size_t take_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
+{
+    uint32_t *host = cache->marks.host;
+    size_t n = 0;
+
+    for (size_t cell = 0; cell < n_cells_of(cache); cell++) {
+        const size_t word = 1 + cell / WORD_BITS;
+        if (words[word] == host[word])
+            cell |= WORD_BITS - 1;
+        else if ((words[word] & ~host[word]) >> cell % WORD_BITS & 1) {
+            *first = n++ == 0 ? cell : *first;
+            for (size_t i = 0; i < cache->n_tensors; i++)
+                kvp_invalid_set(&cache->tensors[i]->invalid, cell, 1, true);
+        }
+    }
+    memcpy(host, words, n_words(cache) * sizeof(*host));
+    return n;
+}
+
+bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
+{
+    uint32_t any = 0, *words = cache->marks.host + n_words(cache);
+    size_t first = 0, n;
+
+    if (!download(cache, &any, 1))
+        return false;
+    if (any == 0)
+        return true;
+    if (!download(cache, words, n_words(cache)))
+        return false;
+    n = take_new(cache, words, &first);
+    if (n > 0) {
+        const kvp_refusal refusal = { .name = cache->gpu->name, .cell = first, .n = n, .why = kvant_strerror(why), .by_graph = true };
+        kvp_invalid_report(&refusal);
+    }
+    return true;
+}
+
+bool kvp_gpu_marks_any(const kvp_gpu_cache *cache)
+{
+    return cache->marks.host[0] != 0;
+}
+
+/* What the tensors of the cache have in common. */
+static void collect(const kvp_gpu_cache *cache, uint32_t *words)
+{
+    memset(words, 0, n_words(cache) * sizeof(*words));
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_invalid *invalid = &cache->tensors[i]->invalid;
+        for (size_t w = 0; invalid->n > 0 && w < n_words(cache) - 1 && w < 2 * (invalid->n_cells / 64 + 1); w++)
+            words[1 + w] |= (uint32_t)(invalid->bits[w / 2] >> w % 2 * WORD_BITS);
+        words[0] |= invalid->n > 0;
+    }
+}
+
+bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+{
+    uint32_t *host = cache->marks.host, *words = host + n_words(cache);
+    const size_t bytes = n_words(cache) * sizeof(*words);
+
+    for (size_t i = 0; step != NULL && i < step->n; i++)
+        for (size_t t = 0; t < cache->n_tensors; t++)
+            kvp_invalid_set(&cache->tensors[t]->invalid, (size_t)step->cells[i], 1, false);
+    collect(cache, words);
+    if (memcmp(words, host, bytes) == 0)
+        return true;
+    if (words[0] != host[0])
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs fill other outputs */
+    memcpy(host, words, bytes);
+    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->marks.memory.at, host, bytes, stream), "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+}
