@@ -239,6 +239,8 @@ static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t quer
 kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream)
 {
     ANSWER(fill_marked, args, stream);
+    if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 || args->n_heads == 0 || args->head_dim == 0)
+        return KVANT_ERR_ARGUMENT;
     if (!host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) || !host_is_here(args->mask))
         return KVANT_ERR_CUDA;
     for (uint32_t i = 0; args->marks[0] && i < args->batch * args->query_tokens; i++) {
