@@ -188,6 +188,7 @@ static bool has_new_cells(const kvant_cuda_attention_args *a)
 
 kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
+    host.attention = *args;
     ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
