@@ -56,7 +56,7 @@ typedef struct kvant_cache_params {
     uint32_t v_head_dim; /* of values; default head_dim */
     uint32_t max_tokens; /* of all sequences together; on the CPU memory is taken when it is used */
     uint32_t max_sequences; /* default 1 */
-    uint32_t n_threads;     /* default: all processors */
+    uint32_t n_threads;     /* default: kvant_available_cpus() */
     const char *device;     /* "cpu" (default), "cuda" (the current GPU), "cuda:0" (the same if it is GPU 0) */
     /* What the cache is stored with: a scheme, which must outlive the cache, or what one is made of (scheme.h). Default: the preset
      * balanced. */

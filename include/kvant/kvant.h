@@ -12,8 +12,8 @@
  * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its first
  *           released size on.
  * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool
- *           of sleeping threads per process. The pool never ends, so a program must not unload the
- *           library with dlclose.
+ *           of sleeping threads per process, which has at most kvant_available_cpus() threads at work.
+ *           The pool never ends, so a program must not unload the library with dlclose.
  * fork      A child may use the library and objects of its parent, if no other thread of the parent
  *           was changing them. The child starts threads of its own and has no executor (executor.h).
  * Stack     64 KiB are enough for every call, and for the threads of an executor.
@@ -102,6 +102,12 @@ KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */
 KVANT_API kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level);
+
+/* How many CPUs the calling thread can keep busy, at least 1: the CPUs that its affinity allows
+ * (taskset, sched_setaffinity), but no more than the CPU time that the process's control groups pay
+ * for (docker --cpus), rounded up. The affinity is read at each call, the control groups at the first
+ * call of the process. It is the default where a number of threads has one. */
+KVANT_API uint32_t kvant_available_cpus(void);
 
 KVANT_END_C
 

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
@@ -19,10 +18,10 @@ static kvant_status invalid(const char *what)
 
 /* Creation */
 
-static uint32_t processors(void)
+static uint32_t default_threads(void)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > 256 ? 256 : (uint32_t)n;
+    uint32_t n = kvant_available_cpus();
+    return n < 256 ? n : 256;
 }
 
 static kvant_status resolve(kvant_cache_params *p)
@@ -35,7 +34,7 @@ static kvant_status resolve(kvant_cache_params *p)
         return invalid("max_tokens is too large");
     p->v_head_dim = p->v_head_dim ? p->v_head_dim : p->head_dim;
     p->max_sequences = p->max_sequences ? p->max_sequences : 1;
-    p->n_threads = p->n_threads ? p->n_threads : processors();
+    p->n_threads = p->n_threads ? p->n_threads : default_threads();
     p->scale = p->scale > 0 ? p->scale : 1 / sqrtf((float)p->head_dim);
     return KVANT_OK;
 }

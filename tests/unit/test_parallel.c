@@ -181,6 +181,12 @@ static void *run_held_loop(void *argument)
     return NULL;
 }
 
+/* Threads of a loop that the caller has CPUs for. */
+static uint32_t threads_of(uint32_t n)
+{
+    return n < kvant_available_cpus() ? n : kvant_available_cpus();
+}
+
 /* The exit status of a child that runs a loop of its own on 4 threads; 128 and more: it was killed. */
 static int fork_and_loop(void)
 {
@@ -206,7 +212,7 @@ static void children_forked_during_a_loop_run_loops(void **state)
     pthread_t other;
     (void)state;
     assert_int_equal(pthread_create(&other, NULL, run_held_loop, &loop), 0);
-    while (atomic_load(&loop.entered) < 3)
+    while (atomic_load(&loop.entered) < threads_of(3))
         sched_yield();
     int status = fork_and_loop();
     atomic_store(&loop.released, true);

@@ -1,0 +1,148 @@
+/* available.c - how many CPUs this process may use: its affinity, and the CPU time that its control
+ * groups pay for. A thread more than that has to wait until another thread is stopped. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* sched_getaffinity */
+#endif
+#include "available.h"
+
+#include <kvant/kvant.h>
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Of a path, and of a line of /proc/self/cgroup. Groups of Kubernetes have about 200 characters; a
+ * limit behind a longer path is not seen. */
+#define LONGEST 1024
+
+/* Both in microseconds. A longer quota than any machine's CPUs means no limit. */
+static uint32_t cpus_of(double quota, double period)
+{
+    if (!(quota > 0) || !(period > 0) || quota / period >= UINT32_MAX)
+        return UINT32_MAX;
+    uint32_t whole = (uint32_t)(quota / period);
+    return whole + (whole * period < quota);
+}
+
+/* The first two words of a file. */
+static bool read_words(const char *folder, const char *name, char words[2][32])
+{
+    char path[LONGEST];
+    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = length > 0 && (size_t)length < sizeof path ? fopen(path, "r") : NULL;
+    if (!file)
+        return false;
+    words[1][0] = 0;
+    bool read = fscanf(file, "%31s %31s", words[0], words[1]) > 0;
+    fclose(file);
+    return read;
+}
+
+static double number(const char *word)
+{
+    double value = 0;
+    return sscanf(word, "%lf", &value) == 1 ? value : 0;
+}
+
+/* One group's limit. Version 2 of control groups has one file, version 1 has two. */
+static uint32_t limit_of_group(const char *folder)
+{
+    char quota[2][32], period[2][32];
+    if (read_words(folder, "cpu.max", quota)) /* "max 100000", or a number in place of max */
+        return cpus_of(number(quota[0]), number(quota[1]));
+    if (read_words(folder, "cpu.cfs_quota_us", quota) && read_words(folder, "cpu.cfs_period_us", period))
+        return cpus_of(number(quota[0]), number(period[0])); /* -1: no limit */
+    return UINT32_MAX;
+}
+
+/* The lowest limit of a group and of the groups around it. A container often sees its own group at
+ * the mount point, and a path that only the host has: groups that are not there limit nothing. */
+static uint32_t limit_of_groups(const char *root, const char *mount, const char *group)
+{
+    char folder[LONGEST];
+    int length = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s", root, mount);
+    if (length < 0 || (size_t)length + strlen(group) >= sizeof folder)
+        return UINT32_MAX;
+    char *path = folder + length;
+    memcpy(path, group, strlen(group) + 1);
+    uint32_t limit = limit_of_group(folder);
+    for (char *slash = strrchr(path, '/'); slash; slash = strrchr(path, '/')) {
+        *slash = 0;
+        uint32_t outer = limit_of_group(folder);
+        limit = outer < limit ? outer : limit;
+    }
+    return limit;
+}
+
+static bool names_cpu(const char *controllers)
+{
+    for (const char *at = controllers; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
+        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == 0))
+            return true;
+    return false;
+}
+
+/* A line of /proc/self/cgroup: "number:controllers:group". Version 2 names no controllers; where
+ * both versions are in use, its groups lie in the folder unified. */
+static uint32_t limit_of_line(const char *root, char *line)
+{
+    char *controllers = strchr(line, ':');
+    char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!group)
+        return UINT32_MAX;
+    controllers++;
+    *group++ = 0;
+    group[strcspn(group, "\n")] = 0;
+    if (*controllers)
+        return names_cpu(controllers) ? limit_of_groups(root, controllers, group) : UINT32_MAX;
+    uint32_t limit = limit_of_groups(root, ".", group);
+    uint32_t unified = limit_of_groups(root, "unified", group);
+    return unified < limit ? unified : limit;
+}
+
+uint32_t kvant_quota_cpus(const char *root)
+{
+    char path[LONGEST], line[LONGEST];
+    uint32_t limit = UINT32_MAX;
+    int length = snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *file = length > 0 && (size_t)length < sizeof path ? fopen(path, "r") : NULL;
+    if (!file)
+        return limit;
+    while (fgets(line, sizeof line, file)) {
+        uint32_t cpus = limit_of_line(root, line);
+        limit = cpus < limit ? cpus : limit;
+    }
+    fclose(file);
+    return limit;
+}
+
+static pthread_once_t quota_read = PTHREAD_ONCE_INIT;
+static uint32_t quota;
+
+static void read_quota(void)
+{
+    quota = kvant_quota_cpus("");
+}
+
+/* The kernel refuses a mask with fewer bits than it has CPUs, so this one has 8192. */
+static uint32_t affinity(void)
+{
+#if defined(__linux__)
+    cpu_set_t sets[8192 / CPU_SETSIZE];
+    if (sched_getaffinity(0, sizeof sets, sets) == 0)
+        return (uint32_t)CPU_COUNT_S(sizeof sets, sets);
+#endif
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (uint32_t)n : 1;
+}
+
+uint32_t kvant_available_cpus(void)
+{
+    pthread_once(&quota_read, read_quota);
+    uint32_t n = affinity();
+    n = n < quota ? n : quota;
+    return n > 0 ? n : 1;
+}
