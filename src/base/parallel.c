@@ -10,6 +10,7 @@
 #include <kvant/executor.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #define MAX_WORKERS 255u
@@ -105,11 +106,26 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
+/* A thread starts with the signal mask of the thread that creates it. The handlers of a program may
+ * need more stack than workers have, or locks that the caller holds, so workers block signals. A
+ * fault's signal goes to the thread that has the fault: debuggers and sanitisers wait for these. */
+static void block_signals(sigset_t *former)
+{
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, former);
+}
+
 static void grow(uint32_t wanted)
 {
     pthread_attr_t attributes;
+    sigset_t former;
     if (pool.n_workers >= wanted || pthread_attr_init(&attributes) != 0)
         return;
+    block_signals(&former);
     pthread_attr_setstacksize(&attributes, WORKER_STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (pool.n_workers < wanted) {
@@ -119,6 +135,7 @@ static void grow(uint32_t wanted)
             break;
         pool.n_workers++;
     }
+    pthread_sigmask(SIG_SETMASK, &former, NULL);
     pthread_attr_destroy(&attributes);
 }
 

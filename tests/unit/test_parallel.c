@@ -1,10 +1,12 @@
 /* test_parallel.c - loops: every index once, whoever runs them; executors that do all, some or nothing of what they are asked. */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
 #include "testing.h"
 
 #include <kvant/executor.h>
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -237,9 +239,61 @@ static void children_have_no_executor(void **state)
     assert_ptr_equal(kvant_use_executor(NULL), &executor);
 }
 
+static pthread_t main_thread;
+static atomic_int handled_here, handled_elsewhere;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_fetch_add(pthread_equal(pthread_self(), main_thread) ? &handled_here : &handled_elsewhere, 1);
+}
+
+/* Ends when every thread of the loop is in it. */
+static void meet(void *entered, size_t index, uint32_t worker)
+{
+    (void)index;
+    (void)worker;
+    atomic_fetch_add((atomic_uint *)entered, 1);
+    while (atomic_load((atomic_uint *)entered) < threads_of(4))
+        sched_yield();
+}
+
+/* A signal of the process goes to any thread that does not block it. Workers are started while this thread blocks nothing, and are
+ * the only other threads when it does. A thread handles a signal before it runs on, so each must run. */
+static void handlers_of_the_program_never_run_on_workers(void **state)
+{
+    static const int signals[] = { SIGUSR1, SIGTERM, SIGALRM, SIGCHLD };
+    sigset_t blocked, former, pending;
+    atomic_uint entered = 0;
+    (void)state;
+    main_thread = pthread_self();
+    pool_runs_every_index_once(NULL);
+    sigemptyset(&blocked);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        struct sigaction action = { .sa_handler = on_signal };
+        sigaction(signals[i], &action, NULL);
+        sigaddset(&blocked, signals[i]);
+    }
+    pthread_sigmask(SIG_BLOCK, &blocked, &former);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        kill(getpid(), signals[i]);
+    kvant_parallel_for(threads_of(4), 4, meet, &entered);
+    sigpending(&pending);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        assert_true(sigismember(&pending, signals[i]));
+    pthread_sigmask(SIG_SETMASK, &former, NULL);
+    assert_int_equal(atomic_load(&handled_elsewhere), 0);
+    assert_int_equal(atomic_load(&handled_here), sizeof signals / sizeof *signals);
+    sigset_t now;
+    pthread_sigmask(SIG_BLOCK, NULL, &now);
+    for (int number = 1; number < 32; number++) /* loops left this thread's mask alone */
+        assert_int_equal(sigismember(&now, number), sigismember(&former, number));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(handlers_of_the_program_never_run_on_workers), /* first: it starts the workers */
         cmocka_unit_test(pool_runs_every_index_once),
         cmocka_unit_test(executors_run_every_index_once),
         cmocka_unit_test(executors_are_the_threads_own),
