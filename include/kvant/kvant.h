@@ -13,8 +13,9 @@
  *           released size on.
  * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool
  *           of sleeping threads per process, which has at most kvant_available_cpus() threads at work.
- *           The pool never ends, so a program must not unload the library with dlclose. The pool's
- *           threads block signals, so a program's handlers never run on them.
+ *           The pool never ends, so libkvant.so stays mapped after dlclose. A program must not unload
+ *           a library of its own that libkvant.a is linked into. The pool's threads block signals, so
+ *           a program's handlers never run on them.
  * fork      A child may use the library and objects of its parent, if no other thread of the parent
  *           was changing them. The child starts threads of its own and has no executor (executor.h).
  * Stack     64 KiB are enough for every call, and for the threads of an executor.
