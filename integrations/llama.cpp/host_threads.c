@@ -10,15 +10,29 @@
  * A lender is identified by a number, not by its address. The free function in its table is
  * wrapped, so a CPU back end that any thread freed is not found any more. A new back end at the
  * same address has a new number. */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "host_threads.h"
 
-#include <pthread.h>
+#include <limits.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "attributes.h"
 #include "ggml_api.h"
+
+/* How long a thread spins, and how long it then yields its core before it sleeps. Spinning is for
+ * loops that follow each other, yielding for what the node's first thread does alone in between. A
+ * sleeping thread takes about 50 us to wake, so it should not sleep much sooner than that. A thread
+ * that spins for longer uses up the time that the system gives it on a busy core, and is then stopped
+ * when it has work. */
+#define SPIN_NS 20000
+#define YIELD_NS 200000
+
+/* The value of turn at the end of a node. */
+#define OVER UINT_MAX
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
 typedef void free_fn(abi_backend *backend);
@@ -28,6 +42,8 @@ static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
+    /* Counted when the first back end is made: later, ggml may have bound this thread to one CPU. */
+    uint32_t n_cpus;
 } host;
 static atomic_bool ready;
 
@@ -163,6 +179,7 @@ static void watch(void)
         return;
     memcpy(&host.set_threadpool, &symbol, sizeof(symbol));
     host.openmp = has_openmp(reg);
+    host.n_cpus = kvant_available_cpus();
     atomic_store_explicit(&ready, true, memory_order_release);
     atomic_store_explicit(&reg->iface.get_proc_address, get_proc_address, memory_order_release);
 }
@@ -175,9 +192,61 @@ void kvp_host_threads_use(kvp_host_threads *threads)
     threads->wanted = true;
 }
 
-void kvp_host_threads_update(kvp_host_threads *threads)
+uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 {
-    threads->lender = threads->wanted ? last_lender : 0;
+    const bool crowded = host.n_cpus > 0 && n > host.n_cpus;
+
+    threads->lender = threads->wanted && !(crowded && host.openmp) ? last_lender : 0;
+    threads->n_useful = crowded ? host.n_cpus : n;
+    return threads->n_useful;
+}
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whoever changes the value wakes those who counted themselves in before they looked at it. */
+static void sleep_while(kvp_awaited *awaited, unsigned value)
+{
+    pthread_mutex_lock(&awaited->mutex);
+    atomic_fetch_add(&awaited->asleep, 1);
+    while (atomic_load(&awaited->value) == value)
+        pthread_cond_wait(&awaited->changed, &awaited->mutex);
+    atomic_fetch_sub(&awaited->asleep, 1);
+    pthread_mutex_unlock(&awaited->mutex);
+}
+
+static void wake(kvp_awaited *awaited)
+{
+    if (atomic_load(&awaited->asleep) == 0)
+        return;
+    pthread_mutex_lock(&awaited->mutex);
+    pthread_cond_broadcast(&awaited->changed);
+    pthread_mutex_unlock(&awaited->mutex);
+}
+
+static void wait_while(kvp_awaited *awaited, unsigned value)
+{
+    const int64_t start = nanoseconds();
+    int64_t waited = 0;
+
+    for (unsigned i = 1; waited < SPIN_NS; i++) {
+        if (atomic_load(&awaited->value) != value)
+            return;
+        KVP_RELAX();
+        if (i % 32 == 0)
+            waited = nanoseconds() - start;
+    }
+    while (nanoseconds() - start < SPIN_NS + YIELD_NS) {
+        sched_yield();
+        if (atomic_load(&awaited->value) != value)
+            return;
+    }
+    sleep_while(awaited, value);
 }
 
 /* Loops are posted: turn becomes odd. A thread that finds a loop counts itself in before it looks
@@ -186,34 +255,42 @@ void kvp_host_threads_update(kvp_host_threads *threads)
 static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
     kvp_host_threads *threads = context;
+    unsigned running;
 
     atomic_store_explicit(&threads->n_workers, n_workers, memory_order_relaxed);
     threads->work = work;
     threads->loop = loop;
-    atomic_fetch_add(&threads->turn, 1);
+    atomic_fetch_add(&threads->turn.value, 1);
+    wake(&threads->turn);
     work(loop, 0);
-    atomic_fetch_add(&threads->turn, 1);
-    while (atomic_load(&threads->running) > 0)
-        KVP_RELAX();
+    atomic_fetch_add(&threads->turn.value, 1);
+    while ((running = atomic_load(&threads->running.value)) > 0)
+        wait_while(&threads->running, running);
+}
+
+static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned turn)
+{
+    if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
+        return;
+    atomic_fetch_add(&threads->running.value, 1);
+    if (atomic_load(&threads->turn.value) == turn)
+        threads->work(threads->loop, worker);
+    atomic_fetch_sub(&threads->running.value, 1);
+    wake(&threads->running);
 }
 
 static void help(kvp_host_threads *threads, uint32_t worker)
 {
-    unsigned turn, last = 0;
+    unsigned turn;
 
-    while (!atomic_load_explicit(&threads->over, memory_order_acquire)) {
-        turn = atomic_load_explicit(&threads->turn, memory_order_acquire);
-        if (turn == last || turn % 2 == 0) {
-            KVP_RELAX();
-            continue;
-        }
-        last = turn;
-        if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
-            continue;
-        atomic_fetch_add(&threads->running, 1);
-        if (atomic_load(&threads->turn) == turn)
-            threads->work(threads->loop, worker);
-        atomic_fetch_sub(&threads->running, 1);
+    if (worker >= threads->n_useful) {
+        sleep_while(&threads->over, 0);
+        return;
+    }
+    while ((turn = atomic_load(&threads->turn.value)) != OVER) {
+        if (turn % 2 == 1)
+            join_loop(threads, worker, turn);
+        wait_while(&threads->turn, turn);
     }
 }
 
@@ -224,7 +301,10 @@ static void lead(kvp_host_threads *threads)
     threads->compute(threads->user);
     kvant_use_executor(former);
     threads->computed = true;
-    atomic_store_explicit(&threads->over, true, memory_order_release);
+    atomic_store(&threads->turn.value, OVER);
+    wake(&threads->turn);
+    atomic_store(&threads->over.value, 1);
+    wake(&threads->over);
 }
 
 /* The node, on each of the lender's threads. */
@@ -236,6 +316,18 @@ static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
         lead(user);
     else
         help(user, (uint32_t)thread);
+}
+
+static void init_awaited(kvp_awaited *awaited)
+{
+    pthread_mutex_init(&awaited->mutex, NULL);
+    pthread_cond_init(&awaited->changed, NULL);
+}
+
+static void destroy_awaited(kvp_awaited *awaited)
+{
+    pthread_mutex_destroy(&awaited->mutex);
+    pthread_cond_destroy(&awaited->changed);
 }
 
 static bool build_graph(kvp_host_threads *threads)
@@ -253,6 +345,9 @@ static bool build_graph(kvp_host_threads *threads)
         kvp_api.custom_4d(threads->context, ABI_TYPE_F32, 1, 1, 1, 1, NULL, 0, run_node, ABI_N_TASKS_MAX, threads);
     threads->graph = kvp_api.new_graph(threads->context);
     kvp_api.build_forward_expand(threads->graph, node);
+    init_awaited(&threads->turn);
+    init_awaited(&threads->running);
+    init_awaited(&threads->over);
     threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
     return true;
 }
@@ -266,8 +361,8 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
     threads->compute = compute;
     threads->user = user;
     threads->computed = false;
-    atomic_store(&threads->turn, 0);
-    atomic_store(&threads->over, false);
+    atomic_store(&threads->turn.value, 0);
+    atomic_store(&threads->over.value, 0);
     if (threads->cpu != NULL && build_graph(threads))
         (void)kvp_api.graph_compute(threads->cpu, threads->graph);
     if (!threads->computed)
@@ -276,6 +371,11 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
 
 void kvp_host_threads_release(kvp_host_threads *threads)
 {
+    if (threads->graph != NULL) {
+        destroy_awaited(&threads->turn);
+        destroy_awaited(&threads->running);
+        destroy_awaited(&threads->over);
+    }
     if (threads->context != NULL)
         kvp_api.free(threads->context);
     threads->context = NULL;

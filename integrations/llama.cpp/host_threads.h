@@ -4,20 +4,33 @@
  * better part of a second at the default --poll. With as many threads as cores, threads of kvant's
  * own would share the cores with them. So what the plug-in computes for a graph becomes one node
  * for the CPU back end of the same llama context. Its first thread computes; the others wait for
- * the loops of kvant in it, by spinning. A loop begins within a fraction of a microsecond, a node in
- * some.
+ * the loops of kvant in it. They spin for some microseconds, in which most loops begin, then yield
+ * their core to whoever wants it, then sleep. A node begins within some microseconds.
+ *
+ * kvant computes with at most as many threads as the process has CPUs; the lender's other threads
+ * sleep until the node ends. OpenMP's threads sleep between nodes where there are more threads than
+ * CPUs. To wake all of them for a node takes longer than the node, so nothing is lent then: kvant
+ * uses its own threads.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
  * has the same default. */
 #ifndef KVP_HOST_THREADS_H
 #define KVP_HOST_THREADS_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 #include <kvant/executor.h>
 
 #include "abi.h"
+
+/* A number that threads wait for another to change, and where they sleep when that takes long. */
+typedef struct kvp_awaited {
+    atomic_uint value, asleep;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+} kvp_awaited;
 
 /* Of one back end instance. Zeros: nothing lent. */
 typedef struct kvp_host_threads {
@@ -31,11 +44,12 @@ typedef struct kvp_host_threads {
     void (*compute)(void *user);
     void *user;
     bool computed;
-    /* The loop that runs while turn is odd, and how many threads are in it. */
+    uint32_t n_useful; /* threads that join loops */
+    /* The loop that runs while turn is odd, and how many threads are in it. over: the node ends. */
     kvant_executor_work work;
     void *loop;
-    atomic_uint n_workers, turn, running;
-    atomic_bool over;
+    atomic_uint n_workers;
+    kvp_awaited turn, running, over;
 } kvp_host_threads;
 
 /* The instance borrows from now on. The first call in a process changes ggml's registry entry, to
@@ -44,8 +58,9 @@ typedef struct kvp_host_threads {
 void kvp_host_threads_use(kvp_host_threads *threads);
 
 /* Takes note of the CPU back end that llama.cpp has just given a pool to on this thread: it does so
- * before every graph, right before it sets the number of threads of all back ends. */
-void kvp_host_threads_update(kvp_host_threads *threads);
+ * before every graph, right before it sets the number of threads of all back ends. Returns how many
+ * of these n threads kvant should use. */
+uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n);
 
 /* Calls compute(user) once, on this thread or on one of the lender's. Loops of kvant in it run on
  * the lender's threads, if it lives. */

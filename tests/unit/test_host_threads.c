@@ -1,0 +1,319 @@
+/* test_host_threads.c KIND - loops on a lender's threads (the plug-in's host_threads.c) where there are more threads than CPUs.
+ *
+ * The lender is a mock of ggml's CPU back end. Its threads sleep before and after a node, so that all CPU time is spent on loops, or in
+ * host_threads.c while threads wait for one another. The process is bound to one CPU. What counts is CPU time, which other processes
+ * do not change: a thread that spins for another one spends the time that the other one needs.
+ *
+ * KIND: known, the process is bound to its CPU before the plug-in counts CPUs. late: it is bound afterwards. openmp: as known, and the
+ * mock says that its threads are OpenMP's. */
+#define _GNU_SOURCE
+#include "testing.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../integrations/llama.cpp/ggml_api.h"
+#include "../../integrations/llama.cpp/host_threads.h"
+#include "../../src/base/parallel.h"
+
+/* A round is N_NODES nodes of N_LOOPS loops. A loop has N_INDICES indices of about 50 us each, which is what attention on a context of
+ * some thousand tokens takes in a layer. */
+enum { MOST_THREADS = 8, N_NODES = 4, N_LOOPS = 5, N_INDICES = 20, N_STEPS = 25000, N_ROUNDS = 5 };
+
+kvp_ggml kvp_api;
+
+/* The mock */
+
+static struct {
+    pthread_t threads[MOST_THREADS];
+    pthread_barrier_t begin, end;
+    int n, n_computed;
+    bool over;
+    abi_custom_op op;
+    void *user;
+} lender;
+
+static abi_device cpu_device;
+static abi_reg cpu_reg;
+static abi_backend cpu;
+static bool openmp;
+
+static void *lent_thread(void *number)
+{
+    for (;;) {
+        pthread_barrier_wait(&lender.begin);
+        if (lender.over)
+            return NULL;
+        lender.op(NULL, (int)(intptr_t)number, lender.n, lender.user);
+        pthread_barrier_wait(&lender.end);
+    }
+}
+
+static void start_lender(int n)
+{
+    lender.n = n;
+    lender.over = false;
+    pthread_barrier_init(&lender.begin, NULL, (unsigned)n);
+    pthread_barrier_init(&lender.end, NULL, (unsigned)n);
+    for (int i = 1; i < n; i++)
+        assert_int_equal(pthread_create(&lender.threads[i], NULL, lent_thread, (void *)(intptr_t)i), 0);
+}
+
+static void stop_lender(void)
+{
+    lender.over = true;
+    pthread_barrier_wait(&lender.begin);
+    for (int i = 1; i < lender.n; i++)
+        pthread_join(lender.threads[i], NULL);
+    pthread_barrier_destroy(&lender.begin);
+    pthread_barrier_destroy(&lender.end);
+}
+
+static int32_t compute_graph(abi_backend *backend, abi_graph *graph)
+{
+    (void)backend;
+    (void)graph;
+    lender.n_computed++;
+    pthread_barrier_wait(&lender.begin);
+    lender.op(NULL, 0, lender.n, lender.user);
+    pthread_barrier_wait(&lender.end);
+    return ABI_STATUS_SUCCESS;
+}
+
+static void set_threadpool(abi_backend *backend, void *pool)
+{
+    (void)backend;
+    (void)pool;
+}
+
+static const abi_feature *features(abi_reg *reg)
+{
+    static const abi_feature list[] = { { "OPENMP", "1" }, { NULL, NULL } };
+    (void)reg;
+    return openmp ? list : list + 1;
+}
+
+static void *look_up(abi_reg *reg, const char *name)
+{
+    void (*set)(abi_backend *, void *) = set_threadpool;
+    const abi_feature *(*get)(abi_reg *) = features;
+    void *address = NULL;
+    (void)reg;
+    if (strcmp(name, "ggml_backend_cpu_set_threadpool") == 0)
+        memcpy(&address, &set, sizeof address);
+    else if (strcmp(name, "ggml_backend_get_features") == 0)
+        memcpy(&address, &get, sizeof address);
+    return address;
+}
+
+static abi_device *device_of(int32_t type)
+{
+    (void)type;
+    return &cpu_device;
+}
+
+static abi_reg *reg_of(abi_device *device)
+{
+    (void)device;
+    return &cpu_reg;
+}
+
+static size_t no_bytes(void)
+{
+    return 0;
+}
+
+static abi_context *new_context(abi_init_params params)
+{
+    static int context;
+    (void)params;
+    return (abi_context *)(void *)&context;
+}
+
+static abi_graph *new_graph(abi_context *context)
+{
+    return (abi_graph *)(void *)context;
+}
+
+static abi_tensor *custom(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, abi_tensor **args,
+                          int n_args, abi_custom_op op, int n_tasks, void *user)
+{
+    static abi_tensor node;
+    (void)context, (void)type, (void)ne0, (void)ne1, (void)ne2, (void)ne3, (void)args, (void)n_args, (void)n_tasks;
+    lender.op = op;
+    lender.user = user;
+    return &node;
+}
+
+static void expand(abi_graph *graph, abi_tensor *node)
+{
+    (void)graph;
+    (void)node;
+}
+
+static void free_context(abi_context *context)
+{
+    (void)context;
+}
+
+static void free_backend(abi_backend *backend)
+{
+    (void)backend;
+}
+
+static void make_mock(void)
+{
+    kvp_api = (kvp_ggml){ .api = 2,
+                          .tested = true,
+                          .dev_by_type = device_of,
+                          .dev_backend_reg = reg_of,
+                          .tensor_overhead = no_bytes,
+                          .graph_overhead = no_bytes,
+                          .init = new_context,
+                          .free = free_context,
+                          .new_graph = new_graph,
+                          .custom_4d = custom,
+                          .build_forward_expand = expand,
+                          .graph_compute = compute_graph };
+    cpu_reg.api_version = 2;
+    cpu_reg.iface.get_proc_address = look_up;
+    cpu.iface.free = free_backend;
+}
+
+/* What llama.cpp does before a graph: it looks the function up in the registry, where the plug-in's is now. */
+static uint32_t announce(kvp_host_threads *threads, int n)
+{
+    void (*set)(abi_backend *, void *);
+    void *address = cpu_reg.iface.get_proc_address(&cpu_reg, "ggml_backend_cpu_set_threadpool");
+    memcpy(&set, &address, sizeof set);
+    set(&cpu, &cpu_reg);
+    return kvp_host_threads_update(threads, (uint32_t)n);
+}
+
+/* Loops */
+
+static atomic_uint results;
+
+static void index_work(void *context, size_t index, uint32_t worker)
+{
+    uint32_t x = (uint32_t)index + 1;
+    (void)context;
+    (void)worker;
+    for (int i = 0; i < N_STEPS; i++) {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+    }
+    atomic_fetch_add_explicit(&results, x != 0, memory_order_relaxed); /* xorshift never reaches 0 */
+}
+
+static void node_work(void *n_threads)
+{
+    for (int i = 0; i < N_LOOPS; i++)
+        kvant_parallel_for(N_INDICES, *(uint32_t *)n_threads, index_work, NULL);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double round_seconds(kvp_host_threads *threads, int n)
+{
+    const double start = cpu_seconds();
+    atomic_store(&results, 0);
+    for (int i = 0; i < N_NODES; i++) {
+        uint32_t n_threads = n > 1 ? announce(threads, n) : 1;
+        if (n > 1)
+            kvp_host_threads_compute(threads, node_work, &n_threads);
+        else
+            node_work(&n_threads);
+    }
+    assert_int_equal(atomic_load(&results), N_NODES * N_LOOPS * N_INDICES); /* each index once */
+    return cpu_seconds() - start;
+}
+
+/* The shortest of some rounds: others were disturbed, by caches that another process used. */
+static double best_seconds(kvp_host_threads *threads, int n)
+{
+    double best = 1e9;
+    start_lender(n);
+    for (int i = 0; i < N_ROUNDS; i++) {
+        double seconds = round_seconds(threads, n);
+        best = seconds < best ? seconds : best;
+    }
+    stop_lender();
+    return best;
+}
+
+static void bind_to_one_cpu(void)
+{
+    cpu_set_t allowed, one;
+    int first = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+    while (!CPU_ISSET(first, &allowed))
+        first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+static bool late;
+
+/* n threads that spin for one another share the CPU with the one that computes, so they take n times the CPU time of one thread. A
+ * thread that gives its CPU away takes 20 us of spinning in each loop, and a few microseconds each time that the system changes
+ * threads. A loop takes 1000 us, so seven threads add a quarter. The bound lies between 1.25 and 4. */
+static void more_threads_than_cpus_take_the_time_of_one(void **state)
+{
+    kvp_host_threads threads = { .wanted = false };
+    (void)state;
+    if (!late)
+        bind_to_one_cpu();
+    kvp_host_threads_use(&threads);
+    bind_to_one_cpu();
+    const double one = best_seconds(&threads, 1);
+    for (int n = 4; n <= MOST_THREADS; n *= 2) {
+        lender.n_computed = 0;
+        const double seconds = best_seconds(&threads, n);
+        print_message("%d threads on one CPU: %.2f of the CPU time of 1\n", n, seconds / one);
+        assert_int_equal(lender.n_computed, openmp ? 0 : N_ROUNDS * N_NODES);
+        assert_true(seconds < 2 * one);
+    }
+    kvp_host_threads_release(&threads);
+}
+
+/* Where CPUs are enough, all threads that llama.cpp has are lent. */
+static void as_many_threads_as_cpus_are_all_lent(void **state)
+{
+    kvp_host_threads threads = { .wanted = false };
+    const int n = kvant_available_cpus() < MOST_THREADS ? (int)kvant_available_cpus() : MOST_THREADS;
+    (void)state;
+    kvp_host_threads_use(&threads);
+    lender.n_computed = 0;
+    start_lender(n);
+    uint32_t n_threads = announce(&threads, n);
+    assert_int_equal(n_threads, n);
+    atomic_store(&results, 0);
+    kvp_host_threads_compute(&threads, node_work, &n_threads);
+    assert_int_equal(atomic_load(&results), N_LOOPS * N_INDICES);
+    assert_int_equal(lender.n_computed, 1);
+    stop_lender();
+    kvp_host_threads_release(&threads);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(more_threads_than_cpus_take_the_time_of_one) },
+                            enough[] = { cmocka_unit_test(as_many_threads_as_cpus_are_all_lent) };
+    const char *kind = argc > 1 ? argv[1] : "known";
+    make_mock();
+    late = strcmp(kind, "late") == 0;
+    openmp = strcmp(kind, "openmp") == 0;
+    return strcmp(kind, "enough") == 0 ? cmocka_run_group_tests(enough, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+}
