@@ -2,7 +2,6 @@
 #include "args.h"
 #include "command.h"
 #include "interrupt.h"
-#include "machine.h"
 #include "progress.h"
 #include "report.h"
 #include "search_truth.h"
@@ -490,7 +489,7 @@ static void set_defaults(settings *s, bool measures)
     s->k = s->k != 0 ? s->k : 10;
     s->batch = s->batch != 0 ? s->batch : BATCH;
     s->queries = s->queries != 0 ? s->queries : 1000;
-    s->threads = s->threads != 0 ? s->threads : measures ? 1 : machine_cpus();
+    s->threads = s->threads != 0 ? s->threads : measures ? 1 : kvant_available_cpus();
 }
 
 /* Options stand before, between or behind the words. argv[0] is a word each time. */

@@ -5,7 +5,6 @@
 #include "command.h"
 #include "fingerprint.h"
 #include "interrupt.h"
-#include "machine.h"
 #include "plugin.h"
 
 #include <dlfcn.h>
@@ -23,8 +22,18 @@ static void default_runtime(engine_options *options)
         const char *env = getenv("KVANT_RUNTIME");
         options->runtime = env != NULL && env[0] != 0 ? env : KVANT_DEFAULT_RUNTIME;
     }
-    if (options->n_threads == 0)
-        options->n_threads = machine_cpus();
+}
+
+/* llama.cpp's threads spin for one another. With more threads than CPUs most of them wait for a
+ * thread that waits for a CPU, and a token takes seconds. */
+static void limit_threads(engine_options *options, const char *command)
+{
+    const uint32_t cpus = kvant_available_cpus();
+    if (options->n_threads > cpus)
+        complain("%s: %lu threads asked for, %lu used: this process may use %lu of the machine's CPUs", command,
+                 (unsigned long)options->n_threads, (unsigned long)cpus, (unsigned long)cpus);
+    if (options->n_threads == 0 || options->n_threads > cpus)
+        options->n_threads = cpus;
 }
 
 bool engine_model_options_finish(engine_options *options, const char *command)
@@ -34,6 +43,7 @@ bool engine_model_options_finish(engine_options *options, const char *command)
         return hint("-m model.gguf; scripts/fetch.py model fetches a small one");
     }
     default_runtime(options);
+    limit_threads(options, command);
     return true;
 }
 
