@@ -45,8 +45,8 @@ class Cache(Owned):
     """A cache of max_tokens tokens, of at most max_sequences sequences together.
 
     Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and
-    calibration; by default the preset "balanced". n_threads: None for all processors. scale: of
-    attention, None for 1 / sqrt(head_dim).
+    calibration; by default the preset "balanced". n_threads: None for the CPUs that this process
+    may use. scale: of attention, None for 1 / sqrt(head_dim).
 
     device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device
     "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or

@@ -6,7 +6,8 @@ stride is compared with what the call says before a pointer leaves Python."""
 
 import math
 import operator
-import os
+
+from .library import library
 
 NUMBERS = ("float32", "float16", "bfloat16")
 
@@ -34,11 +35,10 @@ def number(value, what):
 
 
 def threads(value):
-    """A number of threads; None: as many as this process may use."""
+    """A number of threads; None: as many as the calling thread can keep busy (kvant_available_cpus)."""
     if value is not None:
         return count(value, "n_threads", most=1024)
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return library().kvant_available_cpus()
 
 
 def text(value, what):

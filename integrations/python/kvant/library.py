@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_strerror": (_STR, [_INT]),
     "kvant_error_message": (_STR, []),
     "kvant_version": (_STR, []),
+    "kvant_available_cpus": (_U32, []),
     "kvant_set_cpu_level": (_INT, [_INT]),
     "kvant_get_cpu_level": (_INT, []),
     "kvant_cpu_level_name": (_STR, [_INT]),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvant
-from kvant import attend, library, places
+from kvant import attend, checks, library, places
 
 from . import benchmarks, cli
 from .attention_ggml import STOCK_TYPES, Ggml, GgmlSubject
@@ -186,7 +186,7 @@ class Settings:
     def __init__(self, given):
         self.pairs, self.stock, self.levels = [], [], []
         self.dims, self.groups, self.tokens, self.queries = [128], [4], [4096, 32768], [1, 512]
-        self.kv_heads, self.rounds, self.threads = 2, 5, len(os.sched_getaffinity(0))
+        self.kv_heads, self.rounds, self.threads = 2, 5, checks.threads(None)
         self.runtime = os.environ.get("KVANT_RUNTIME")
         self.json = False
         self.given = {name for name, _ in given}

@@ -58,7 +58,7 @@ COMMAND = cli.Command(
 
 
 def measure(probes, json):
-    """Runs the probes, as many at once as there are cores. False after Ctrl-C."""
+    """Runs the probes, as many at once as this process may use cores. False after Ctrl-C."""
     progress = cli.Progress(sum(probe.work for probe in probes), json)
     one_at_a_time = threading.Lock()
 
@@ -69,7 +69,7 @@ def measure(probes, json):
 
         probe.run(lambda: not cli.interrupted(), measured)
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for finished in [pool.submit(run, probe) for probe in probes]:
             finished.result()
     progress.end()
