@@ -155,7 +155,8 @@ KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t firs
  * the most that one block takes. */
 KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 
-/* *used bytes are written. KVANT_ERR_ARGUMENT when bytes is too small. */
+/* *used bytes are written. Slots that are not written leave no bit. KVANT_ERR_ARGUMENT when bytes
+ * is too small, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes,
                                            size_t *used);
 

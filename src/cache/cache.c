@@ -162,7 +162,7 @@ static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequen
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (row == 0)
-        KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->lengths[layer], n));
+        KVANT_FORWARD(kvant_sequence_extend(cache, sequence, layer, n));
     const uint32_t token = s->lengths[layer]++;
     *slot = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + token % KVANT_PAGE_TOKENS;
     return KVANT_OK;

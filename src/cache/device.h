@@ -49,6 +49,11 @@ kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);
  * On an error blocks that were added stay, which changes no token. */
 kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n);
 
+/* The same for the next n tokens of a layer. Rows beyond the layer's length, of another sequence or
+ * of tokens that were cut, are forgotten. */
+kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_t layer,
+                                   uint32_t n);
+
 kvant_status kvant_sequences_create(kvant_cache *cache);
 void kvant_sequences_destroy(kvant_cache *cache);
 

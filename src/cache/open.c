@@ -258,7 +258,7 @@ static bool change_row(const change_job *job, uint32_t head, const kvant_affine 
 
 /* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes
  * a number, too. */
-static void limit_to_half(float *y, uint32_t n)
+void kvant_limit_to_half(float *y, uint32_t n)
 {
     for (uint32_t j = 0; j < n; j++)
         y[j] = fminf(fmaxf(y[j], -KVANT_HALF_MAX), KVANT_HALF_MAX);
@@ -272,7 +272,7 @@ static void read_row(const change_job *job, uint32_t head, uint32_t slot, const 
         return;
     }
     kvant_codec_decode_transformed(codec, job->kernels, job->pages.sealed + job->tensor->page_offsets[head], slot, y);
-    limit_to_half(y, job->tensor->head_dim);
+    kvant_limit_to_half(y, job->tensor->head_dim);
 }
 
 static void change_unit(void *context, size_t unit, uint32_t worker)

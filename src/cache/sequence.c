@@ -6,6 +6,7 @@
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "device.h"
+#include "tensor.h"
 
 kvant_status kvant_sequences_create(kvant_cache *cache)
 {
@@ -64,6 +65,30 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
     return KVANT_OK;
 }
 
+/* Slots of a block that hold tokens of the sequence in a layer. */
+static uint64_t slots_of(const kvant_sequence *s, uint32_t layer, uint32_t index)
+{
+    const uint32_t first = index * KVANT_PAGE_TOKENS, length = s->lengths[layer];
+    const uint32_t n = length <= first ? 0 : length - first;
+    return n >= KVANT_PAGE_TOKENS ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+}
+
+/* A block that is the sequence's alone keeps the sequence's tokens and no other row. */
+static void forget_rows(kvant_cache *cache, const kvant_sequence *s, uint32_t layer, uint32_t index)
+{
+    const int32_t block = index < s->n_blocks ? s->table[index] : KVANT_NO_BLOCK;
+    if (block != KVANT_NO_BLOCK && cache->references[block] == 1)
+        for (uint32_t i = 0; i < 2; i++)
+            kvant_block_keep(cache->tensors[2 * layer + i], (uint32_t)block,
+                             slots_of(s, layer, index));
+}
+
+static void forget_rows_of_all(kvant_cache *cache, const kvant_sequence *s, uint32_t index)
+{
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        forget_rows(cache, s, layer, index);
+}
+
 /* Gives the sequence a block of its own in place of one that it shares. */
 static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index)
 {
@@ -76,6 +101,15 @@ static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index
     }
     release(cache, *entry);
     *entry = block;
+    forget_rows_of_all(cache, &cache->sequences[sequence], index);
+    return KVANT_OK;
+}
+
+kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_t layer, uint32_t n)
+{
+    kvant_sequence *s = &cache->sequences[sequence];
+    KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->lengths[layer], n));
+    forget_rows(cache, s, layer, s->lengths[layer] / KVANT_PAGE_TOKENS);
     return KVANT_OK;
 }
 
@@ -164,6 +198,7 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
     shorten(cache, s, length / KVANT_PAGE_TOKENS + (length % KVANT_PAGE_TOKENS != 0));
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         s->lengths[layer] = s->lengths[layer] < length ? s->lengths[layer] : length;
+    forget_rows_of_all(cache, s, length / KVANT_PAGE_TOKENS);
     return KVANT_OK;
 }
 
@@ -217,7 +252,9 @@ kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, u
     at += sizeof count;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
         size_t left = bytes - (size_t)(at - (uint8_t *)data) - sizeof(uint64_t), size;
-        KVANT_FORWARD(kvant_tensor_export(cache->tensors[i], (uint32_t)s->table[index], at + sizeof(uint64_t), left, &size));
+        KVANT_FORWARD(kvant_block_export(cache->tensors[i], (uint32_t)s->table[index],
+                                         slots_of(s, i / 2, index), at + sizeof(uint64_t), left,
+                                         &size));
         memcpy(at, &(uint64_t){ size }, sizeof(uint64_t));
         at += sizeof(uint64_t) + size;
     }
@@ -273,5 +310,6 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     }
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         s->lengths[layer] += (uint32_t)tokens;
+    forget_rows_of_all(cache, s, s->n_blocks - 1);
     return KVANT_OK;
 }

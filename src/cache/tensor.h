@@ -8,7 +8,8 @@
  *   judge.c       which version a sample of them errs least with
  *   weights.c     these matrices as transforms
  *   center.c      centres that turn with positions: one per block
- *   transfer.c    copies, export, import */
+ *   transfer.c    copies, export, import
+ *   slots.c       a block without some of its slots */
 #pragma once
 
 #include <kvant/tensor.h>
@@ -290,6 +291,27 @@ bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
 
 /* Gives the block's open page back: its sealed bytes count. */
 void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
+
+/* Limits a decoded row to fp16's range. */
+void kvant_limit_to_half(float *y, uint32_t n);
+
+/* slots.c */
+
+/* Whether kvant_slots_read writes open pages: the block is open, or its sealed rows of `slots` have
+ * scales that rows of other slots gave, too. */
+bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
+
+/* The block's pages as if no row but those of `slots` had been written to it, at any alignment:
+ * kvant_open_block_bytes or block_bytes. KVANT_ERR_MEMORY, and errors of the device. */
+kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                              uint8_t *pages);
+
+/* Forgets the rows of other slots: these slots count as never written. */
+void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
+
+/* transfer.c: kvant_tensor_export of some slots. */
+kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                                void *data, size_t bytes, size_t *used);
 
 /* versions.c */
 

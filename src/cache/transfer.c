@@ -270,12 +270,21 @@ static void export_centers(const kvant_tensor *tensor, const kvant_centers *cent
 
 kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes, size_t *used)
 {
+    return kvant_block_export(tensor, block, UINT64_MAX, data, bytes, used);
+}
+
+kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                                void *data, size_t bytes, size_t *used)
+{
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data || !used, KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
     const kvant_tensor_version *version = &tensor->versions[b->version];
-    bool open = b->open_page >= 0;
+    const bool open = kvant_slots_as_open(tensor, block, slots);
     const uint32_t learnt = learnt_by(version);
-    block_header header = { BLOCK_MAGIC, bytes_of(tensor, open, learnt), scheme_of(tensor), b->written, open, learnt };
+    const block_header header = {
+        BLOCK_MAGIC, bytes_of(tensor, open, learnt), scheme_of(tensor), b->written & slots, open,
+        learnt
+    };
     uint8_t *at = data;
     KVANT_RETURN_IF(bytes < header.bytes, KVANT_ERR_ARGUMENT);
     memcpy(at, &header, sizeof header);
@@ -287,9 +296,7 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     if (learnt == LEARNT_CENTERS)
         export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
     at += version_bytes(tensor, learnt);
-    kvant_pages_read(tensor, at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
-                     page_bytes(tensor, open));
-    KVANT_FORWARD(kvant_pages_status(tensor));
+    KVANT_FORWARD(kvant_slots_read(tensor, block, slots, at));
     at += page_bytes(tensor, open);
     uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, data, (size_t)(at - (uint8_t *)data));
     memcpy(at, &checksum, sizeof checksum);

@@ -300,6 +300,52 @@ static void cut_blocks_are_sealed_again(void **unused)
     }
 }
 
+/* Tokens of every layer: rows are the first of `rows`, keys and values one after the other. */
+static void append_given(twins *t, int32_t s, const float *rows, uint32_t first, uint32_t end)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const float *k = rows + (size_t)first * WIDTH, *v = k + (size_t)MOST * WIDTH;
+        assert_int_equal(twins_append_rows(t, s, layer, k, v, end - first), KVANT_OK);
+    }
+}
+
+/* The last block of 70 tokens, of a sequence that had 100, of its fork, and of one that never had
+ * more: equal bytes on both devices. The first 64 tokens come in one call, so that all learn the
+ * same. */
+static void export_cut(const spec_pair *pair, const float *rows, bool fork)
+{
+    twins t, clean;
+    twins_new(&t, pair, SEQUENCES);
+    twins_new(&clean, pair, SEQUENCES);
+    for (twins *each[] = { &t, &clean }, **one = each; one < each + 2; one++) {
+        kvant_sequence_create((*one)->cpu);
+        kvant_sequence_create((*one)->gpu);
+        append_given(*one, 0, rows, 0, 64);
+        append_given(*one, 0, rows, 64, 70);
+    }
+    append_given(&t, 0, rows, 70, 100);
+    if (fork)
+        fork_one(&t, 0);
+    assert_int_equal(kvant_sequence_truncate(t.cpu, fork, 70), KVANT_OK);
+    assert_int_equal(kvant_sequence_truncate(t.gpu, fork, 70), KVANT_OK);
+    const size_t used = twins_export(&t, fork, 1), want = twins_export(&clean, 0, 1);
+    if (used != want || memcmp(t.of_gpu, clean.of_gpu, used) != 0)
+        fail_msg("%s / %s, %s: other bytes", pair->k, pair->v, fork ? "a fork" : "cut");
+    twins_free(&t);
+    twins_free(&clean);
+}
+
+static void cut_sequences_export_their_tokens(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        float *rows = random_rows(2 * (size_t)MOST * WIDTH, 0.02f);
+        export_cut(&pairs[i], rows, false);
+        export_cut(&pairs[i], rows, true);
+        free(rows);
+    }
+}
+
 /* Sealed and open blocks, with versions, of the CPU are imported on the GPU and the other way round. */
 static void change_devices(const spec_pair *pair)
 {
@@ -428,6 +474,7 @@ int main(int argc, char **argv)
 #endif
         cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(cut_blocks_are_sealed_again),
+        cmocka_unit_test(cut_sequences_export_their_tokens),
         cmocka_unit_test(blocks_change_devices),
         cmocka_unit_test(what_is_missing_is_refused),
         cmocka_unit_test(steps_are_appends),

@@ -210,6 +210,28 @@ class Sequences(Attends):
         self.assertEqual(other.length(there), 100)
         self.same(outputs(other, there), outputs(self.cache, self.sequence))
 
+    def test_exports_hold_the_tokens_alone(self):
+        """A sequence that was cut, and a fork that shares its block, export what a cache that
+        never had more tokens exports."""
+        names = ("f16", "int-4", "turboquant-4", "int-4:axis=channel", "trellis-3")
+        presets = ("quality", "balanced", "small", "tiny")
+        specs = [dict(k=name, v=name) for name in names] + [dict(preset=name) for name in presets]
+        for spec in specs:
+            shape = dict(**SHAPE, max_tokens=640, max_sequences=2)
+            cache, clean = kvant.Cache(**shape, **spec), kvant.Cache(**shape, **spec)
+            for one in (cache, clean):
+                sequence = one.new_sequence()
+                fill(one, sequence, 1, 64)
+                fill(one, sequence, 2, 6)
+            fill(cache, sequence, 3, 30)
+            fork = cache.fork(sequence)
+            cache.truncate(fork, 70)
+            wanted = clean.export_block(sequence, 1)
+            self.assertEqual(cache.export_block(fork, 1), wanted, spec)
+            cache.truncate(sequence, 70)
+            self.assertEqual(cache.export_block(sequence, 1), wanted, spec)
+            self.assertEqual(int.from_bytes(wanted[:8], "little"), 6)
+
     def test_damaged_and_foreign_blocks(self):
         data = self.cache.export_block(self.sequence, 0)
         foreign = kvant.Cache(**SHAPE, max_tokens=64, k="turboquant-3")

@@ -385,7 +385,8 @@ class Cache(Owned):
     def export_block(self, sequence: int, index: int) -> bytes:
         """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as
         bytes for import_block of a cache with an equal scheme: in another process, on another
-        machine or device."""
+        machine or device. The bytes hold the sequence's tokens and no other row. With them go the
+        centres, scales and matrices that the cache learned from all of its sequences."""
         index = checks.count(index, "index", least=0)
         with self._lock:
             number, used = self._open(sequence), c.c_size_t()

@@ -1,0 +1,374 @@
+/* test_export.c - what an exported block of a cache holds: the sequence's tokens and no other row,
+ * whatever was in the block before. Equal tokens give equal bytes. */
+#include "testing.h"
+
+#include <kvant/cache.h>
+
+enum {
+    LAYERS = 2,
+    KV_HEADS = 2,
+    DIM = 32,
+    WIDTH = KV_HEADS * DIM,
+    MOST = 1024,
+    HEADER = 40,
+    WRITTEN = 24
+};
+enum { OWN, OTHER, THIRD }; /* texts */
+
+typedef struct example {
+    const char *k, *v;
+    bool
+        learns; /* centres and scales come from the first 64 rows: these are the same in all ways */
+    bool windows;            /* the newest rows are fp16 */
+    bool groups, key_groups; /* tokens share scales */
+} example;
+
+/* Besides all_specs: what the presets use without a calibration, windows, and pairs that differ. */
+static const char *const pairs[][2] = {
+    { "turboquant-6:transform=first", "trellis-4:center=first" },
+    { "trellis-4:transform=first", "trellis-4" },
+    { "trellis-3:transform=first", "trellis-3" },
+    { "trellis-2:transform=first", "trellis-2:transform=first" },
+    { "turboquant-4:center=first,norm=first", "int-4:center=first" },
+    { "turboquant-4:recent=64", "turboquant-4:recent=64" },
+    { "trellis-3:sink=4,recent=20", "int-2:axis=channel" },
+    { "int-4:axis=channel", "f16" },
+};
+enum { EXAMPLES = COUNT(pairs) + COUNT(all_specs) };
+
+static example example_of(size_t i)
+{
+    example e = { i < COUNT(pairs) ? pairs[i][0] : all_specs[i - COUNT(pairs)],
+                  i < COUNT(pairs) ? pairs[i][1] : all_specs[i - COUNT(pairs)],
+                  false,
+                  false,
+                  false,
+                  false };
+    for (int role = 0; role < 2; role++) {
+        kvant_codec *codec = make_codec(role ? e.v : e.k, DIM, (kvant_role)role);
+        const kvant_codec_info info = info_of(codec);
+        e.learns |= info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
+        e.groups |= info.block_tokens > 1;
+        e.key_groups |= role == KVANT_ROLE_K && info.block_tokens > 1;
+        e.windows |= info.block_tokens > 1 || info.recent_tokens;
+        kvant_codec_free(&codec);
+    }
+    return e;
+}
+
+/* The row of a token: the same in every cache. */
+static void fill_rows(float *rows, int text, uint32_t layer, int role, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t rng = 1 + (uint64_t)text + 10u * layer + 100u * (uint64_t)role +
+                       1000u * (uint64_t)(first + i);
+        for (int j = 0; j < 8; j++)
+            test_random(&rng);
+        fill_normal(rows + (size_t)i * WIDTH, WIDTH, &rng);
+    }
+}
+
+/* bad: a row of the last layer's values that holds a NaN, or -1; the call is refused. */
+static void append_part(kvant_cache *cache, int32_t s, int text, uint32_t first, uint32_t n,
+                        int32_t bad)
+{
+    float *k = malloc((size_t)n * WIDTH * sizeof *k), *v = malloc((size_t)n * WIDTH * sizeof *v);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        fill_rows(k, text, layer, 0, first, n);
+        fill_rows(v, text, layer, 1, first, n);
+        if (bad >= 0)
+            v[bad * WIDTH] = NAN;
+        assert_int_equal(kvant_cache_append(cache, layer, s, k, v, n),
+                         bad >= 0 ? KVANT_ERR_NONFINITE : KVANT_OK);
+    }
+    free(k);
+    free(v);
+}
+
+/* Tokens first to end - 1 of a text. The first 64 come in one call, as what is learned depends on
+ * calls. */
+static void append(kvant_cache *cache, int32_t s, int text, uint32_t first, uint32_t end)
+{
+    for (uint32_t next; first < end; first = next) {
+        next = first == 0 && end > 64 ? 64 : end;
+        append_part(cache, s, text, first, next - first, -1);
+    }
+}
+
+static kvant_cache *make(const example *e)
+{
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    params.n_layers = LAYERS, params.n_heads = params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.max_tokens = MOST, params.max_sequences = 4, params.n_threads = 2;
+    params.k = e->k, params.v = e->v;
+    kvant_cache *cache;
+    if (kvant_cache_create(&params, &cache) != KVANT_OK)
+        fail_msg("%s: %s", e->k, kvant_error_message());
+    return cache;
+}
+
+typedef struct bytes {
+    uint8_t *data;
+    size_t n;
+} bytes;
+
+static bytes export_block(kvant_cache *cache, int32_t s, uint32_t index)
+{
+    const size_t room = kvant_cache_export_size(cache);
+    bytes b = { malloc(room), 0 };
+    if (kvant_sequence_export(cache, s, index, b.data, room, &b.n) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    return b;
+}
+
+/* Every tensor's block marks the first n slots as written. */
+static void check_written(const bytes *b, uint32_t n, const char *what)
+{
+    const uint64_t want = n < 64 ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
+    uint64_t size, written;
+    for (size_t at = sizeof size; at < b->n; at += sizeof size + size) {
+        memcpy(&size, b->data + at, sizeof size);
+        memcpy(&written, b->data + at + sizeof size + WRITTEN, sizeof written);
+        if (written != want)
+            fail_msg("%s: slots %llx of %u tokens", what, (unsigned long long)written, n);
+    }
+}
+
+/* Ways in which a sequence comes to hold the first n tokens of OWN, in a block that held others. */
+typedef int32_t way(kvant_cache *cache, uint32_t n, uint32_t most);
+
+static int32_t cleanly(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    (void)most;
+    int32_t s = kvant_sequence_create(cache);
+    append(cache, s, OWN, 0, n);
+    return s;
+}
+
+static int32_t longer(kvant_cache *cache, int text, uint32_t n, uint32_t most)
+{
+    int32_t s = cleanly(cache, n, most);
+    append(cache, s, text, n, most);
+    return s;
+}
+
+static int32_t cut(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = longer(cache, OTHER, n, most);
+    assert_int_equal(kvant_sequence_truncate(cache, s, n), KVANT_OK);
+    return s;
+}
+
+static int32_t cut_third(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = longer(cache, THIRD, n, most);
+    assert_int_equal(kvant_sequence_truncate(cache, s, n), KVANT_OK);
+    return s;
+}
+
+static int32_t cut_twice(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = cut(cache, n - 4, most);
+    append(cache, s, OTHER, n - 4, n + 2);
+    assert_int_equal(kvant_sequence_truncate(cache, s, n - 4), KVANT_OK);
+    append(cache, s, OWN, n - 4, n);
+    return s;
+}
+
+static int32_t forked(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = longer(cache, OTHER, n, most), fork = kvant_sequence_fork(cache, s);
+    assert_int_equal(kvant_sequence_truncate(cache, fork, n), KVANT_OK);
+    return fork;
+}
+
+static int32_t left_alone(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = longer(cache, OTHER, n, most), fork = kvant_sequence_fork(cache, s);
+    assert_int_equal(kvant_sequence_truncate(cache, fork, n), KVANT_OK);
+    kvant_sequence_free(cache, s);
+    return fork;
+}
+
+/* The fork gets a block of its own. */
+static int32_t forked_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t s = longer(cache, OTHER, n - 3, most), fork = kvant_sequence_fork(cache, s);
+    assert_int_equal(kvant_sequence_truncate(cache, fork, n - 3), KVANT_OK);
+    append(cache, fork, OWN, n - 3, n);
+    return fork;
+}
+
+static int32_t alone_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t fork = left_alone(cache, n - 3, most);
+    append(cache, fork, OWN, n - 3, n);
+    return fork;
+}
+
+/* Rows are written in parts of 512, and the last one is refused. */
+static int32_t refused(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    (void)most;
+    int32_t s = cleanly(cache, n, n);
+    append_part(cache, s, OTHER, n, 600, 590);
+    assert_int_equal(kvant_sequence_length(cache, s, 0), n);
+    return s;
+}
+
+/* The count of tokens stands before the blocks, and no checksum covers it. */
+static int32_t imported(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    int32_t from = longer(cache, OTHER, n, most), s = kvant_sequence_create(cache);
+    for (uint32_t index = 0; index * 64 < n; index++) {
+        bytes b = export_block(cache, from, index);
+        const uint64_t count = n - index * 64 < 64 ? n - index * 64 : 64;
+        memcpy(b.data, &count, sizeof count);
+        assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
+        free(b.data);
+    }
+    return s;
+}
+
+/* The last block of n tokens, which held rows up to token `most`. */
+static bytes export_by(const example *e, way *by, uint32_t n, uint32_t most)
+{
+    kvant_cache *cache = make(e);
+    const int32_t s = by(cache, n, most);
+    bytes b = export_block(cache, s, (n - 1) / 64);
+    check_written(&b, n - (n - 1) / 64 * 64, e->k);
+    kvant_cache_free(&cache);
+    return b;
+}
+
+static void check_same(const example *e, way *one, way *two, uint32_t n, uint32_t most,
+                       const char *what)
+{
+    bytes a = export_by(e, one, n, most), b = export_by(e, two, n, most);
+    if (a.n != b.n || memcmp(a.data, b.data, a.n) != 0)
+        fail_msg("%s, %s: %u of %u tokens, %s: other bytes", e->k, e->v, n, most, what);
+    free(a.data);
+    free(b.data);
+}
+
+static void equal_tokens_give_equal_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        way *by;
+    } ways[] = { { "cut", cut },
+                 { "forked", forked },
+                 { "left alone and grown", alone_and_grown },
+                 { "cut twice", cut_twice },
+                 { "left alone", left_alone },
+                 { "forked and grown", forked_and_grown } };
+    for (size_t i = 0; i < EXAMPLES; i++)
+        for (size_t w = 0; w < (i < COUNT(pairs) ? COUNT(ways) : 3); w++) {
+            const example e = example_of(i);
+            check_same(&e, cleanly, ways[w].by, 100, 127, ways[w].name);
+            if (!e.learns)
+                check_same(&e, cleanly, ways[w].by, 10, 50, ways[w].name);
+            if (!e.learns && !e.windows) /* sealed blocks, and more than one */
+                check_same(&e, cleanly, ways[w].by, 70, 200, ways[w].name);
+        }
+}
+
+static void refused_rows_are_not_exported(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < EXAMPLES; i += 3) {
+        const example e = example_of(i);
+        if (!e.learns && !e.windows)
+            check_same(&e, cleanly, refused, 70, 70, "refused");
+    }
+}
+
+static void rows_beyond_the_count_are_not_imported(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < EXAMPLES; i++) {
+        const example e = example_of(i);
+        check_same(&e, cleanly, imported, 70, 100, "imported");
+    }
+}
+
+/* Rows of a window are quantised when they leave it. What is left of a block that was sealed does
+ * not depend on rows that were cut, except where they gave scales. */
+static void sealed_rows_do_not_depend_on_others(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < EXAMPLES; i++) {
+        const example e = example_of(i);
+        if (e.windows && !e.groups && !e.learns)
+            check_same(&e, cut_third, cut, 70, 300, "of another text");
+    }
+}
+
+/* What fp16 leaves of n rows of one kv head: a rotated number errs by 2^-11 of itself, so a row by
+ * 2^-11 of its length, and the rotation back changes no length. 2^-18 for sums in binary32. */
+static void check_near(const float *one, const float *two, size_t n)
+{
+    static const float zeros[DIM];
+    for (size_t i = 0; i < n; i++, one += DIM, two += DIM) {
+        const double length = sqrt(squared_distance(one, zeros, DIM));
+        const double error = sqrt(squared_distance(one, two, DIM));
+        if (!(error <= length * (0x1p-11 + 0x1p-18)))
+            fail_msg("row %zu of length %g is off by %g", i, length, error);
+    }
+}
+
+/* The block of n tokens is imported elsewhere and reads as the sequence does. Rows are near OWN. */
+static void check_reads(kvant_cache *cache, int32_t s, uint32_t n, kvant_cache *into)
+{
+    static float rows[2][2][64 * WIDTH];
+    const int32_t t = kvant_sequence_create(into);
+    bytes b = export_block(cache, s, 0);
+    assert_int_equal(kvant_sequence_import(into, t, b.data, b.n), KVANT_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(kvant_cache_read(cache, layer, s, 0, n, rows[0][0], rows[0][1]), KVANT_OK);
+        assert_int_equal(kvant_cache_read(into, layer, t, 0, n, rows[1][0], rows[1][1]), KVANT_OK);
+        for (int role = 0; role < 2; role++)
+            check_near(rows[0][role], rows[1][role], n * KV_HEADS);
+    }
+    free(b.data);
+    kvant_sequence_free(into, t);
+}
+
+/* Groups that were sealed with rows that are cut: the rows that stay move as fp16, without the
+ * scales. */
+static void cut_groups_move_as_rows(void **state)
+{
+    (void)state;
+    static way *const ways[] = { cut, forked, left_alone, alone_and_grown };
+    for (size_t i = 0; i < EXAMPLES; i++)
+        for (size_t w = 0; w < COUNT(ways); w++) {
+            const example e = example_of(i);
+            if (!e.groups || e.learns)
+                continue;
+            kvant_cache *cache = make(&e), *other = make(&e);
+            const int32_t s = ways[w](cache, 10, 300);
+            bytes b = export_block(cache, s, 0);
+            uint32_t open;
+            check_written(&b, 10, e.k);
+            memcpy(&open, b.data + 2 * sizeof(uint64_t) + HEADER - 2 * sizeof open, sizeof open);
+            if (e.key_groups && open != 1)
+                fail_msg("%s, %s: sealed", e.k, e.v);
+            check_reads(cache, s, 10, other);
+            free(b.data);
+            kvant_cache_free(&cache);
+            kvant_cache_free(&other);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equal_tokens_give_equal_bytes),
+        cmocka_unit_test(refused_rows_are_not_exported),
+        cmocka_unit_test(rows_beyond_the_count_are_not_imported),
+        cmocka_unit_test(sealed_rows_do_not_depend_on_others),
+        cmocka_unit_test(cut_groups_move_as_rows),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
