@@ -78,8 +78,9 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
         steps->layers[i].rows = kvant_alloc(n, sizeof *steps->layers[i].rows);
         KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
     }
-    steps->most = n;
-    return kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state, "memory for steps");
+    KVANT_FORWARD(kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state, "memory for steps"));
+    steps->most = n; /* now that all is there: the next begin asks for no more */
+    return KVANT_OK;
 }
 
 /* Begin */
@@ -109,6 +110,18 @@ static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequenc
     return s->table[last] < 0 ? unsupported("the last block was dropped") : KVANT_OK;
 }
 
+/* Layers are worked on for all sequences at once. */
+static kvant_status check_layers(const kvant_cache *cache, const cuda_steps *steps)
+{
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        for (uint32_t i = 1; i < steps->batch; i++) {
+            const kvant_sequence *first = &cache->sequences[steps->sequences[0]];
+            if (!cache->sequences[steps->sequences[i]].lengths[layer] != !first->lengths[layer])
+                return unsupported("a layer has tokens of some of the sequences only");
+        }
+    return KVANT_OK;
+}
+
 /* Takes the blocks that the rows will need. */
 static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
 {
@@ -120,6 +133,7 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
                        left = KVANT_PAGE_TOKENS - length % KVANT_PAGE_TOKENS, fewer = left < room ? left : room;
         steps->n_left = fewer < steps->n_left ? fewer : steps->n_left;
     }
+    KVANT_FORWARD(check_layers(cache, steps));
     for (uint32_t i = 0; i < steps->batch; i++)
         KVANT_FORWARD(kvant_sequence_reserve(cache, steps->sequences[i],
                                              length_of(cache, &cache->sequences[steps->sequences[i]]), steps->n_left));

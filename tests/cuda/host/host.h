@@ -14,6 +14,7 @@ typedef struct host_control {
     uint32_t version, view_bytes; /* that the table shows instead of its own */
     kvant_status answer;          /* of all functions that have a status, which compute nothing then */
     const char *said;             /* and their message */
+    uint32_t no_memory; /* the allocation of memory, counted from 1, that fails; 0: none */
     /* What was called last */
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* of a view */

@@ -19,9 +19,14 @@ kvant_status host_device_current(int *device)
     return KVANT_OK;
 }
 
+static bool fails(void)
+{
+    return host.no_memory && --host.no_memory == 0;
+}
+
 kvant_status host_memory_new(void **memory, size_t bytes)
 {
-    *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *memory = fails() ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (*memory)
         memset(*memory, 0, bytes);
     return *memory ? KVANT_OK : KVANT_ERR_MEMORY;
@@ -34,7 +39,7 @@ void host_memory_free(void *memory)
 
 kvant_status host_host_new(void **memory, size_t bytes)
 {
-    *memory = calloc(1, bytes);
+    *memory = fails() ? NULL : calloc(1, bytes);
     return *memory ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
