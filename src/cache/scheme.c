@@ -553,7 +553,8 @@ kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_mod
         status = add_bits(scheme, place, &sum, &numbers);
     }
     pthread_mutex_unlock(&scheme->lock);
-    *bits = sum / numbers;
+    if (status == KVANT_OK)
+        *bits = sum / numbers;
     return status;
 }
 

@@ -442,15 +442,16 @@ kvant_status kvant_calibrator_cluster(kvant_calibrator *c, uint32_t *left)
 {
     KVANT_RETURN_IF(!c || !left, KVANT_ERR_ARGUMENT);
     bool done = false;
-    *left = 0;
+    uint32_t n = 0;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         slot *pair = &c->slots[2 * layer];
         bool open = kvant_calibrator_to_cluster(c, &pair[0]) || kvant_calibrator_to_cluster(c, &pair[1]);
         for (uint32_t role = 0; open && !done && role < 2; role++)
             if (kvant_calibrator_to_cluster(c, &pair[role]))
                 KVANT_FORWARD(cluster_slot(c, &pair[role], 2 * layer + role));
-        *left += open && done;
+        n += open && done;
         done |= open;
     }
+    *left = n;
     return KVANT_OK;
 }

@@ -166,8 +166,10 @@ static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, u
     const uint8_t *at = bytes + sizeof h, *end = bytes + n;
     for (uint64_t i = 0; i < h.n_slots; i++)
         KVANT_FORWARD(get_slot(c, &at, end, error));
+    if (at != end)
+        return damaged(error);
     *position = h.position;
-    return at == end ? KVANT_OK : damaged(error);
+    return KVANT_OK;
 }
 
 kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const char *path, uint64_t *position,
@@ -178,13 +180,10 @@ kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const c
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no fresh calibrator, no path, or no place for the position");
     uint8_t *bytes;
     size_t n;
-    *position = 0;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
     kvant_status status = parse(c, bytes, n, key, position, &error);
     kvant_free(bytes);
-    if (status != KVANT_OK) {
-        *position = 0;
+    if (status != KVANT_OK)
         kvant_calibrator_clear(c);
-    }
     return status;
 }

@@ -289,8 +289,9 @@ static void bad_input_is_refused(void **state)
     x[DIM + 3] = NAN;
     assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2),
                      KVANT_ERR_NONFINITE);
-    uint32_t left;
+    uint32_t left = 7;
     assert_int_equal(kvant_calibrator_cluster(calibrator, &left), KVANT_ERR_ARGUMENT); /* 2 rows, 16 clusters */
+    assert_int_equal(left, 7); /* on an error nothing is changed */
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT);
     assert_null(c);
     kvant_calibrator_free(&calibrator);

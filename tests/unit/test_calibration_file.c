@@ -291,7 +291,7 @@ static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, 
     fclose(out);
     kvant_calibrator *calibrator = calibrator_of(seed);
     assert_int_equal(kvant_calibrator_restore(calibrator, key, path, &position, err, sizeof err), expected);
-    assert_true(position == 0 && err[0]);
+    assert_true(position == 99 && err[0]);
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT); /* nothing was kept of it */
     kvant_calibrator_free(&calibrator);
 }

@@ -104,9 +104,11 @@ static void bits_of_a_model(void **state)
     const double int8 = 8 + 32.0 / 128; /* a scale and a zero point of 16 bits a row */
     assert_float_equal(bits, (4 * 64 * 16 + 2 * 128 * 16 + 2 * 128 * int8) / (4 * 192), 1e-9);
     const kvant_scheme_model odd = { .size = sizeof odd, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 0 } };
+    bits = 7;
     assert_int_not_equal(kvant_scheme_true_bits(scheme, &odd, &bits), KVANT_OK);
     const kvant_scheme_model empty = { .size = sizeof empty };
     assert_int_equal(kvant_scheme_true_bits(scheme, &empty, &bits), KVANT_ERR_ARGUMENT);
+    assert_true(bits == 7); /* on an error nothing is changed */
     kvant_scheme_free(&scheme);
 }
 
@@ -150,7 +152,9 @@ static void bits_of_a_settings_file(void **state)
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK); /* some layer has each */
     assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
     model.head_dim[KVANT_ROLE_V] = 128;
+    bits = 7;
     assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_ERR_ARGUMENT);
+    assert_true(bits == 7);
     assert_non_null(strstr(kvant_error_message(), "another model"));
     assert_non_null(strstr(kvant_error_message(), "tiny"));
     kvant_scheme_free(&scheme);
