@@ -10,7 +10,8 @@
  * Errors    Functions that can fail return kvant_status. Nothing prints, exits or aborts. On an error
  *           no argument is changed unless its comment says so.
  * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its first
- *           released size on.
+ *           released size on. In a longer one, members that the library does not know have to be
+ *           zero, and become zero where the library fills it.
  * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool
  *           of sleeping threads per process, which has at most kvant_available_cpus() threads at work.
  *           The pool never ends, so libkvant.so stays mapped after dlclose. A program must not unload

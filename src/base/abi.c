@@ -35,5 +35,7 @@ bool kvant_give_struct(void *to, const void *from, size_t size, size_t least)
         return false;
     memcpy((unsigned char *)to + sizeof given, (const unsigned char *)from + sizeof given,
            (given < size ? given : size) - sizeof given);
+    if (given > size)
+        memset((unsigned char *)to + size, 0, given - size);
     return true;
 }

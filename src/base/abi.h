@@ -3,7 +3,7 @@
  *
  * An older caller passes a shorter struct: missing fields read as zero. A newer caller passes a
  * longer struct: it is accepted when the unknown bytes are zero. A struct that kvant fills is cut
- * to the caller's size. */
+ * to the caller's size; members that this version does not know become zero. */
 #pragma once
 
 #include <stdbool.h>

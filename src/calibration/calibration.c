@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/fnv.h"
 
@@ -249,9 +250,10 @@ void kvant_calibration_free(kvant_calibration **calibration)
 
 kvant_status kvant_calibration_get_info(const kvant_calibration *calibration, kvant_calibration_info *info)
 {
-    KVANT_RETURN_IF(!calibration || !info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
-    *info = calibration->info;
-    return KVANT_OK;
+    KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
+    return KVANT_GIVE(kvant_calibration_info, info, &calibration->info, checksum)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t layer, kvant_role role)
@@ -265,24 +267,24 @@ static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t l
 kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
                                          kvant_role role, kvant_calibration_entry *entry)
 {
-    KVANT_RETURN_IF(!calibration || !entry || entry->size != sizeof *entry, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
     const kvant_calibration_site *site = find(calibration, layer, role);
     KVANT_RETURN_IF(!site || kv_head >= site->n_kv_heads, KVANT_ERR_ARGUMENT);
     const float *arrays = (const float *)(const void *)(calibration->bytes + site->offset);
     size_t d = site->head_dim, row = kv_head * d;
-    *entry = (kvant_calibration_entry){ .size = sizeof *entry,
-                                        .head_dim = site->head_dim,
-                                        .mean = arrays + site->mean + row,
-                                        .min = arrays + site->min + row,
-                                        .max = arrays + site->max + row };
+    kvant_calibration_entry full = { .head_dim = site->head_dim,
+                                     .mean = arrays + site->mean + row,
+                                     .min = arrays + site->min + row,
+                                     .max = arrays + site->max + row };
     if (role == KVANT_ROLE_K) {
-        entry->query_moment = arrays + site->moment + row * d;
-        entry->diagonal = arrays + site->diagonal + row;
-        entry->matrix = (const uint16_t *)(const void *)(arrays + site->matrix) + row * (d + 1) / 2;
+        full.query_moment = arrays + site->moment + row * d;
+        full.diagonal = arrays + site->diagonal + row;
+        full.matrix = (const uint16_t *)(const void *)(arrays + site->matrix) + row * (d + 1) / 2;
     }
     for (uint32_t i = 0; i < calibration->info.n_codebooks; i++)
-        entry->centroids[i] = arrays + site->centroids[i] + row * calibration->info.clusters[i];
-    return KVANT_OK;
+        full.centroids[i] = arrays + site->centroids[i] + row * calibration->info.clusters[i];
+    return KVANT_GIVE(kvant_calibration_entry, entry, &full, centroids) ? KVANT_OK
+                                                                        : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err, size_t errlen)

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/half.h"
 #include "../base/parallel.h"
@@ -17,8 +18,6 @@ typedef kvant_calibrator_slot slot;
 
 static kvant_status check_config(const kvant_calibrator_config *config, const kvant_error *error)
 {
-    if (!config || config->size != sizeof *config)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "no configuration, or one of another version");
     if (config->model && strlen(config->model) > KVANT_CALIBRATION_MAX_NAME)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
                           KVANT_CALIBRATION_MAX_NAME);
@@ -36,13 +35,18 @@ static kvant_status check_config(const kvant_calibrator_config *config, const kv
     return KVANT_OK;
 }
 
-kvant_status kvant_calibrator_create(const kvant_calibrator_config *config, kvant_calibrator **out, char *err,
-                                     size_t errlen)
+kvant_status kvant_calibrator_create(const kvant_calibrator_config *given, kvant_calibrator **out,
+                                     char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
+    kvant_calibrator_config taken;
+    const kvant_calibrator_config *config = &taken;
     if (!out)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibrator");
     *out = NULL;
+    if (!KVANT_TAKE(kvant_calibrator_config, &taken, given, n_threads))
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "no configuration, or one of another version");
     KVANT_FORWARD(check_config(config, &error));
     kvant_calibrator *c = kvant_alloc(1, sizeof *c);
     if (!c)
@@ -256,9 +260,13 @@ static void add_attended(slot *s, uint32_t kv_head, const kvant_calibrator_atten
 
 kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer, uint32_t kv_head,
                                             uint32_t head_dim, uint32_t n_exact,
-                                            const kvant_calibrator_attention *a)
+                                            const kvant_calibrator_attention *attention)
 {
-    KVANT_RETURN_IF(!c || !a || a->size != sizeof *a || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
+    kvant_calibrator_attention taken;
+    const kvant_calibrator_attention *a = &taken;
+    KVANT_RETURN_IF(!KVANT_TAKE(kvant_calibrator_attention, &taken, attention, scale),
+                    KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!c || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
     slot *s = &c->slots[2 * layer + KVANT_ROLE_K];
     KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!a->keys || !a->queries || !(a->scale - a->scale == 0), KVANT_ERR_ARGUMENT);
@@ -351,10 +359,14 @@ static kvant_status check_sums(const kvant_calibrator *c, kvant_role role, const
     return KVANT_OK;
 }
 
-kvant_status kvant_calibrator_add_sums(kvant_calibrator *c, uint32_t layer, kvant_role role, const kvant_calibrator_sums *sums)
+kvant_status kvant_calibrator_add_sums(kvant_calibrator *c, uint32_t layer, kvant_role role,
+                                       const kvant_calibrator_sums *given)
 {
     slot *s;
-    KVANT_RETURN_IF(!c || !sums || sums->size != sizeof *sums, KVANT_ERR_ARGUMENT);
+    kvant_calibrator_sums taken;
+    const kvant_calibrator_sums *sums = &taken;
+    KVANT_RETURN_IF(!c || !KVANT_TAKE(kvant_calibrator_sums, &taken, given, attended_weight),
+                    KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_shape(layer, role, sums->n_kv_heads, sums->head_dim));
     KVANT_FORWARD(check_sums(c, role, sums));
     KVANT_RETURN_IF(!all_finite_sums(sums), KVANT_ERR_NONFINITE);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/attributes.h"
 
 /* Keys pass through a calibration's matrix; without one, through a matrix that the cache learns from
@@ -44,16 +45,17 @@ enum { N_PRESETS = sizeof presets / sizeof *presets };
 
 kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *preset)
 {
-    KVANT_RETURN_IF(!name || !preset || preset->size != sizeof *preset, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!name, KVANT_ERR_ARGUMENT);
     for (size_t i = 0; i < N_PRESETS; i++)
         if (strcmp(presets[i].name, name) == 0) {
-            *preset = (kvant_preset){ .size = sizeof *preset,
-                                      .name = presets[i].name,
-                                      .summary = presets[i].summary,
-                                      .k = calibrated ? presets[i].calibrated.k : presets[i].plain.k,
-                                      .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v,
-                                      .more_k = presets[i].more_k };
-            return KVANT_OK;
+            const kvant_preset full = {
+                .name = presets[i].name,
+                .summary = presets[i].summary,
+                .k = calibrated ? presets[i].calibrated.k : presets[i].plain.k,
+                .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v,
+                .more_k = presets[i].more_k,
+            };
+            return KVANT_GIVE(kvant_preset, preset, &full, more_k) ? KVANT_OK : KVANT_ERR_ARGUMENT;
         }
     return KVANT_ERR_ARGUMENT;
 }

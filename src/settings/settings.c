@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/file.h"
 #include "../codec/codec_internal.h"
@@ -175,12 +176,13 @@ kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_se
     if (!settings)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
     *settings = NULL;
-    if (!config || config->size != sizeof *config || !config->layers)
+    kvant_settings_config given;
+    if (!KVANT_TAKE(kvant_settings_config, &given, config, calibration_checksum) || !given.layers)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no configuration, or one of another version");
     kvant_settings *s = kvant_alloc(1, sizeof *s);
     if (!s)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
-    kvant_status status = fill(s, config, &error);
+    kvant_status status = fill(s, &given, &error);
     if (status != KVANT_OK)
         kvant_settings_free(&s);
     *settings = s;
@@ -244,14 +246,16 @@ kvant_status kvant_settings_save(const kvant_settings *settings, const char *pat
 
 kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_settings_info *info)
 {
-    KVANT_RETURN_IF(!settings || !info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
-    *info = (kvant_settings_info){ .size = sizeof *info,
-                                   .model = settings->model,
-                                   .model_fingerprint = settings->model_fingerprint,
-                                   .n_layers = settings->n_layers,
-                                   .calibration = settings->calibration[0] ? settings->calibration : NULL,
-                                   .calibration_checksum = settings->calibration_checksum };
-    return KVANT_OK;
+    KVANT_RETURN_IF(!settings, KVANT_ERR_ARGUMENT);
+    const kvant_settings_info full = {
+        .model = settings->model,
+        .model_fingerprint = settings->model_fingerprint,
+        .n_layers = settings->n_layers,
+        .calibration = settings->calibration[0] ? settings->calibration : NULL,
+        .calibration_checksum = settings->calibration_checksum,
+    };
+    return KVANT_GIVE(kvant_settings_info, info, &full, calibration_checksum) ? KVANT_OK
+                                                                              : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
