@@ -347,12 +347,12 @@ static kvant_status append_all(const attention_call *c, const kvant_step *step)
 static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_step *step, const kvant_attention_problem *p)
 {
     const cuda_steps *steps = ((cuda_memory *)cache->memory)->steps;
-    const step_layer *layer = &steps->layers[number];
+    step_layer *layer = &steps->layers[number];
     attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, p);
     c.stride = steps->stride;
     c.n_blocks = steps->batch * steps->stride;
     c.n_gathered = steps->batch;
-    c.gathered = (cuda_buffer *)&layer->pages;
+    c.gathered = &layer->pages;
     c.any_open = c.steps = true;
     c.n_parts = layer->n_parts;
     memcpy(c.versions, layer->versions, sizeof c.versions);

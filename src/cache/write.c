@@ -7,10 +7,11 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "center.h"
-#include "learn.h"
+#include "learning.h"
 #include "weights.h"
 
 #define MOST_RUNS 64u         /* placed and encoded together */
@@ -27,6 +28,9 @@ typedef struct write_job {
     size_t n, stride;
     uint32_t n_threads;
     kvant_choice choice;
+    bool undoable,
+        forgets; /* learn: what another tensor's failure undoes; whether noted rows are done with */
+    kvant_kept *kept;          /* what was learned before, or NULL */
     kvant_run runs[MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
@@ -342,16 +346,30 @@ static bool judged_alone(const write_job *job)
     return job->tensor->learns && job->n >= KVANT_LEARN_ROWS;
 }
 
-static kvant_status check_job(write_job *job)
+/* What can be known of rows before any tensor learns from them. */
+static kvant_status check_first(const write_job *job)
 {
     KVANT_FORWARD(prepare(job));
+    return judged_alone(job) && !all_finite(job) ? KVANT_ERR_NONFINITE : KVANT_OK;
+}
+
+static kvant_status check_job(write_job *job)
+{
     if (judged_alone(job)) {
-        KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         job->choice = kvant_versions_judge(job->tensor, &rows, job->n_threads);
         KVANT_FORWARD(job->choice.status);
     }
     return check_all(job);
+}
+
+static bool keep(write_job *job)
+{
+    if (!job->undoable)
+        return true;
+    kvant_learning_spread(job->tensor, job->n_threads);
+    job->kept = kvant_sums_keep(job->tensor);
+    return job->kept != NULL;
 }
 
 /* What came before a long batch is forgotten; short ones are judged together. Not before every row
@@ -363,10 +381,12 @@ static kvant_status learn(write_job *job)
     if (!judged_alone(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
         const bool judged = job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pool_is_short(job);
-        kvant_versions_note(job->tensor, &rows, judged);
+        kvant_versions_note(job->tensor, &rows, judged || job->undoable);
         if (!judged)
             return KVANT_OK;
-        job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
+        job->choice.status = KVANT_ERR_MEMORY;
+        if (keep(job))
+            job->choice = kvant_versions_judge_noted(job->tensor, job->n_threads);
         if (job->choice.status != KVANT_OK) {
             kvant_versions_unnote(job->tensor);
             return job->choice.status;
@@ -376,8 +396,42 @@ static kvant_status learn(write_job *job)
             kvant_learning_reset(job->tensor);
         }
     }
-    kvant_versions_forget(job->tensor);
+    job->forgets = true;
     return KVANT_OK;
+}
+
+static void undo(const write_job *job)
+{
+    if (judged_alone(job))
+        return;
+    if (job->kept)
+        kvant_sums_restore(job->tensor, job->kept);
+    kvant_weights_free(&job->tensor->versions[KVANT_CANDIDATE].weights);
+    kvant_versions_unnote(job->tensor);
+}
+
+/* Learning needs memory where there are matrices. Until all of them have it, nothing is in force:
+ * a write that fails for one tensor leaves the other one as it was. */
+static kvant_status learn_all(write_job *jobs, size_t n_jobs)
+{
+    kvant_status status = KVANT_OK;
+    for (int matrices = 1; matrices >= 0; matrices--)
+        for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
+            if ((jobs[i].tensor->learning != NULL) != matrices)
+                continue;
+            jobs[i].undoable = matrices && i + 1 < n_jobs && jobs[i + 1].tensor->learning;
+            status = learn(&jobs[i]);
+        }
+    if (status != KVANT_OK && jobs[0].undoable && jobs[0].choice.status == KVANT_OK)
+        undo(&jobs[0]);
+    for (size_t i = 0; i < n_jobs; i++) {
+        kvant_free(jobs[i].kept);
+        if (status == KVANT_OK && jobs[i].forgets)
+            kvant_versions_forget(jobs[i].tensor);
+        if (status == KVANT_OK)
+            kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
+    }
+    return status;
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
@@ -422,16 +476,15 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
     kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
         kvant_versions_age(jobs[i].tensor, jobs[i].n);
-        status = check_job(&jobs[i]);
+        status = check_first(&jobs[i]);
     }
+    for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++)
+        status = check_job(&jobs[i]);
     for (size_t i = 0; i < n_jobs && status != KVANT_OK; i++)
         if (jobs[i].choice.judged && jobs[i].choice.status == KVANT_OK) /* else it is as it was */
             kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
-    for (size_t i = 0; i < n_jobs; i++) {
-        KVANT_FORWARD(learn(&jobs[i]));
-        kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
-    }
+    KVANT_FORWARD(learn_all(jobs, n_jobs));
     while (any_left(jobs, n_jobs)) {
         for (size_t i = 0; i < n_jobs; i++)
             place_some(&jobs[i]);

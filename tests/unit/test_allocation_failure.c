@@ -50,13 +50,15 @@ static void drop(layer *c)
 }
 
 /* What a failed call was to make is NULL; the caller drops the rest. */
-static kvant_status create(layer *c, const char *spec, const kvant_calibration *calibration)
+static kvant_status create_both(layer *c, const char *const specs[2],
+                                const kvant_calibration *calibration)
 {
     memset(c, 0, sizeof *c);
     for (int role = 0; role < 2; role++) {
         char err[256] = "";
-        kvant_status status = kvant_codec_create_calibrated(spec, DIM, (kvant_role)role, TEST_SEED, calibration, 0, 0,
-                                                            &c->codecs[role], err, sizeof err);
+        kvant_status status =
+            kvant_codec_create_calibrated(specs[role], DIM, (kvant_role)role, TEST_SEED,
+                                          calibration, 0, 0, &c->codecs[role], err, sizeof err);
         if (status != KVANT_OK) {
             assert_null(c->codecs[role]);
             assert_int_not_equal(err[0], 0);
@@ -80,6 +82,11 @@ static kvant_status create(layer *c, const char *spec, const kvant_calibration *
         }
     }
     return KVANT_OK;
+}
+
+static kvant_status create(layer *c, const char *spec, const kvant_calibration *calibration)
+{
+    return create_both(c, (const char *const[]){ spec, spec }, calibration);
 }
 
 static kvant_status write_rows(layer *c, int role, uint32_t first, uint32_t n, const float *rows, uint32_t n_threads)
@@ -288,6 +295,103 @@ static void writes(void **state)
     }
 }
 
+/* --- Keys and values together --- */
+
+static const char *const both_specs[][2] = {
+    { "trellis-2:transform=first", "trellis-2:transform=first" },
+    { "turboquant-4:transform=first", "trellis-4:center=first" },
+    { "turboquant-4:center=first,norm=first", "trellis-2:transform=first" },
+};
+
+static kvant_status write_both(layer *c, uint32_t first, uint32_t n)
+{
+    static int64_t slots[TOKENS];
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = first + i;
+    const float *from = rows + (size_t)first * WIDTH;
+    return kvant_tensor_write_layer(c->tensors[0], c->tensors[1], slots, n, from, WIDTH, from,
+                                    WIDTH, 2);
+}
+
+/* Everything of a tensor that others can see. */
+static uint8_t *state_of(const kvant_tensor *tensor, size_t *bytes)
+{
+    const size_t most = kvant_tensor_export_size(tensor), n = (TOKENS + 63) / 64;
+    kvant_tensor_info info = { .size = sizeof info };
+    assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
+    uint8_t *state = calloc(1, sizeof info + n * most);
+    *bytes = sizeof info;
+    info.learnt_bytes = 0; /* matrices are expanded when they are needed */
+    memcpy(state, &info, sizeof info);
+    for (uint32_t block = 0; block < n; block++) {
+        size_t used;
+        assert_int_equal(kvant_tensor_export(tensor, block, state + *bytes, most, &used), KVANT_OK);
+        *bytes += used;
+    }
+    return state;
+}
+
+static void begin_both(layer *c, size_t pair)
+{
+    static float q[TOKENS * WIDTH];
+    uint64_t rng = 31;
+    assert_int_equal(create_both(c, both_specs[pair], NULL), KVANT_OK);
+    fill_normal(q, COUNT(q), &rng);
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = q,
+                                    .token_stride = WIDTH,
+                                    .head_stride = DIM,
+                                    .n_tokens = TOKENS,
+                                    .n_heads = HEADS };
+    assert_int_equal(kvant_tensor_note_queries(c->tensors[0], &queries, 1), KVANT_OK);
+    assert_int_equal(write_both(c, 0, 40), KVANT_OK);
+}
+
+static void end_both(layer *c, float *out)
+{
+    assert_int_equal(write_both(c, 70, TOKENS - 70), KVANT_OK);
+    assert_int_equal(attend(c, out), KVANT_OK);
+    drop(c);
+}
+
+/* The 64th row makes versions of keys and of values. When memory for one is refused, the other has
+ * none either, and the same write gives afterwards what it would have given. */
+static void writes_of_a_layer(void **state)
+{
+    (void)state;
+    for (size_t pair = 0; pair < COUNT(both_specs); pair++) {
+        float want[WIDTH], got[WIDTH];
+        layer c;
+        begin_both(&c, pair);
+        assert_int_equal(write_both(&c, 40, 30), KVANT_OK);
+        end_both(&c, want);
+        for (long at = 1, met = 1; met; at++) {
+            uint8_t *before[2], *after;
+            size_t bytes[2], n;
+            begin_both(&c, pair);
+            for (int role = 0; role < 2; role++)
+                before[role] = state_of(c.tensors[role], &bytes[role]);
+            arm(at, true);
+            const kvant_status status = write_both(&c, 40, 30);
+            met = refused;
+            arm(0, false);
+            assert_int_equal(status, met ? KVANT_ERR_MEMORY : KVANT_OK);
+            for (int role = 0; role < 2; role++) {
+                after = state_of(c.tensors[role], &n);
+                if (met && (n != bytes[role] || memcmp(after, before[role], n) != 0))
+                    fail_msg("%s, allocation %ld: %s are others", both_specs[pair][0], at,
+                             role ? "values" : "keys");
+                free(after);
+                free(before[role]);
+            }
+            if (met)
+                assert_int_equal(write_both(&c, 40, 30), KVANT_OK);
+            end_both(&c, got);
+            assert_memory_equal(got, want, sizeof got);
+        }
+    }
+}
+
 /* Attention has its workspace: it asks for no memory. */
 static void attention_does_not_allocate(void **state)
 {
@@ -463,9 +567,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_that_do_not_start),
-        cmocka_unit_test(layers), cmocka_unit_test(calibrations), cmocka_unit_test(files),
-        cmocka_unit_test(writes), cmocka_unit_test(attention_does_not_allocate),
-        cmocka_unit_test(caches), cmocka_unit_test(caches_go_on),
+        cmocka_unit_test(layers),
+        cmocka_unit_test(calibrations),
+        cmocka_unit_test(files),
+        cmocka_unit_test(writes),
+        cmocka_unit_test(writes_of_a_layer),
+        cmocka_unit_test(attention_does_not_allocate),
+        cmocka_unit_test(caches),
+        cmocka_unit_test(caches_go_on),
     };
     fill_rows();
     return cmocka_run_group_tests(tests, NULL, NULL);

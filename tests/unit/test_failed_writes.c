@@ -121,6 +121,53 @@ static void a_layer_is_written_whole_or_not(void **state)
     }
 }
 
+/* A NaN among the values of a long batch: keys had learned from queries before, and still have. */
+static void refused_values_do_not_make_keys_forget(void **state)
+{
+    (void)state;
+    static float rows[MOST * WIDTH], bad[MOST * WIDTH];
+    int64_t slots[MOST];
+    uint64_t rng = 8;
+    fill_normal(rows, COUNT(rows), &rng);
+    memcpy(bad, rows, sizeof bad);
+    bad[COUNT(bad) - 1] = NAN;
+    for (int i = 0; i < MOST; i++)
+        slots[i] = i;
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = rows,
+                                    .token_stride = WIDTH,
+                                    .head_stride = HEAD_DIM,
+                                    .n_tokens = MOST,
+                                    .n_heads = N_KV_HEADS };
+    const char *spec = "trellis-2:transform=first";
+    fixture k[2], v[2];
+    for (int refused = 0; refused < 2; refused++) {
+        k[refused] = make(spec, 1, BLOCKS, 0);
+        v[refused] = make_heads(spec, spec, KVANT_ROLE_V, 1, BLOCKS, 0);
+        kvant_tensor *keys = k[refused].tensor, *values = v[refused].tensor;
+        assert_int_equal(kvant_tensor_note_queries(keys, &queries, 1), KVANT_OK);
+        if (refused)
+            assert_int_equal(
+                kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, bad, WIDTH, 1),
+                KVANT_ERR_NONFINITE);
+        assert_int_equal(
+            kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, rows, WIDTH, 1),
+            KVANT_OK);
+    }
+    assert_true(tensor_info_of(&k[0]).learnt_bytes > 0);
+    for (uint32_t block = 0; block * 64 < MOST; block++) {
+        exported one = export_block(&k[0], block), two = export_block(&k[1], block);
+        assert_int_equal(one.bytes, two.bytes);
+        assert_memory_equal(one.data, two.data, one.bytes);
+        free(one.data);
+        free(two.data);
+    }
+    for (int i = 0; i < 2; i++) {
+        drop(&k[i]);
+        drop(&v[i]);
+    }
+}
+
 /* What a sealed page would take, an open one may not: rows are refused by fp16's range where
  * they would wait there. */
 static void rows_must_fit_the_page_they_go_to(void **state)
@@ -183,6 +230,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(failed_writes_change_nothing), cmocka_unit_test(a_layer_is_written_whole_or_not),
+        cmocka_unit_test(refused_values_do_not_make_keys_forget),
         cmocka_unit_test(rows_must_fit_the_page_they_go_to),
         cmocka_unit_test(largest_numbers_stay_finite),
     };
