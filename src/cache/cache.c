@@ -252,7 +252,7 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (layer >= cache->params.n_layers || !k || !v || first > s->lengths[layer] || n > s->lengths[layer] - first)
         return invalid("no such layer or tokens, or k or v is missing");
-    return cache->device->read((kvant_cache *)cache, layer, sequence, first, n, k, v);
+    return cache->device->read(cache, layer, sequence, first, n, k, v);
 }
 
 /* Attention */

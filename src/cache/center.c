@@ -139,7 +139,7 @@ kvant_affine kvant_affine_widest(const kvant_tensor *tensor, uint32_t version, u
     return affine;
 }
 
-void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block)
+void kvant_centers_recall(kvant_tensor *tensor, uint32_t block)
 {
     const int32_t position = tensor->blocks[block].position;
     kvant_centers *centers = kvant_block_centers(tensor, block);

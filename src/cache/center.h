@@ -55,7 +55,7 @@ static inline kvant_centers *kvant_block_centers(const kvant_tensor *tensor, uin
 }
 
 /* A block is about to be written: its centre is kept for those who check and encode rows. */
-void kvant_centers_recall(const kvant_tensor *tensor, uint32_t block);
+void kvant_centers_recall(kvant_tensor *tensor, uint32_t block);
 
 /* The first position of a block that the rows first .. first + n - 1 of a write begin; KVANT_NO_POSITION where they do not follow
  * each other as its slots do, or nobody knows. */

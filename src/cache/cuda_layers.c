@@ -271,7 +271,7 @@ static void upload_version(cuda_part *part, uint32_t version)
             numbers[2 * width + head * d + j] =
                 (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
     }
-    kvant_cuda_note(part->memory, kvant_version_prepare(tensor, version), "matrices");
+    kvant_cuda_note(part->memory, kvant_version_prepare(part->tensor, version), "matrices");
     if (kvant_version_affine(tensor, version, 0).center)
         turn_center(tensor, version, numbers);
     kvant_cuda_note(part->memory,

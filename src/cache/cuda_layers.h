@@ -115,8 +115,8 @@ void kvant_cuda_layers_destroy(kvant_cache *cache);
 kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
                                       const kvant_attention_problem *problem);
 
-kvant_status kvant_cuda_layers_read(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n,
-                                    float *k, float *v);
+kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                    uint32_t first, uint32_t n, float *k, float *v);
 kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
 kvant_status kvant_cuda_steps_next(kvant_cache *cache);
 kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);

@@ -89,8 +89,8 @@ static kvant_status read_blocks(const reading *r, uint32_t offset, uint32_t n, f
     return kvant_cuda_said(kvant_cuda_memory_copy(to, r->rows + offset * width, n * width * sizeof *to, stream), "reading rows");
 }
 
-kvant_status kvant_cuda_layers_read(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k,
-                                    float *v)
+kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                    uint32_t first, uint32_t n, float *k, float *v)
 {
     cuda_memory *memory = cache->memory;
     cuda_layer *l = kvant_cuda_layer(cache, layer);

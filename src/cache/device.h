@@ -72,7 +72,8 @@ struct kvant_device {
                            const kvant_attention_problem *problem);
 
     /* What cache.h says of kvant_cache_read; tokens are there. */
-    kvant_status (*read)(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k, float *v);
+    kvant_status (*read)(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first,
+                         uint32_t n, float *k, float *v);
 
     /* kvant_tensor_note_queries and kvant_tensor_wants_queries of the keys; NULL: nothing is learnt from queries. */
     kvant_status (*note_queries)(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);

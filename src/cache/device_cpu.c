@@ -125,7 +125,8 @@ static kvant_status read_run(const kvant_tensor *tensor, int32_t block, uint32_t
     return KVANT_OK;
 }
 
-static kvant_status read_rows(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n, float *k, float *v)
+static kvant_status read_rows(const kvant_cache *cache, uint32_t layer, int32_t sequence,
+                              uint32_t first, uint32_t n, float *k, float *v)
 {
     const kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K), *values = *kvant_cache_tensor(cache, layer, KVANT_ROLE_V);
     for (uint32_t done = 0, here; done < n; done += here) {

@@ -143,7 +143,7 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
     return status;
 }
 
-kvant_status kvant_version_prepare(const kvant_tensor *tensor, uint32_t version)
+kvant_status kvant_version_prepare(kvant_tensor *tensor, uint32_t version)
 {
     kvant_weights *weights = tensor->versions[version].weights;
     if (weights)
@@ -151,7 +151,7 @@ kvant_status kvant_version_prepare(const kvant_tensor *tensor, uint32_t version)
     return weights ? prepare(tensor, weights) : KVANT_OK;
 }
 
-void kvant_versions_age(const kvant_tensor *tensor, size_t n)
+void kvant_versions_age(kvant_tensor *tensor, size_t n)
 {
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
         kvant_weights *weights = tensor->versions[v].weights;

@@ -37,8 +37,8 @@ void kvant_weights_free(kvant_weights **weights);
 
 /* Rows can be written with a version: it has (R W)^T, which writes of n rows without the version take away again
  * after a while. KVANT_ERR_MEMORY. */
-kvant_status kvant_version_prepare(const kvant_tensor *tensor, uint32_t version);
-void kvant_versions_age(const kvant_tensor *tensor, size_t n);
+kvant_status kvant_version_prepare(kvant_tensor *tensor, uint32_t version);
+void kvant_versions_age(kvant_tensor *tensor, size_t n);
 
 /* Bytes of all versions' matrices, a device's copies among them: now, and with a version for every octave of
  * positions that a sequence has blocks for. */

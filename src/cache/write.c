@@ -134,7 +134,7 @@ static void see(write_job *job)
  * learnt: no memory leaves everything as it was. */
 static kvant_status prepare(const write_job *job)
 {
-    const kvant_tensor *tensor = job->tensor;
+    kvant_tensor *tensor = job->tensor;
     for (size_t first = 0; tensor->learning && !tensor->device && first < job->n;) {
         const kvant_run r = run_from(job, first);
         KVANT_FORWARD(kvant_version_prepare(tensor, version_for(job, &r)));

@@ -3,7 +3,19 @@
 
 #include "../../src/base/fnv.h"
 #include "../../src/cache/learning.h"
+#include "../../src/cache/center.h"
 #include "../../src/cache/weights.h"
+
+/* Any number of readers may use a const tensor at once, so what changes one does not take a const
+ * tensor. */
+#define CHANGES(function, type)                                                                    \
+    _Static_assert(_Generic(&function, type: 1, default: 0), #function " takes a const tensor")
+typedef kvant_status prepares_version(kvant_tensor *, uint32_t);
+typedef void ages_versions(kvant_tensor *, size_t);
+typedef void recalls_centers(kvant_tensor *, uint32_t);
+CHANGES(kvant_version_prepare, prepares_version *);
+CHANGES(kvant_versions_age, ages_versions *);
+CHANGES(kvant_centers_recall, recalls_centers *);
 
 enum { BLOCKS = 40, MOST = BLOCKS * 64, GROUP = 3, N_HEADS = GROUP * N_KV_HEADS, HEADER = 40 };
 
