@@ -13,6 +13,7 @@ Without one of these vLLM is as it was."""
 from __future__ import annotations
 
 import copyreg
+import importlib.util
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -114,7 +115,9 @@ def _reduce(backend: Any) -> tuple[Any, tuple[Any]]:
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, some of them more than once."""
+    """Called by vLLM in each of its processes, some of them more than once. ImportError where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ImportError("kvant.vllm: vLLM, which loads this plug-in, is not installed (pip install vllm)")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     _register_dtypes()
