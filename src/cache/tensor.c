@@ -18,7 +18,7 @@
 typedef struct sizes {
     uint32_t sink_blocks, n_pool, n_sink_pages;
     bool always_open, learns;
-    size_t block_bytes, open_block_bytes, sealed_bytes, total;
+    size_t block_bytes, block_stride, open_block_bytes, sealed_bytes, total;
 } sizes;
 
 static kvant_status invalid(const char *what)
@@ -85,15 +85,32 @@ static bool sum_page_bytes(const kvant_tensor_params *p, size_t *sum)
     return true;
 }
 
+/* Bytes from the first block's pages to the end of the last block's. */
+static kvant_status span_blocks(const kvant_tensor_params *p, sizes *s)
+{
+    s->block_stride = p->block_stride ? p->block_stride : s->block_bytes;
+    if (s->block_stride % KVANT_PAGE_ALIGN || s->block_stride < s->block_bytes)
+        return invalid("block_stride is less than a block's pages, or no multiple of KVANT_PAGE_ALIGN");
+    if (p->block_stride && s->n_pool + s->n_sink_pages)
+        return invalid("block_stride is for codecs that keep no fp16 rows");
+    if (!kvant_mul_size(p->n_blocks - 1, s->block_stride, &s->sealed_bytes) ||
+        s->sealed_bytes > SIZE_MAX - s->block_bytes)
+        return too_large();
+    s->sealed_bytes += s->block_bytes;
+    return KVANT_OK;
+}
+
 static kvant_status compute_sizes(const kvant_tensor_params *p, sizes *s)
 {
     KVANT_FORWARD(check_params(p));
     const kvant_codec_info *info = &p->codecs[0]->info;
     KVANT_FORWARD(size_pool(p, info, s));
     size_t open_bytes, rows;
-    if (!sum_page_bytes(p, &s->block_bytes) || !kvant_mul_size(p->n_kv_heads, info->head_dim, &rows) ||
+    if (!sum_page_bytes(p, &s->block_bytes))
+        return too_large();
+    KVANT_FORWARD(span_blocks(p, s));
+    if (!kvant_mul_size(p->n_kv_heads, info->head_dim, &rows) ||
         !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &s->open_block_bytes) ||
-        !kvant_mul_size(p->n_blocks, s->block_bytes, &s->sealed_bytes) ||
         !kvant_mul_size((size_t)s->n_pool + s->n_sink_pages, s->open_block_bytes, &open_bytes) ||
         open_bytes > SIZE_MAX - s->sealed_bytes)
         return too_large();
@@ -168,6 +185,7 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
         .n_blocks = p->n_blocks,
         .blocks_per_sequence = p->blocks_per_sequence,
         .block_bytes = s->block_bytes,
+        .block_stride = s->block_stride,
         .open_page_bytes = s->open_block_bytes / p->n_kv_heads,
         .bytes = s->total,
         .sink_blocks = s->sink_blocks,

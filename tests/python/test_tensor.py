@@ -44,6 +44,26 @@ class WriteAndRead(TestCase):
         self.assertEqual((info.role, info.n_kv_heads, info.head_dim, info.n_blocks), ("v", HEADS, DIM, 4))
         self.assertEqual((info.written_blocks, info.sealed_bytes), (1, HEADS * tensor.codecs[0].page_bytes))
 
+    def test_blocks_apart(self):
+        """In memory of others: pages are those of a tensor of its own, and nothing between them changes."""
+        rows, near = normal(6, 256, HEADS, DIM), made("int-4")
+        near.write(np.arange(256), rows)
+        size = near.info.sealed_bytes
+        whole = np.full(4 * (size + 128) + 64, 0xA5, np.uint8)
+        aligned = -whole.ctypes.data % 64
+        memory = whole[aligned : aligned + 4 * (size + 128)].reshape(4, size + 128)
+        memory[:, :size] = 0
+        apart = made("int-4", memory=memory[:, :size])
+        apart.write(np.arange(256), rows)
+        self.assertEqual([apart.export_block(i) for i in range(4)], [near.export_block(i) for i in range(4)])
+        self.assertTrue((memory[:, size:] == 0xA5).all())
+        self.assertTrue(np.array_equal(apart.read(0, 256), near.read(0, 256)))
+        for wrong, words in ((memory[:3], "memory"), (memory[:, : size - 64], "block|memory"), (memory[:, ::2], "block_stride|memory")):
+            with self.assertRaisesRegex((ValueError, kvant.Error), words):
+                made("int-4", memory=wrong)
+        with self.assertRaisesRegex(kvant.Error, "fp16 rows"):
+            made("int-4:sink=4", memory=memory)
+
     def test_clearing(self):
         tensor = made("f32")
         tensor.write(np.arange(256), normal(5, 256, HEADS, DIM))

@@ -113,6 +113,76 @@ static void clear_and_copy_blocks(void **state)
     }
 }
 
+static void assert_bytes(const uint8_t *data, size_t bytes, uint8_t value)
+{
+    for (size_t i = 0; i < bytes; i++)
+        assert_int_equal(data[i], value);
+}
+
+/* Blocks in memory that holds other things between them: pages as in a tensor whose blocks follow each other, and
+ * nothing else is touched. */
+static void blocks_apart(void **state)
+{
+    (void)state;
+    enum { N = 5, GAP = 192 };
+    uint64_t rng = 29;
+    fixture f = make("int-4", 1, N, 0);
+    const size_t block = tensor_info_of(&f).sealed_bytes, stride = block + GAP;
+    kvant_tensor_params params = params_of(&f);
+    params.block_stride = stride;
+    size_t bytes = 0;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+    assert_int_equal(bytes, (N - 1) * stride + block);
+    uint8_t *memory = aligned(N * stride);
+    for (uint32_t b = 0; b < N; b++)
+        memset(memory + b * stride + block, 0xa5, GAP);
+    fixture g = f;
+    g.tensor = NULL;
+    assert_int_equal(kvant_tensor_create(&params, memory, &g.tensor), KVANT_OK);
+    write_range(&f, 0, 300, 300, 1, &rng);
+    int64_t slots[300];
+    for (int i = 0; i < 300; i++)
+        slots[i] = i;
+    assert_int_equal(kvant_tensor_write(g.tensor, slots, 300, f.rows, WIDTH, 1), KVANT_OK);
+    for (uint32_t b = 0; b < N; b++) {
+        assert_memory_equal(memory + b * stride, (const uint8_t *)f.memory + b * block, block);
+        assert_bytes(memory + b * stride + block, GAP, 0xa5);
+    }
+    assert_int_equal(kvant_tensor_copy(f.tensor, 0, g.tensor, 3, 2), KVANT_OK);
+    assert_memory_equal(memory + 4 * stride, (const uint8_t *)f.memory + block, block);
+    kvant_tensor_clear(g.tensor);
+    for (uint32_t b = 0; b < N; b++) {
+        assert_bytes(memory + b * stride, block, 0);
+        assert_bytes(memory + b * stride + block, GAP, 0xa5);
+    }
+    kvant_tensor_free(&g.tensor);
+    free(memory);
+    drop(&f);
+}
+
+static void strides_that_cannot_be(void **state)
+{
+    static const char *const open[] = { "int-4:sink=4", "int-4:recent=64", "int-4:axis=channel", "int-4:center=first" };
+    (void)state;
+    size_t bytes = 0;
+    fixture f = make("int-4", 1, 2, 0);
+    const size_t block = tensor_info_of(&f).sealed_bytes, wrong[] = { block - 64, block + 32, 64, 1, SIZE_MAX - 63 };
+    kvant_tensor_params params = params_of(&f);
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        params.block_stride = wrong[i];
+        assert_int_equal(kvant_tensor_size(&params, &bytes), i < 4 ? KVANT_ERR_ARGUMENT : KVANT_ERR_MEMORY);
+    }
+    drop(&f);
+    for (size_t i = 0; i < COUNT(open); i++) {
+        f = make(open[i], 1, 2, 0);
+        params = params_of(&f);
+        params.block_stride = 1 << 20;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_ERR_ARGUMENT);
+        assert_non_null(strstr(kvant_error_message(), "fp16 rows"));
+        drop(&f);
+    }
+}
+
 /* The engine places blocks: which are sinks and whose window they count in follows from what it
  * says. */
 static void assigned_blocks(void **state)
@@ -389,6 +459,8 @@ int main(void)
         cmocka_unit_test(any_order_of_writes),
         cmocka_unit_test(batches_and_threads_write_the_same_bytes),
         cmocka_unit_test(clear_and_copy_blocks),
+        cmocka_unit_test(blocks_apart),
+        cmocka_unit_test(strides_that_cannot_be),
         cmocka_unit_test(assigned_blocks),
         cmocka_unit_test(more_sinks_than_pages),
         cmocka_unit_test(block_codecs_go_through_open_pages),

@@ -258,7 +258,12 @@ class Codec(Owned):
 
 
 def tensor_params(
-    codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
+    codecs: Sequence[Codec],
+    n_sequences: int,
+    n_blocks: int,
+    blocks_per_sequence: int,
+    n_open_blocks: int,
+    block_stride: int = 0,
 ) -> s.TensorParams:
     """kvant_tensor_params. They keep the array that they point to, not the codecs."""
     if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
@@ -271,4 +276,5 @@ def tensor_params(
         n_blocks=checks.count(n_blocks, "n_blocks"),
         blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
         n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
+        block_stride=checks.count(block_stride, "block_stride", least=0),
     )

@@ -138,6 +138,7 @@ class TensorParams(Struct):
         ("n_blocks", c.c_uint32),
         ("blocks_per_sequence", c.c_uint32),
         ("n_open_blocks", c.c_uint32),
+        ("block_stride", c.c_size_t),
     ]
 
 
