@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+from ..library import PAGE_TOKENS
 from . import impl
 from .pages import LayerPages
 
@@ -13,6 +17,11 @@ class Impl(impl.Impl):
 
 
 class Backend(impl.Backend, CPUAttentionBackend):  # type: ignore[misc]
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """vLLM's blocks as they are: where it splits them into smaller ones, its CPU build clears the wrong ones of hybrid models."""
+        return [MultipleOf(PAGE_TOKENS)]
+
     @staticmethod
     def get_impl_cls() -> type[Impl]:
         return Impl
