@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from typing import Iterable
 
 from ..calibration import Calibration
 from ..codec import Codec
@@ -37,6 +39,24 @@ def page_bytes(stored: Stored, role: str, head_dim: int) -> int:
     return codec.page_bytes
 
 
+CELL_ALIGN = 4  #: vLLM views blocks as numbers of the model's dtype, of up to 4 bytes
+
+
 def cell_bytes(stored: Stored, head_dim: int) -> int:
     """Bytes of a token and kv head, keys and values."""
-    return sum(page_bytes(stored, role, head_dim) for role in "kv") // PAGE_TOKENS
+    bytes_ = sum(page_bytes(stored, role, head_dim) for role in "kv") // PAGE_TOKENS
+    return -(-bytes_ // CELL_ALIGN) * CELL_ALIGN
+
+
+def even_cells(stored: Stored, shapes: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Cells of layers by their kv heads and head_dim, padded so that the largest token of a layer is a whole multiple of each
+    other one. vLLM gives layers of several sizes blocks of the same bytes: with whole ratios these hold more tokens, and
+    without them they are mostly padding."""
+    cells = {shape: cell_bytes(stored, shape[1]) for shape in shapes}
+    tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
+    if len(set(tokens.values())) < 2:
+        return cells
+    ratios = {shape: round(max(tokens.values()) / bytes_) for shape, bytes_ in tokens.items()}
+    step = math.lcm(*(ratios[shape] * shape[0] * CELL_ALIGN for shape in cells))
+    largest = -(-max(tokens[shape] * ratios[shape] for shape in cells) // step) * step
+    return {shape: largest // (ratios[shape] * shape[0]) for shape in cells}

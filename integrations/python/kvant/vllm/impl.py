@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from dataclasses import replace
@@ -13,26 +14,44 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from ..library import PAGE_TOKENS
 from . import Stored, chosen, is_ours
 from .batch import Batch, Builder, Options, Part
-from .codecs import cell_bytes, heads_of_rank
-from .learn import Learner
+from .codecs import even_cells, heads_of_rank
+from .learn import LOG, Learner
 
 # Pages by their memory, and the layer's number.
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
 # Of the model whose layers are made, if KVANT_VLLM_LEARN asks for it.
 _learner: list[Learner] = []
-# What the layers made last are stored with: vLLM asks a backend for the size of blocks without naming the dtype.
-_stored: list[Stored] = []
+# What the layers made last are stored with, and all layers by name: vLLM asks a backend for the size of blocks without
+# naming the dtype or the model.
+_stored: list[tuple[Stored, dict[str, Any]]] = []
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)  # whose blocks hold a row of keys and one of values per token
 
 
 def customize_spec(spec: Any) -> Any:
     """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there are."""
-    stored = _stored[-1] if _stored else chosen()
+    if type(spec) not in _SPECS or spec.head_size_v != spec.head_size or spec.tokens_per_state != 1:
+        shape = f"head_dim {spec.head_size} of keys, {spec.head_size_v} of values"
+        raise NotImplementedError(f"kvant: vLLM's {type(spec).__name__} ({shape}) is not supported; start without KVANT_VLLM")
+    stored, layers = _stored[-1] if _stored else (chosen(), {})
     assert stored is not None
-    return replace(spec, state_content_bytes=cell_bytes(stored, spec.head_size))
+    own = (spec.num_kv_heads, spec.head_size)
+    shapes = {(layer.impl.num_kv_heads, layer.impl.head_size) for layer in layers.values() if isinstance(getattr(layer, "impl", None), Impl)}
+    cell = even_cells(stored, shapes | {own})[own]
+    _say(stored, spec.head_size, cell)
+    return replace(spec, state_content_bytes=cell)
+
+
+@functools.lru_cache
+def _say(stored: Stored, head_dim: int, cell: int) -> None:
+    """One line at start: that blocks are kvant's, and what they take."""
+    of_file = f", calibration {stored.calibration}" if stored.calibration else ""
+    bits = 8 * cell / (2 * head_dim)
+    LOG.info("kvant: blocks hold keys as %s, values as %s: %.2f bits per number at head_dim %d%s", stored.k, stored.v, bits, head_dim, of_file)
 
 
 def _learning(model: str, n_ranks: int) -> Learner | None:
@@ -42,6 +61,12 @@ def _learning(model: str, n_ranks: int) -> Learner | None:
     if path and not _learner:
         _learner.append(Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0)))
     return _learner[0] if path else None
+
+
+def _check_block_size(cache: Any) -> None:
+    """vLLM's own words about a size that no kernel takes do not say which ones do."""
+    if cache.user_specified_block_size and cache.block_size % PAGE_TOKENS:
+        raise ValueError(f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {cache.block_size}")
 
 
 class Backend:
@@ -81,16 +106,23 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         if alibi_slopes is not None or attn_type != AttentionType.DECODER:
-            raise NotImplementedError("kvant: vLLM's models with ALiBi and its encoders are not supported")
+            raise NotImplementedError("kvant: vLLM's models with ALiBi and its encoders are not supported; start without KVANT_VLLM")
+        unknown = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if unknown:
+            raise NotImplementedError(f"kvant: attention with {', '.join(unknown)} is not supported; start without KVANT_VLLM")
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads or num_heads
         self.scale, self.kv_cache_dtype, self.sinks = float(scale), kv_cache_dtype, sinks
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        model = get_current_vllm_config().model_config
+        config = get_current_vllm_config()
+        model = config.model_config
         stored = chosen(kv_cache_dtype, model.model)
-        assert stored is not None
+        if stored is None:
+            named = f"kvant_NAME or auto with KVANT_VLLM, not {kv_cache_dtype}, which vLLM would store itself"
+            raise ValueError(f"kvant: --kv-cache-dtype has to be {named}")
+        _check_block_size(config.cache_config)
         self.stored = stored
-        _stored[:] = [stored]
+        _stored[:] = [(stored, config.compilation_config.static_forward_context)]
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         self.learner = _learning(model.model, ranks[1])
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
