@@ -11,7 +11,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_LOGGING_LEVEL=os.environ.get("TEST_LOGGING", "ERROR"),
     VLLM_NO_USAGE_STATS="1",
     VLLM_WORKER_MULTIPROC_METHOD="spawn",  # ranks: a process that asked for GPUs must not fork
 )
