@@ -231,8 +231,13 @@ typedef struct kvant_tensor_info {
     size_t sealed_bytes;   /* of one sealed block */
     size_t open_bytes;     /* of one open block */
     size_t written_blocks; /* blocks that are not empty */
-    size_t learnt_bytes;   /* of matrices of transform=first, beside the memory; a GPU's copies counted */
+    /* Of matrices of transform=first and their centres, beside the memory; a GPU's copies are
+     * counted. */
+    size_t learnt_bytes;
     size_t learnt_most;    /* that a sequence of all blocks, or of the rope's n_positions, makes of them: a version per octave */
+    /* What learning takes beside the matrices, now and at most: sums, and rows and queries that
+     * wait for a judgement. When learning ends the system has it back, but for a few queries. */
+    size_t working_bytes, working_most;
 } kvant_tensor_info;
 
 KVANT_API kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info);

@@ -1,9 +1,12 @@
 /* alloc.c - see alloc.h. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+
 #include "alloc.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ALIGNMENT 64u
 
@@ -31,3 +34,37 @@ void kvant_free(void *memory)
 {
     free(memory);
 }
+
+/* AddressSanitizer knows the ends of what its own allocator gives, and not those of a mapping. */
+#if defined(__SANITIZE_ADDRESS__)
+
+void *kvant_map(size_t count, size_t size)
+{
+    return kvant_alloc(count, size);
+}
+
+void kvant_unmap(void *memory, size_t count, size_t size)
+{
+    (void)count;
+    (void)size;
+    kvant_free(memory);
+}
+
+#else
+
+void *kvant_map(size_t count, size_t size)
+{
+    size_t bytes;
+    if (!kvant_mul_size(count, size, &bytes) || !bytes)
+        return NULL;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void kvant_unmap(void *memory, size_t count, size_t size)
+{
+    if (memory)
+        munmap(memory, count * size);
+}
+
+#endif

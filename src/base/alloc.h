@@ -8,5 +8,11 @@
 void *kvant_alloc(size_t count, size_t size);
 void kvant_free(void *memory);
 
+/* Whole pages of the system, zeroed: for working memory that comes and goes. A page is resident
+ * from its first use only, and the system has it back once it is unmapped, where the C library's
+ * allocator would keep it for itself. NULL: no memory. */
+void *kvant_map(size_t count, size_t size);
+void kvant_unmap(void *memory, size_t count, size_t size); /* as mapped; NULL: nothing happens */
+
 /* *out = a * b; false when it does not fit. */
 bool kvant_mul_size(size_t a, size_t b, size_t *out);

@@ -193,6 +193,7 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     kvant_status status = KVANT_OK;
     if (!anew && !is_learnt_from(l))
         return KVANT_OK;
+    KVANT_FORWARD(kvant_sums_open(tensor));
     kvant_kept *before = solves ? kvant_sums_keep(tensor) : NULL; /* else nothing can fail */
     KVANT_RETURN_IF(solves && !before, KVANT_ERR_MEMORY);
     if (anew)
@@ -203,8 +204,17 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     }
     if (status != KVANT_OK)
         kvant_sums_restore(tensor, before);
-    kvant_free(before);
+    kvant_sums_drop(before);
     return status;
+}
+
+/* Whether nobody will ask the sums for another matrix, unless rows of another kind come, which
+ * begin with none. Ranges of a caller (kvant_tensor_make_range_codecs) may be asked for at any
+ * time. */
+static bool has_ended(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    return l->done && !count_ranges(l, false) && !tensor->device && !(l->turn && l->turn->n_ranges);
 }
 
 kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, const kvant_new_rows *all,
@@ -213,12 +223,15 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, cons
     kvant_learning *l = tensor->learning;
     const kvant_new_rows sampled = kvant_sample_of(tensor);
     kvant_queries_settle(tensor, n_threads);
-    if (l->n_rows)
+    if (l->n_rows) {
         KVANT_FORWARD(add_rows(tensor, choice, all ? all : &sampled, n_unused, n_threads));
-    else if (tensor->device && !is_turned(tensor, choice) && is_other_kind(tensor, choice))
+    } else if (tensor->device && !is_turned(tensor, choice) && is_other_kind(tensor, choice)) {
+        KVANT_FORWARD(kvant_sums_open(tensor));
         begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
-    kvant_queries_forget(l);
-    l->n_rows = 0;
+    }
+    kvant_learning_close(l);
+    if (has_ended(tensor))
+        kvant_sums_close(l);
     return KVANT_OK;
 }
 
@@ -254,7 +267,8 @@ static kvant_status solve_range(kvant_tensor *tensor, int32_t first, int32_t las
 
 static bool knows_positions(const kvant_tensor *tensor)
 {
-    return tensor->learning && tensor->learning->turn && suffices(tensor->learning);
+    const kvant_learning *l = tensor->learning;
+    return l && l->turn && suffices(l); /* so there are sums */
 }
 
 kvant_status kvant_tensor_range_center(const kvant_tensor *tensor, int32_t first, int32_t last, float *center)

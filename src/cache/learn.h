@@ -10,6 +10,15 @@
 kvant_status kvant_learning_create(kvant_tensor *tensor);
 void kvant_learning_destroy(kvant_tensor *tensor);
 
+/* There is room for rows and queries that wait for a judgement, which gives it back.
+ * KVANT_ERR_MEMORY. */
+kvant_status kvant_learning_open(const kvant_tensor *tensor);
+
+/* Bytes that learning takes now, beside the matrices that it made; and the most that it keeps
+ * between two calls. */
+size_t kvant_learning_bytes(const kvant_tensor *tensor);
+size_t kvant_learning_most(const kvant_tensor *tensor);
+
 /* Forgets everything but the versions. */
 void kvant_learning_reset(kvant_tensor *tensor);
 

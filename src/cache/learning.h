@@ -34,10 +34,10 @@ typedef struct kvant_learning {
     float *waiting;         /* MOST_ALONE x waiting_heads x head_dim, or NULL: none came yet */
     int32_t waiting_at[MOST_ALONE]; /* their positions */
     bool done;              /* enough was seen */
-    float *rows;            /* SAMPLE_ROWS x width */
+    float *rows;            /* SAMPLE_ROWS x width, then noted queries; NULL unless open */
     float *queries;         /* SAMPLE_QUERIES x head_dim per kv head */
+    float *sums;            /* other arrays of units, origin; NULL before learning and after it */
     float *origin;          /* width */
-    float *sums;            /* the units' arrays */
     double *costs;          /* per kv head: of versions, then the least */
     unit_sums *units;
     kvant_turn *turn;       /* or NULL, as what follows */
@@ -114,6 +114,9 @@ float *kvant_outers_next(kvant_outers *outers);
 
 /* sums.c */
 
+/* The origin is there, and so are the units' sums, as they were or of no rows. KVANT_ERR_MEMORY. */
+kvant_status kvant_sums_open(const kvant_tensor *tensor);
+
 /* A row's position in its sequence; below 0: not known. */
 int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i);
 
@@ -126,16 +129,21 @@ void kvant_sums_add(const kvant_tensor *tensor, const kvant_new_rows *rows, uint
 /* What the fewest keys, or queries, of a unit are enough for. */
 uint32_t kvant_sums_fewest(const kvant_learning *l, bool queries);
 
-/* All that learning changes, for a write that fails and is tried again; NULL: no memory. The caller frees it: layers
- * take the same memory in turn, which is not new for each. */
+/* All that learning changes, for a write that fails and is tried again; NULL: no memory. */
 typedef struct kvant_kept kvant_kept;
 kvant_kept *kvant_sums_keep(const kvant_tensor *tensor);
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *kept);
+void kvant_sums_drop(kvant_kept *kept); /* NULL: nothing happens */
 
-/* queries.c: sums those that wait; forgets the queries noted; takes some that alike directions would have. */
+/* Gives back what waits for a judgement, after one; and the sums, which learning needs no more. */
+void kvant_learning_close(kvant_learning *l);
+void kvant_sums_close(kvant_learning *l);
+
+/* queries.c: sums those that wait; a sample, and sums, of queries that all directions are alike
+ * for. */
 void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads);
-void kvant_queries_forget(kvant_learning *l);
 void kvant_queries_assume(const kvant_tensor *tensor);
+void kvant_queries_assume_sums(const kvant_learning *l);
 
 /* solve.c: the candidate gets matrices from the sums, for a range of positions, and their centre. As it was on an error. stretch:
  * 0, or positions of an octave of the range whose keys will be about a centre of their own: kvant_solve_center has it, for the

@@ -12,15 +12,6 @@
 #define ENOUGH_PER_CHANNEL 8u /* queries that are summed: of further tokens that come alone one in SELDOM counts */
 #define SELDOM 8
 
-void kvant_queries_forget(kvant_learning *l)
-{
-    for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        memset(l->units[unit].noted, 0, kvant_lower_floats(l->part) * sizeof(float));
-        l->units[unit].n_noted = 0;
-    }
-    l->n_waiting = 0;
-}
-
 /* Values have no queries. What reads sums of them is taken to be alike in all directions: random
  * signs. */
 void kvant_queries_assume(const kvant_tensor *tensor)
@@ -33,6 +24,10 @@ void kvant_queries_assume(const kvant_tensor *tensor)
     }
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         l->n_queries[head] = SAMPLE_QUERIES;
+}
+
+void kvant_queries_assume_sums(const kvant_learning *l)
+{
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
         for (uint32_t j = 0; j < l->part; j++)
             l->units[unit].queries[kvant_lower_place(l->part, j, j)] = FEWEST_ROWS;
@@ -186,6 +181,7 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
                     KVANT_ERR_ARGUMENT);
     if (!kvant_tensor_wants_queries(tensor, q.n_tokens))
         return KVANT_OK;
+    KVANT_FORWARD(kvant_learning_open(tensor));
     const uint32_t most = tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = job_of(tensor, &q, most);
     sample_queries(&job);

@@ -55,7 +55,7 @@ typedef struct solve_job {
     float *center;       /* width */
     float *start;        /* the same of a block at position 0 (center.h) */
     double *balance;     /* per unit: the length of keys, and what balances it with that of queries */
-    double *room;        /* per thread, ROOM numbers: memory of their own would be new, and so slow, each time */
+    double *room;        /* per thread, ROOM numbers */
     kvant_status status[];
 } solve_job;
 
@@ -219,6 +219,25 @@ static kvant_status solve(solve_job *job, uint32_t n_threads)
     return KVANT_OK;
 }
 
+/* The job's arrays behind each other, in memory that is the system's again afterwards: a megabyte
+ * and more. */
+static kvant_status solve_in(solve_job *job, uint32_t n_workers)
+{
+    const size_t n_units = job->tensor->learning->n_units, width = kvant_tensor_width(job->tensor);
+    const size_t doubles = n_workers * ROOM(job->tensor->learning->part) + 2 * n_units;
+    const size_t bytes = doubles * sizeof(double) + 2 * width * sizeof(float) +
+                         kvant_weights_halves(job->tensor) * sizeof *job->triangles;
+    job->room = kvant_map(1, bytes);
+    KVANT_RETURN_IF(!job->room, KVANT_ERR_MEMORY);
+    job->balance = job->room + doubles - 2 * n_units;
+    job->center = (float *)(job->room + doubles);
+    job->start = job->center + width;
+    job->triangles = (uint16_t *)(job->start + width);
+    const kvant_status status = solve(job, n_workers);
+    kvant_unmap(job->room, 1, bytes);
+    return status;
+}
+
 kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stretch, uint32_t n_threads)
 {
     const uint32_t n_units = tensor->learning->n_units, n_workers = n_threads < 2 ? 1 : n_threads < n_units ? n_threads : n_units;
@@ -227,17 +246,7 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_range range, uint32_t stret
     job->tensor = tensor;
     job->range = range;
     job->stretch = stretch;
-    job->triangles = kvant_alloc(kvant_weights_halves(tensor), sizeof *job->triangles);
-    job->center = kvant_alloc(kvant_tensor_width(tensor), 2 * sizeof *job->center);
-    job->start = job->center + kvant_tensor_width(tensor);
-    job->balance = kvant_alloc(n_units, 2 * sizeof *job->balance);
-    job->room = kvant_alloc(n_workers, ROOM(tensor->learning->part) * sizeof *job->room);
-    const bool all = job->triangles && job->center && job->balance && job->room;
-    const kvant_status status = all ? solve(job, n_workers) : KVANT_ERR_MEMORY;
-    kvant_free(job->triangles);
-    kvant_free(job->center);
-    kvant_free(job->balance);
-    kvant_free(job->room);
+    const kvant_status status = solve_in(job, n_workers);
     kvant_free(job);
     return status;
 }

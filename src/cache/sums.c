@@ -15,26 +15,29 @@
  * nothing (research/calibration.md). */
 #define FEW_ROWS 128u
 
+/* Of keys and queries; those noted since the last judgement lie elsewhere. */
 static size_t sums_of_unit(const kvant_learning *l)
 {
-    return l->part + 3 * kvant_lower_floats(l->part);
+    return l->part + 2 * kvant_lower_floats(l->part);
+}
+
+static size_t width_of(const kvant_learning *l)
+{
+    return (size_t)l->part * l->n_units;
+}
+
+/* Numbers in l->sums and in l->rows. */
+static size_t sums_floats(const kvant_learning *l)
+{
+    return l->n_units * sums_of_unit(l) + width_of(l);
+}
+
+static size_t waiting_floats(const kvant_learning *l)
+{
+    return SAMPLE_ROWS * width_of(l) + l->n_units * kvant_lower_floats(l->part);
 }
 
 /* Life */
-
-static void place(kvant_learning *l, size_t width)
-{
-    const size_t columns = kvant_lower_floats(l->part);
-    l->queries = l->rows + SAMPLE_ROWS * width;
-    l->origin = l->queries + SAMPLE_QUERIES * width;
-    for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        unit_sums *u = &l->units[unit];
-        u->key = l->sums + unit * sums_of_unit(l);
-        u->keys = u->key + l->part;
-        u->queries = u->keys + columns;
-        u->noted = u->queries + columns;
-    }
-}
 
 kvant_status kvant_learning_create(kvant_tensor *tensor)
 {
@@ -48,12 +51,66 @@ kvant_status kvant_learning_create(kvant_tensor *tensor)
     l->n_queries = kvant_alloc(tensor->n_kv_heads, sizeof *l->n_queries);
     l->units = kvant_alloc(l->n_units, sizeof *l->units);
     l->asked = kvant_alloc((size_t)SAMPLE_QUERIES * tensor->n_kv_heads, sizeof *l->asked);
-    l->rows = kvant_alloc((SAMPLE_ROWS + SAMPLE_QUERIES + 1) * width, sizeof *l->rows);
-    l->sums = kvant_alloc(l->n_units, sums_of_unit(l) * sizeof *l->sums);
+    l->queries = kvant_map(SAMPLE_QUERIES * width, sizeof *l->queries);
     l->costs = kvant_alloc((KVANT_MAX_VERSIONS + 1) * (size_t)tensor->n_kv_heads, sizeof *l->costs);
-    KVANT_RETURN_IF(!l->n_queries || !l->asked || !l->units || !l->rows || !l->sums || !l->costs, KVANT_ERR_MEMORY);
-    place(l, width);
+    const bool all = l->n_queries && l->asked && l->units && l->queries && l->costs;
+    return all ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+kvant_status kvant_learning_open(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    if (!l || l->rows)
+        return KVANT_OK;
+    l->rows = kvant_map(waiting_floats(l), sizeof *l->rows);
+    KVANT_RETURN_IF(!l->rows, KVANT_ERR_MEMORY);
+    float *noted = l->rows + SAMPLE_ROWS * width_of(l);
+    for (uint32_t unit = 0; unit < l->n_units; unit++)
+        l->units[unit].noted = noted + unit * kvant_lower_floats(l->part);
     return KVANT_OK;
+}
+
+void kvant_learning_close(kvant_learning *l)
+{
+    kvant_unmap(l->rows, waiting_floats(l), sizeof *l->rows);
+    l->rows = NULL;
+    l->n_rows = l->n_rows_before = l->n_waiting = 0;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        l->units[unit].noted = NULL;
+        l->units[unit].n_noted = 0;
+    }
+}
+
+kvant_status kvant_sums_open(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    if (l->sums)
+        return KVANT_OK;
+    l->sums = kvant_map(sums_floats(l), sizeof *l->sums);
+    KVANT_RETURN_IF(!l->sums, KVANT_ERR_MEMORY);
+    l->origin = l->sums + l->n_units * sums_of_unit(l);
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        u->key = l->sums + unit * sums_of_unit(l);
+        u->keys = u->key + l->part;
+        u->queries = u->keys + kvant_lower_floats(l->part);
+    }
+    if (kvant_learns_values(tensor))
+        kvant_queries_assume_sums(l);
+    return KVANT_OK;
+}
+
+void kvant_sums_close(kvant_learning *l)
+{
+    kvant_unmap(l->sums, sums_floats(l), sizeof *l->sums);
+    kvant_free(l->waiting);
+    l->sums = l->origin = l->waiting = NULL;
+    l->n_waiting = l->waiting_heads = 0;
+    for (uint32_t unit = 0; unit < l->n_units; unit++) {
+        unit_sums *u = &l->units[unit];
+        u->key = u->keys = u->queries = NULL;
+        u->n_keys = u->n_queries = 0;
+    }
 }
 
 void kvant_learning_destroy(kvant_tensor *tensor)
@@ -61,22 +118,55 @@ void kvant_learning_destroy(kvant_tensor *tensor)
     kvant_learning *l = tensor->learning;
     if (!l)
         return;
+    if (l->units) {
+        kvant_learning_close(l);
+        kvant_sums_close(l);
+    }
+    kvant_unmap(l->queries, SAMPLE_QUERIES * width_of(l), sizeof *l->queries);
     kvant_free(l->n_queries);
     kvant_free(l->asked);
     kvant_free(l->units);
-    kvant_free(l->rows);
-    kvant_free(l->sums);
     kvant_free(l->costs);
     kvant_free(l->turn);
-    kvant_free(l->waiting);
     kvant_free(l);
     tensor->learning = NULL;
+}
+
+size_t kvant_learning_bytes(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    if (!l)
+        return 0;
+    size_t n = MOST_ALONE * (size_t)l->waiting_heads * tensor->head_dim + SAMPLE_QUERIES * width_of(l);
+    n += l->sums ? sums_floats(l) : 0;
+    n += l->rows ? waiting_floats(l) : 0;
+    return n * sizeof(float);
+}
+
+/* Query heads of a kv head: more than most models have, for they are not known yet. */
+#define MANY_HEADS 8u
+
+size_t kvant_learning_most(const kvant_tensor *tensor)
+{
+    const kvant_learning *l = tensor->learning;
+    if (!l)
+        return 0;
+    const size_t queries = (SAMPLE_QUERIES + MOST_ALONE * MANY_HEADS) * width_of(l);
+    return (queries + sums_floats(l) + waiting_floats(l)) * sizeof(float);
 }
 
 static void forget_queries(const kvant_learning *l, unit_sums *u)
 {
     memset(u->queries, 0, kvant_lower_floats(l->part) * sizeof(float));
     u->n_queries = 0;
+}
+
+static void begin_kind(kvant_learning *l)
+{
+    memset(l->ranges, 0, sizeof l->ranges);
+    l->kin++;
+    l->due = 0;
+    l->done = false;
 }
 
 static void forget_keys(kvant_learning *l)
@@ -88,10 +178,7 @@ static void forget_keys(kvant_learning *l)
         if (u->n_noted)
             forget_queries(l, u);
     }
-    memset(l->ranges, 0, sizeof l->ranges);
-    l->kin++;
-    l->due = 0;
-    l->done = false;
+    begin_kind(l);
 }
 
 void kvant_learning_reset(kvant_tensor *tensor)
@@ -99,12 +186,11 @@ void kvant_learning_reset(kvant_tensor *tensor)
     kvant_learning *l = tensor->learning;
     if (!l)
         return;
-    forget_keys(l);
-    kvant_queries_forget(l);
-    for (uint32_t unit = 0; unit < l->n_units; unit++)
-        forget_queries(l, &l->units[unit]);
+    kvant_learning_close(l);
+    kvant_sums_close(l);
+    begin_kind(l);
     memset(l->n_queries, 0, tensor->n_kv_heads * sizeof *l->n_queries);
-    l->n_rows = l->stamp = 0;
+    l->stamp = 0;
     l->next = 0;
     if (kvant_learns_values(tensor))
         kvant_queries_assume(tensor);
@@ -114,38 +200,38 @@ void kvant_learning_reset(kvant_tensor *tensor)
 
 struct kvant_kept {
     kvant_learning learning;
-    float *numbers; /* the sums, then the origin */
+    size_t bytes;
+    float *numbers; /* of l->sums */
     unit_sums units[];
 };
-
-static size_t numbers_of(const kvant_tensor *tensor)
-{
-    return tensor->learning->n_units * sums_of_unit(tensor->learning) + kvant_tensor_width(tensor);
-}
 
 kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
-    const size_t n_sums = l->n_units * sums_of_unit(l), head = sizeof(kvant_kept) + l->n_units * sizeof *l->units;
-    kvant_kept *k = kvant_alloc(1, head + numbers_of(tensor) * sizeof(float));
+    const size_t head = sizeof(kvant_kept) + l->n_units * sizeof *l->units;
+    const size_t n = sums_floats(l) * sizeof(float);
+    kvant_kept *k = kvant_map(1, head + n);
     if (!k)
         return NULL;
     k->learning = *l;
+    k->bytes = head + n;
     k->numbers = (float *)(k->units + l->n_units);
     memcpy(k->units, l->units, l->n_units * sizeof *l->units);
-    memcpy(k->numbers, l->sums, n_sums * sizeof(float));
-    memcpy(k->numbers + n_sums, l->origin, kvant_tensor_width(tensor) * sizeof(float));
+    memcpy(k->numbers, l->sums, n);
     return k;
 }
 
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
 {
     kvant_learning *l = tensor->learning;
-    const size_t n_sums = l->n_units * sums_of_unit(l);
     *l = k->learning;
     memcpy(l->units, k->units, l->n_units * sizeof *l->units);
-    memcpy(l->sums, k->numbers, n_sums * sizeof(float));
-    memcpy(l->origin, k->numbers + n_sums, kvant_tensor_width(tensor) * sizeof(float));
+    memcpy(l->sums, k->numbers, sums_floats(l) * sizeof(float));
+}
+
+void kvant_sums_drop(kvant_kept *k)
+{
+    kvant_unmap(k, 1, k ? k->bytes : 0);
 }
 
 /* Outer products */

@@ -1,5 +1,6 @@
 /* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
 #include "center.h"
+#include "versions.h"
 #include "weights.h"
 
 #include <string.h>
@@ -370,10 +371,12 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .sealed_bytes = tensor->block_bytes,
                                .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads,
                                .learnt_bytes = kvant_weights_bytes(tensor),
-                               .learnt_most = kvant_weights_most(tensor) };
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+                               .learnt_most = kvant_weights_most(tensor),
+                               .working_bytes = kvant_versions_bytes(tensor),
+                               .working_most = kvant_versions_most(tensor) };
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         full.n_versions += tensor->versions[v].alive;
-    for (uint32_t block = 0; block < tensor->n_blocks; block++)
-        full.written_blocks += tensor->blocks[block].written != 0;
+        full.written_blocks += tensor->versions[v].n_blocks; /* each block with rows has one */
+    }
     return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

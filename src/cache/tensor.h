@@ -128,10 +128,13 @@ struct kvant_tensor {
     uint64_t *clocks, used;     /* rows written: per sequence, in all */
     uint8_t *sequence_versions; /* of each sequence's last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
+    float *centers; /* of all versions, with the scales */
     uint32_t last_stamp;
     uint8_t newest;                 /* version of rows that nothing else decides */
     bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
-    kvant_statistics recent, batch; /* of rows that came a few at a time, of one long batch */
+    /* Of rows that came a few at a time, of one long batch; NULL: none were noted
+     * (kvant_versions_open). */
+    kvant_statistics recent, batch;
     kvant_statistics fetched;       /* on the host, where those are on a device */
     struct kvant_learning *learning; /* of transform=first, or NULL */
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */

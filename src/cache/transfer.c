@@ -144,6 +144,8 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
         return KVANT_OK;
     KVANT_RETURN_IF(from == to && first < to_first + n && to_first < first + n, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
+    if (from->recent.n)
+        KVANT_FORWARD(kvant_versions_open(to));
     KVANT_FORWARD(map_versions(from, first, n, to, map));
     begin_versions(from, to, map);
     kvant_versions_share(from, to);

@@ -54,6 +54,44 @@ static kvant_status create_statistics(kvant_statistics *statistics, size_t width
     return KVANT_OK;
 }
 
+kvant_status kvant_versions_open(kvant_tensor *tensor)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    if (!tensor->learns || tensor->device || tensor->recent.sum)
+        return KVANT_OK;
+    float *memory = kvant_map(2, kvant_statistics_bytes(tensor));
+    KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
+    place_statistics(&tensor->recent, width, memory);
+    place_statistics(&tensor->batch, width, memory + 3 * PARTS * width);
+    return KVANT_OK;
+}
+
+static void close_statistics(kvant_tensor *tensor)
+{
+    if (tensor->device)
+        return;
+    kvant_unmap(tensor->recent.sum, 2, kvant_statistics_bytes(tensor));
+    tensor->recent = tensor->batch = (kvant_statistics){ 0 };
+}
+
+/* Of all versions' centres and scales. */
+static size_t centers_of_all(const kvant_tensor *tensor)
+{
+    return (KVANT_CANDIDATE + 1) * 2 * kvant_tensor_width(tensor);
+}
+
+size_t kvant_versions_bytes(const kvant_tensor *tensor)
+{
+    const bool open = tensor->recent.sum && !tensor->device;
+    return kvant_learning_bytes(tensor) + (open ? 2 * kvant_statistics_bytes(tensor) : 0);
+}
+
+size_t kvant_versions_most(const kvant_tensor *tensor)
+{
+    const bool open = tensor->learns && !tensor->device;
+    return kvant_learning_most(tensor) + (open ? 2 * kvant_statistics_bytes(tensor) : 0);
+}
+
 size_t kvant_statistics_bytes(const kvant_tensor *tensor)
 {
     return 3 * PARTS * kvant_tensor_width(tensor) * sizeof(float);
@@ -234,19 +272,16 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
 {
     size_t width = kvant_tensor_width(tensor);
     tensor->learns = waits(tensor);
+    tensor->centers = kvant_map(centers_of_all(tensor), sizeof *tensor->centers);
+    KVANT_RETURN_IF(!tensor->centers, KVANT_ERR_MEMORY);
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
-        tensor->versions[v].center = kvant_alloc(2 * width, sizeof(float));
-        KVANT_RETURN_IF(!tensor->versions[v].center, KVANT_ERR_MEMORY);
+        tensor->versions[v].center = tensor->centers + v * 2 * width;
         tensor->versions[v].scale = tensor->versions[v].center + width;
     }
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
     if (tensor->learns && tensor->device)
         KVANT_FORWARD(create_statistics(&tensor->fetched, width));
-    if (tensor->learns && !tensor->device) {
-        KVANT_FORWARD(create_statistics(&tensor->recent, width));
-        KVANT_FORWARD(create_statistics(&tensor->batch, width));
-    }
     KVANT_FORWARD(kvant_learning_create(tensor));
     kvant_versions_reset(tensor);
     return KVANT_OK;
@@ -254,16 +289,12 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
 
 void kvant_versions_destroy(kvant_tensor *tensor)
 {
-    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
-        kvant_free(tensor->versions[v].center);
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
         kvant_weights_free(&tensor->versions[v].weights);
-    }
+    kvant_unmap(tensor->centers, centers_of_all(tensor), sizeof *tensor->centers);
     kvant_learning_destroy(tensor);
     kvant_free(tensor->fetched.sum);
-    if (tensor->device)
-        return;
-    kvant_free(tensor->recent.sum);
-    kvant_free(tensor->batch.sum);
+    close_statistics(tensor);
 }
 
 void kvant_versions_reset(kvant_tensor *tensor)
@@ -556,12 +587,15 @@ void kvant_versions_unnote(kvant_tensor *tensor)
 void kvant_versions_forget(kvant_tensor *tensor)
 {
     tensor->recent.n = 0;
+    close_statistics(tensor);
 }
 
 void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
 {
     if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n || to->learning)
         return; /* matrices need the rows themselves */
+    if (!from->recent.n)
+        return;
     to->recent.n = from->recent.n;
     kvant_pages_copy(to, to->recent.sum, from->recent.sum, kvant_statistics_bytes(from));
 }

@@ -28,6 +28,14 @@ typedef struct kvant_new_rows {
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_new_rows *rows, uint32_t n_threads);
 kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads);
 
+/* There is room for statistics of rows, until they are forgotten. KVANT_ERR_MEMORY. */
+kvant_status kvant_versions_open(kvant_tensor *tensor);
+
+/* Bytes that learning takes now, beside the versions; and the most that it keeps between two
+ * calls. */
+size_t kvant_versions_bytes(const kvant_tensor *tensor);
+size_t kvant_versions_most(const kvant_tensor *tensor);
+
 /* Notes rows that came a few at a time, and forgets them. judged: a judgement of them follows, which may fail. */
 void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool judged);
 void kvant_versions_forget(kvant_tensor *tensor);

@@ -174,10 +174,11 @@ static bool wants_centers(const kvant_tensor *tensor)
     return tensor->learning && tensor->learning->turn && tensor->learning->turn->block_centers;
 }
 
-/* Of a version; a device has both of its matrices. */
+/* Of a version, its centre and scale; a device has both of its matrices. */
 static size_t version_bytes(const kvant_tensor *tensor)
 {
-    return sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform) +
+    const size_t center_and_scale = 2 * kvant_tensor_width(tensor) * sizeof(float);
+    return sizeof(kvant_weights) + center_and_scale + tensor->n_kv_heads * sizeof(kvant_transform) +
            (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float) +
            (tensor->device ? 2 * square_bytes(tensor) : 0) + (wants_centers(tensor) ? kvant_centers_bytes(tensor) : 0);
 }

@@ -135,6 +135,10 @@ static void see(write_job *job)
 static kvant_status prepare(const write_job *job)
 {
     kvant_tensor *tensor = job->tensor;
+    if (job->n) {
+        KVANT_FORWARD(kvant_versions_open(tensor));
+        KVANT_FORWARD(kvant_learning_open(tensor));
+    }
     for (size_t first = 0; tensor->learning && !tensor->device && first < job->n;) {
         const kvant_run r = run_from(job, first);
         KVANT_FORWARD(kvant_version_prepare(tensor, version_for(job, &r)));

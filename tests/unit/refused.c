@@ -1,16 +1,22 @@
 /* refused.c - see refused.h. */
 #include "refused.h"
 
+#include <sys/mman.h>
+
 void *__real_malloc(size_t);
 void *__real_calloc(size_t, size_t);
 void *__real_realloc(void *, size_t);
 void *__real_aligned_alloc(size_t, size_t);
 void __real_free(void *);
+void *__real_mmap(void *, size_t, int, int, int, off_t);
+int __real_munmap(void *, size_t);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *old, size_t bytes);
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 void __wrap_free(void *memory);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset);
+int __wrap_munmap(void *at, size_t bytes);
 
 atomic_long asked, refused, blocks;
 static long fail_at; /* the first allocation refused; 0: none */
@@ -67,6 +73,20 @@ void __wrap_free(void *memory)
     if (memory)
         blocks--;
     __real_free(memory);
+}
+
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
+{
+    void *memory = refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
+    if (memory != MAP_FAILED)
+        blocks++;
+    return memory;
+}
+
+int __wrap_munmap(void *at, size_t bytes)
+{
+    blocks--;
+    return __real_munmap(at, bytes);
 }
 
 void refuse_each_allocation(attempt *call, const void *context, const char *what, bool survives)

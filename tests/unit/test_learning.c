@@ -458,7 +458,9 @@ static void moved_blocks_keep_their_matrices(void **state)
 static void check_expanded(kvant_tensor *tensor, kvant_weights *weights, const float *x, const float *y, bool one_part)
 {
     const uint32_t d = tensor->head_dim;
-    const size_t least = kvant_weights_halves(tensor) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float);
+    const size_t center_and_scale = 2 * kvant_tensor_width(tensor) * sizeof(float);
+    const size_t least = kvant_weights_halves(tensor) * sizeof(uint16_t) +
+                         kvant_weights_inverses(tensor) * sizeof(float) + center_and_scale;
     const size_t square = one_part ? (size_t)d * d * sizeof(float) : 0;
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     kvant_transform made = tensor->codecs[0]->transform;

@@ -190,6 +190,8 @@ class TensorInfo(Struct):
         ("written_blocks", c.c_size_t),
         ("learnt_bytes", c.c_size_t),
         ("learnt_most", c.c_size_t),
+        ("working_bytes", c.c_size_t),
+        ("working_most", c.c_size_t),
     ]
 
 

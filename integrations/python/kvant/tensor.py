@@ -19,7 +19,8 @@ from .rope import Rope
 class TensorInfo(NamedTuple):
     """bytes: of all memory. sealed_bytes, open_bytes: of one block. n_versions: of centre and
     scale, alive. learnt_bytes, learnt_most: of matrices of
-    transform=first, beside the memory, now and at full length."""
+    transform=first, beside the memory, now and at full length. working_bytes, working_most:
+    what learning takes beside these, now and at most."""
 
     role: str
     n_kv_heads: int
@@ -33,6 +34,8 @@ class TensorInfo(NamedTuple):
     written_blocks: int
     learnt_bytes: int
     learnt_most: int
+    working_bytes: int
+    working_most: int
 
 
 class Block(NamedTuple):

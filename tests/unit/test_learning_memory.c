@@ -1,0 +1,102 @@
+/* test_learning_memory.c - what learning works with: counted while it is there, given back when
+ * learning ends, there again for rows of another kind. */
+#include "turned_text.h"
+
+static kvant_tensor_info told(const fixture *f)
+{
+    kvant_tensor_info info = { .size = sizeof info };
+    assert_int_equal(kvant_tensor_get_info(f->tensor, &info), KVANT_OK);
+    return info;
+}
+
+/* Queries that rows are judged by, which stay. */
+enum { SAMPLED = SAMPLE_QUERIES * WIDTH * sizeof(float) };
+
+static size_t sums_bytes(const kvant_learning *l)
+{
+    return (l->n_units * (l->part + 2 * kvant_lower_floats(l->part)) + WIDTH) * sizeof(float);
+}
+
+static void it_is_counted_until_it_is_given_back(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        const layout *l = &layouts()[i];
+        text *t = make_text(l, i + 1), *other = make_text(l, i + 100);
+        fixture f = make_turned(l, 4096, 0);
+        const kvant_learning *learning = f.tensor->learning;
+        assert_int_equal(told(&f).working_bytes, SAMPLED);
+        put_all(&f, t, 0, 128, 128, 0);
+        assert_int_equal(told(&f).working_bytes, SAMPLED + sums_bytes(learning));
+        put_all(&f, t, 128, 129, 1, 0); /* waits to be judged with others */
+        assert_in_range(told(&f).working_bytes, SAMPLED + sums_bytes(learning) + 1,
+                        told(&f).working_most);
+        put_all(&f, t, 129, 192, 1, 0);
+        assert_in_range(told(&f).working_bytes, SAMPLED + sums_bytes(learning),
+                        told(&f).working_most);
+        put_all(&f, t, 192, 4096, BATCH, 0); /* positions of all octaves */
+        assert_true(learning->done);
+        assert_null(learning->sums);
+        assert_null(learning->rows);
+        assert_null(f.tensor->recent.sum);
+        assert_int_equal(told(&f).working_bytes, SAMPLED);
+        const uint32_t n_versions = told(&f).n_versions;
+        put_all(&f, other, 0, BATCH, BATCH, 4096);
+        assert_true(told(&f).n_versions > n_versions); /* rows of another kind */
+        assert_non_null(learning->sums);
+        kvant_tensor_clear(f.tensor);
+        assert_int_equal(told(&f).working_bytes, SAMPLED);
+        drop(&f);
+        free(t);
+        free(other);
+    }
+}
+
+/* A caller may ask for matrices of further positions at any time. */
+static void ranges_of_a_caller_keep_the_sums(void **state)
+{
+    const layout *l = &layouts()[0];
+    text *t = make_text(l, 1);
+    fixture f = make_turned(l, 2048, 1);
+    kvant_codec *codecs[N_KV_HEADS];
+    (void)state;
+    put_all(&f, t, 0, 4096, BATCH, 0);
+    assert_true(f.tensor->learning->done);
+    assert_non_null(f.tensor->learning->sums);
+    assert_int_equal(kvant_tensor_make_range_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, 1),
+                     KVANT_OK);
+    for (uint32_t head = 0; head < N_KV_HEADS; head++)
+        kvant_codec_free(&codecs[head]);
+    drop(&f);
+    free(t);
+}
+
+/* What is not there is not counted: blocks with rows, after rows came, went and moved. */
+static void blocks_with_rows_are_counted(void **state)
+{
+    fixture f = make("turboquant-4:center=first", 1, 8, 0);
+    uint64_t rng = 1;
+    (void)state;
+    assert_int_equal(told(&f).written_blocks, 0);
+    write_range(&f, 0, 70, 70, 1, &rng);
+    assert_int_equal(told(&f).written_blocks, 2);
+    write_range(&f, 0, 70, 7, 1, &rng);
+    assert_int_equal(told(&f).written_blocks, 2);
+    assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 4, 2), KVANT_OK);
+    assert_int_equal(told(&f).written_blocks, 4);
+    assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 1, 1), KVANT_OK);
+    assert_int_equal(told(&f).written_blocks, 3);
+    kvant_tensor_clear(f.tensor);
+    assert_int_equal(told(&f).written_blocks, 0);
+    drop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_is_counted_until_it_is_given_back),
+        cmocka_unit_test(ranges_of_a_caller_keep_the_sums),
+        cmocka_unit_test(blocks_with_rows_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
