@@ -135,20 +135,22 @@ static void region_free(struct region *region)
     free(region);
 }
 
+/* Under the lock: another thread may be reading the list. */
 static bool region_add(struct region *region, kvp_kv *kv)
 {
-    kvp_kv **tensors = realloc(region->tensors, (region->n_tensors + 1) * sizeof(kvp_kv *));
+    kvp_kv **tensors;
 
-    if (tensors == NULL)
-        return false;
     /* A huge page would make the gaps between tensors resident, and cells that nobody wrote. */
     if (region->n_tensors == 0 && region->inner == NULL)
         madvise(region->base, region->size, MADV_NOHUGEPAGE);
     pthread_mutex_lock(&live_lock);
-    region->tensors = tensors;
-    region->tensors[region->n_tensors++] = kv;
+    tensors = realloc(region->tensors, (region->n_tensors + 1) * sizeof(kvp_kv *));
+    if (tensors != NULL) {
+        region->tensors = tensors;
+        region->tensors[region->n_tensors++] = kv;
+    }
     pthread_mutex_unlock(&live_lock);
-    return true;
+    return tensors != NULL;
 }
 
 static size_t resident_bytes(const struct region *region)
@@ -179,7 +181,7 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
             continue;
         resident += resident_bytes(region);
         for (size_t i = 0; i < region->n_tensors; i++)
-            resident += kvp_kv_learnt_bytes(region->tensors[i]);
+            resident += kvp_kv_bytes_beside(region->tensors[i]);
         mapped += region->size;
     }
     pthread_mutex_unlock(&live_lock);

@@ -3,7 +3,8 @@
  * attention, graph copies).
  *
  * Memory is mapped and stays untouched until it is used, so the reservation of a cache costs
- * nothing. kvp_buffer_kv_memory measures resident memory, and counts learnt matrices.
+ * nothing. kvp_buffer_kv_memory measures resident memory, and counts learnt matrices and what
+ * learning works with.
  */
 #ifndef KVP_BUFFER_H
 #define KVP_BUFFER_H

@@ -29,6 +29,7 @@ struct kvp_layers {
     uint32_t n_positions;     /* of it, one stream */
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
+    double working;           /* bytes that learning takes until it ends */
     bool told;
     bool other_state; /* layers without keys and values */
     kvp_settings settings;
@@ -412,24 +413,35 @@ static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, dou
     return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
 
-size_t kvp_kv_learnt_bytes(const kvp_kv *kv)
+size_t kvp_kv_bytes_beside(kvp_kv *kv)
 {
+    return atomic_load_explicit(&kv->beside, memory_order_relaxed);
+}
+
+void kvp_kv_count(kvp_kv *kv)
+{
+    const struct kvp_waiting *waiting = &kv->waiting;
+    const size_t row = kv->shape.row * sizeof(float) + sizeof(*waiting->cells) +
+                       sizeof(*waiting->positions);
     kvant_tensor_info info = { .size = sizeof(info) };
 
-    return kvant_tensor_get_info(kv->tensor, &info) == KVANT_OK ? info.learnt_bytes : 0;
+    kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
+    atomic_store_explicit(&kv->beside, info.learnt_bytes + info.working_bytes + waiting->n * row,
+                          memory_order_relaxed);
 }
 
 /* Of a stream whose cells all have rows: the tensor has more. Nothing is learnt yet, nor is it known how keys turn. */
-static size_t most_learnt_bytes(const kvp_kv *kv)
+static kvant_tensor_info info_when_full(const kvp_kv *kv)
 {
     static const float still = 0;
     const kvant_rope rope = { .size = sizeof(rope), .n_dims = 2, .frequencies = &still, .n_positions = kv->shape.n_cells };
     kvant_tensor_info info = { .size = sizeof(info) };
-    const bool ok = kvant_tensor_set_rope(kv->tensor, &rope) == KVANT_OK && kvant_tensor_get_info(kv->tensor, &info) == KVANT_OK;
 
-    if (kv->tensor != NULL)
-        kvant_tensor_set_rope(kv->tensor, NULL);
-    return ok ? info.learnt_most : 0;
+    if (kv->tensor == NULL || kvant_tensor_set_rope(kv->tensor, &rope) != KVANT_OK)
+        return info;
+    kvant_tensor_get_info(kv->tensor, &info);
+    kvant_tensor_set_rope(kv->tensor, NULL);
+    return info;
 }
 
 /* What was bound, in the user's terms. */
@@ -438,6 +450,7 @@ static void note_bound(const kvp_kv *kv)
     kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
     const double numbers = (double)kv->shape.row * kv->shape.n_cells * kv->shape.n_streams;
+    const kvant_tensor_info full = info_when_full(kv);
     const kvant_codec *const *codecs;
     double bits = 0;
     bool alike = true;
@@ -452,7 +465,8 @@ static void note_bound(const kvp_kv *kv)
     }
     kv->layers->numbers += numbers;
     kv->layers->bits += bits * numbers;
-    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)most_learnt_bytes(kv);
+    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)full.learnt_most;
+    kv->layers->working += (double)full.working_most;
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }
@@ -462,13 +476,19 @@ static void note_bound(const kvp_kv *kv)
 static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
+    char learning[64] = "";
 
     if (++layers->n_bound < layers->n_tensors || layers->told)
         return;
     layers->told = true;
-    kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
-            layers->settings.label, layers->bits / layers->numbers, layers->n_here < layers->n ? layers->n_here : layers->n, layers->n,
-            layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
+    if (layers->working > 0)
+        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns",
+                 layers->working / mib);
+    kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
+            "(f16: %.1f MiB)%s%s",
+            layers->settings.label, layers->bits / layers->numbers,
+            layers->n_here < layers->n ? layers->n_here : layers->n, layers->n, layers->bytes / mib,
+            (unsigned long long)layers->n_cells, 2 * layers->numbers / mib, learning,
             layers->settings.remark);
     if (layers->n_here < layers->n && !layers->other_state)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "

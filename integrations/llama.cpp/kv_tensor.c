@@ -82,6 +82,8 @@ static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
         kvp_kv_lose(batch, status);
     else
         status = kvp_kv_store(&at);
+    for (size_t i = 0; i < batch->n_tensors; i++)
+        kvp_kv_count(batch->rows[i].kv);
     free(slots);
     return status;
 }
@@ -96,12 +98,15 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
                               .n = n,
                               .n_threads = n_threads,
                               .by_graph = true };
+    kvant_status status;
 
     if (n > BATCH_CELLS)
         return KVANT_ERR_ARGUMENT;
     for (size_t i = 0; i < n; i++)
         slots[i] = kvp_kv_slot(kv, cells[i]);
-    return kvp_kv_store(&batch);
+    status = kvp_kv_store(&batch);
+    kvp_kv_count(kv);
+    return status;
 }
 
 static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
@@ -122,6 +127,7 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
         rows->kv->waiting.positions = (int32_t *)(rows->kv->waiting.rows + n * width);
         memcpy(rows->kv->waiting.positions, rows->positions, n * sizeof(*rows->positions));
     }
+    kvp_kv_count(rows->kv);
     return KVANT_OK;
 }
 
@@ -167,6 +173,7 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
     free(kv->waiting.cells);
     kv->waiting = (struct kvp_waiting){ 0 };
     kv->alone = -1;
+    kvp_kv_count(kv);
 }
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
@@ -460,10 +467,12 @@ void kvp_kv_clear(kvp_kv *kv)
         kvp_error("%s: cannot start over after clearing: %s", kv->name, err);
         kv->head_dim = 0;
     }
+    kvp_kv_count(kv);
 }
 
 static bool copy_cells(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
 {
+    kvant_status status;
     uint32_t n;
 
     if (from->placement != NULL || to->placement != NULL || from->remote != to->remote)
@@ -475,7 +484,9 @@ static bool copy_cells(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uin
         return false;
     if (from->remote != NULL)
         return from->remote->copy(from, from_stream * n, to, to_stream * n, n);
-    return kvant_tensor_copy(from->tensor, from_stream * n, to->tensor, to_stream * n, n) == KVANT_OK;
+    status = kvant_tensor_copy(from->tensor, from_stream * n, to->tensor, to_stream * n, n);
+    kvp_kv_count(to);
+    return status == KVANT_OK;
 }
 
 bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)

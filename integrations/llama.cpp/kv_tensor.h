@@ -15,6 +15,7 @@
 #ifndef KVP_KV_TENSOR_H
 #define KVP_KV_TENSOR_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -84,6 +85,7 @@ struct kvp_kv {
     struct kvp_waiting waiting;
     kvp_invalid invalid; /* cells whose rows were refused */
     int32_t alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
+    atomic_size_t beside; /* bytes beside the memory, for other threads (kvp_kv_count) */
     bool bind_failed; /* said once, not for every node */
     bool roped;                /* the tensor was told the RoPE of its keys */
 };
@@ -136,8 +138,11 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
 
 void kvp_kv_free(kvp_kv *kv);
 
-/* Bytes of learnt matrices on the CPU, which lie beside the memory. */
-size_t kvp_kv_learnt_bytes(const kvp_kv *kv);
+/* Bytes on the CPU that lie beside the memory: learnt matrices, what learning works with, rows that
+ * wait. Any thread may ask. count: the context's thread says what they are now, after each change.
+ * */
+size_t kvp_kv_bytes_beside(kvp_kv *kv);
+void kvp_kv_count(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why
  * not, once. The tensors of all layers must have been created. */
