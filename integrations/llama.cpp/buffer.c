@@ -398,7 +398,7 @@ bool kvp_buffer_refused(size_t size)
 {
     if (size >= REFUSED)
         kvp_error("no KV cache: %s", refusal);
-    return size >= REFUSED;
+    return size >= REFUSED || kvp_kv_refused();
 }
 
 static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)

@@ -30,7 +30,8 @@ void kvp_buft_add(abi_buft *buft);
  * when there is no memory. */
 abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buffer *inner);
 
-/* Bytes to allocate for a cache tensor, or a size that kvp_buffer_refused says no to, with the reason. */
+/* Bytes to allocate for a cache tensor, or a size that kvp_buffer_refused says no to, with the
+ * reason. It says no to any memory of a context that kvp_kv_refused. */
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order);
 bool kvp_buffer_refused(size_t size);
 

@@ -24,13 +24,14 @@ struct kvp_layers {
     uint32_t n;      /* the highest layer number, plus one */
     uint32_t first;  /* the lowest one */
     uint32_t n_here; /* layers whose keys are here */
-    uint32_t n_tensors, n_bound;
+    uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
     uint64_t n_cells;         /* of the longest cache, all streams */
     uint32_t n_positions;     /* of it, one stream */
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
     double working;           /* bytes that learning takes until it ends */
     bool told;
+    bool refused;     /* a graph showed that its cache cannot serve the model */
     bool other_state; /* layers without keys and values */
     kvp_settings settings;
 };
@@ -132,11 +133,22 @@ void kvp_kv_note_state(void)
         layers->other_state = true;
 }
 
+/* The context is gone with its last tensor: what its thread allocates next is for another one. */
+static void layers_leave(struct kvp_layers *layers)
+{
+    pthread_mutex_lock(&layers_lock);
+    layers->n_alive--;
+    layers->refused = layers->refused && layers->n_alive > 0;
+    pthread_mutex_unlock(&layers_lock);
+    layers_release(layers);
+}
+
 static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 {
     pthread_mutex_lock(&layers_lock);
     layers->n_users++;
     layers->n_tensors++;
+    layers->n_alive++;
     layers->n_here += shape->role == KVANT_ROLE_K;
     if ((uint64_t)shape->n_cells * shape->n_streams > layers->n_cells)
         layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
@@ -313,6 +325,12 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 
     if (layers == NULL || !tensor_params(shape, &params, err, errlen))
         return 0;
+    if (layers->settings.head_dim != 0 && shape->row % layers->settings.head_dim != 0) {
+        snprintf(err, errlen,
+                 "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
+                 layers->settings.head_dim, shape->row);
+        return 0;
+    }
     place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
     if (most_bytes(layers, shape, &place, &params, &bytes) == KVANT_OK)
         return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, &layers->settings) : bytes;
@@ -362,7 +380,7 @@ void kvp_kv_free(kvp_kv *kv)
     kvp_kv_forget_waiting(kv);
     kvp_invalid_free(&kv->invalid);
     free(kv->generations);
-    layers_release(kv->layers);
+    layers_leave(kv->layers);
     free(kv);
 }
 
@@ -471,29 +489,57 @@ static void note_bound(const kvp_kv *kv)
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }
 
-/* Once per context, when all of its tensors are bound. llama.cpp gives a device the last layers; those
- * before stay uncompressed. */
+/* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
+ * device. */
+static uint32_t count_layers(const struct kvp_layers *layers)
+{
+    char model[KVP_MODEL_PATH];
+    const uint32_t n = !layers->other_state && kvp_find_model(model) ? kvp_model_layers(model) : 0;
+
+    return n > layers->n ? n : layers->n;
+}
+
+/* Once per context, when all of its tensors are bound. llama.cpp gives a device the last layers,
+ * or all but the last ones; the others stay uncompressed. */
 static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     char learning[64] = "";
+    uint32_t n;
 
-    if (++layers->n_bound < layers->n_tensors || layers->told)
+    if (++layers->n_bound < layers->n_tensors || layers->told || layers->refused)
         return;
     layers->told = true;
+    n = count_layers(layers);
     if (layers->working > 0)
         snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns",
                  layers->working / mib);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
             "(f16: %.1f MiB)%s%s",
             layers->settings.label, layers->bits / layers->numbers,
-            layers->n_here < layers->n ? layers->n_here : layers->n, layers->n, layers->bytes / mib,
+            layers->n_here < n ? layers->n_here : n, n, layers->bytes / mib,
             (unsigned long long)layers->n_cells, 2 * layers->numbers / mib, learning,
             layers->settings.remark);
-    if (layers->n_here < layers->n && !layers->other_state)
-        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "
-                  "--device KVANT alone",
-                  layers->n_here, layers->n, layers->n - layers->n_here);
+    if (layers->n_here < n && !layers->other_state)
+        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: "
+                  "set -ngl 99 and --device KVANT alone, or -ts so that KVANT has all layers",
+                  layers->n_here, n, n - layers->n_here);
+}
+
+/* One line for a context, whose start fails then. */
+static void refuse(kvp_kv *kv, uint32_t head_dim, const char *why)
+{
+    kv->bind_failed = true;
+    if (!kv->layers->refused)
+        kvp_error("%s cannot serve attention with head_dim %u: %s", kv->name, head_dim, why);
+    kv->layers->refused = true;
+}
+
+bool kvp_kv_refused(void)
+{
+    const struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    return layers != NULL && layers->refused;
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
@@ -506,9 +552,13 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     if (kv->bind_failed)
         return false;
     if (kv->head_dim != 0)
-        snprintf(err, sizeof(err), "already bound to head_dim %u", kv->head_dim);
+        snprintf(err, sizeof(err),
+                 "its head_dim is %u. A model whose attention reads values out of the keys (MLA) is not "
+                 "supported, run it without --device KVANT",
+                 kv->head_dim);
     else if (kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
-        snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u", kv->settings->head_dim);
+        snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u; unset it, or set the model's",
+                 kv->settings->head_dim);
     else if (given != 0 && given != head_dim)
         snprintf(err, sizeof(err), "the settings file of KVANT_CONFIG says %u", given);
     else if (head_dim == 0 || kv->shape.row % head_dim != 0)
@@ -519,8 +569,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         tell(kv->layers);
         return true;
     }
-    kv->bind_failed = true;
-    kvp_error("%s cannot serve attention with head_dim %u: %s", kv->name, head_dim, err);
+    refuse(kv, head_dim, err);
     return false;
 }
 

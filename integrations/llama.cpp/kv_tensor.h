@@ -108,6 +108,11 @@ struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
 
+/* Whether a graph of the context that this thread creates showed that its cache cannot serve the
+ * model. The line that says why is printed; the context gets no memory for its graphs, so its
+ * creation fails. */
+bool kvp_kv_refused(void);
+
 /* Some layers of the context being created have another state instead, as recurrent layers have. */
 void kvp_kv_note_state(void);
 

@@ -3,6 +3,7 @@
 
 #include "model_file.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,4 +71,138 @@ bool kvp_find_model(char *model)
     if (maps != NULL)
         fclose(maps);
     return n == 1;
+}
+
+/* Metadata. A length is never believed: a string or an array that is longer than what is left of
+ * the file ends the reading. */
+
+#define MOST_KEYS 65536u
+#define MOST_KEY 256u
+
+enum { GGUF_UINT32 = 4, GGUF_INT32 = 5, GGUF_STRING = 8, GGUF_ARRAY = 9 };
+
+/* Bytes of a number of a type; 0: no number. */
+static size_t bytes_of(uint32_t type)
+{
+    static const uint8_t bytes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
+
+    return type < sizeof(bytes) ? bytes[type] : 0;
+}
+
+typedef struct reader {
+    FILE *file;
+    uint64_t left; /* bytes of the file */
+} reader;
+
+static bool take(reader *r, void *to, size_t bytes)
+{
+    if (bytes > r->left || fread(to, 1, bytes, r->file) != bytes)
+        return false;
+    r->left -= bytes;
+    return true;
+}
+
+static bool skip(reader *r, uint64_t n, size_t each)
+{
+    const uint64_t bytes = each > 0 && n > r->left / each ? UINT64_MAX : n * each;
+
+    if (bytes > r->left || fseeko(r->file, (off_t)bytes, SEEK_CUR) != 0)
+        return false;
+    r->left -= bytes;
+    return true;
+}
+
+static bool skip_strings(reader *r, uint64_t n)
+{
+    uint64_t length;
+
+    for (; n > 0; n--)
+        if (!take(r, &length, sizeof(length)) || !skip(r, length, 1))
+            return false;
+    return true;
+}
+
+/* A key's value: *number where it is one of 32 bits. */
+static bool take_value(reader *r, uint32_t type, uint32_t *number)
+{
+    uint64_t n;
+
+    if (type == GGUF_UINT32 || type == GGUF_INT32)
+        return take(r, number, sizeof(*number));
+    if (type == GGUF_STRING)
+        return skip_strings(r, 1);
+    if (type != GGUF_ARRAY)
+        return bytes_of(type) > 0 && skip(r, 1, bytes_of(type));
+    if (!take(r, &type, sizeof(type)) || !take(r, &n, sizeof(n)))
+        return false;
+    return type == GGUF_STRING ? skip_strings(r, n) : bytes_of(type) > 0 && skip(r, n, bytes_of(type));
+}
+
+static bool ends_with(const char *key, const char *end)
+{
+    const size_t n = strlen(key), m = strlen(end);
+
+    return n >= m && strcmp(key + n - m, end) == 0;
+}
+
+/* What keys say of layers: how many there are, how many of these have no keys of their own, and
+ * whether they are of one kind. */
+struct layers {
+    uint32_t all, without;
+    bool mixed;
+};
+
+static void note_key(const char *key, uint32_t type, uint32_t number, struct layers *layers)
+{
+    if (ends_with(key, ".block_count"))
+        layers->all = number;
+    if (ends_with(key, ".nextn_predict_layers") || ends_with(key, ".attention.shared_kv_layers"))
+        layers->without += number;
+    if (ends_with(key, ".decoder_block_count") || strstr(key, ".ssm.") != NULL ||
+        strstr(key, ".shortconv.") != NULL || strstr(key, ".wkv.") != NULL ||
+        (type == GGUF_ARRAY && ends_with(key, ".attention.head_count_kv")))
+        layers->mixed = true;
+}
+
+/* Up to the tokenizer, whose words come behind what the model is. */
+static bool read_keys(reader *r, uint64_t n, struct layers *layers)
+{
+    char key[MOST_KEY];
+
+    for (; n > 0; n--) {
+        uint32_t type, number = 0;
+        uint64_t length;
+        if (!take(r, &length, sizeof(length)) || length >= sizeof(key) || !take(r, key, (size_t)length))
+            return false;
+        key[length] = '\0';
+        if (strncmp(key, "tokenizer.", 10) == 0)
+            return true;
+        if (!take(r, &type, sizeof(type)) || !take_value(r, type, &number))
+            return false;
+        note_key(key, type, number, layers);
+    }
+    return true;
+}
+
+uint32_t kvp_model_layers(const char *path)
+{
+    struct { /* of a file of version 2 or 3 */
+        char magic[4];
+        uint32_t version;
+        uint64_t n_tensors, n_keys;
+    } head;
+    struct layers layers = { 0 };
+    struct stat state;
+    reader r = { fopen(path, "rbe"), 0 };
+    bool ok;
+
+    if (r.file == NULL)
+        return 0;
+    if (fstat(fileno(r.file), &state) == 0 && state.st_size > 0)
+        r.left = (uint64_t)state.st_size;
+    ok = take(&r, &head, sizeof(head)) && memcmp(head.magic, "GGUF", sizeof(head.magic)) == 0 &&
+         (head.version == 2 || head.version == 3) && head.n_keys <= MOST_KEYS &&
+         read_keys(&r, head.n_keys, &layers);
+    fclose(r.file);
+    return ok && !layers.mixed && layers.without < layers.all ? layers.all - layers.without : 0;
 }

@@ -1,13 +1,19 @@
-/* model_file.h - which model a process runs: the one whose file it has mapped into memory. */
+/* model_file.h - which model a process runs, the one whose file it has mapped into memory, and what
+ * the file says of it. */
 #ifndef KVP_MODEL_FILE_H
 #define KVP_MODEL_FILE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #define KVP_MODEL_PATH 1024u
 
 /* Writes the path of the file, at most KVP_MODEL_PATH bytes. False when no model is mapped, or
  * several, of which a context may run any. */
 bool kvp_find_model(char *model);
+
+/* How many layers of a GGUF file have keys and values of their own. 0: the file does not say, or
+ * has layers of several kinds (recurrent ones, or other kv heads in each). */
+uint32_t kvp_model_layers(const char *path);
 
 #endif /* KVP_MODEL_FILE_H */

@@ -80,7 +80,7 @@ bool kvp_attention_supported(const abi_tensor *node)
     if (!kvp_is_kv(k) || !kvp_is_kv(v))
         return false;
     if (!bind(k) || !bind(v))
-        return false;
+        return kvp_kv_refused(); /* ours all the same: its result asks for memory, which is refused */
     if (cells_view(k, &k_stream) && cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
         return true;
     kvp_note("%s: this attention node is left to the CPU back end, on decoded copies", kvp_root(k)->name);
@@ -271,7 +271,7 @@ static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const ch
 
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
-    if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
+    if (kvp_kv_refused() || !kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
     return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
 }

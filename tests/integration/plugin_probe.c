@@ -3,7 +3,9 @@
  *
  *     plugin_probe f16|q8_0|f32[/f16|q8_0|f32] on|off [LAYERS]
  *
- * Cache types of keys and values (one alone is that of both), flash attention, how many layers the device gets (all).
+ * Cache types of keys and values (one alone is that of both), flash attention, how many layers the
+ * device gets (all). LAYERS below 0: a second device, the CPU, gets as many of the last ones.
+ * PROBE_MODEL: a model.
  *
  * Exit status: 0 all worked, 3 the plug-in did not load, 4 no context, 5 decoding failed. */
 #include <stdio.h>
@@ -30,17 +32,25 @@ static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int
     char *slash = strchr(types, '/');
     struct llama_model_params model_params = llama_model_default_params();
     struct llama_context_params params = llama_context_default_params();
-    ggml_backend_dev_t devices[2] = { ggml_backend_reg_dev_get(plugin, 0), NULL };
+    ggml_backend_dev_t devices[3] = { ggml_backend_reg_dev_get(plugin, 0), NULL, NULL };
+    const char *path = getenv("PROBE_MODEL");
+    float split[128] = { 0 };
     llama_token tokens[2] = { 1, 2 };
     struct llama_context *context;
     struct llama_model *model;
     int result = 4;
 
     model_params.devices = devices;
-    model_params.n_gpu_layers = n_layers;
+    model_params.n_gpu_layers = n_layers < 0 ? 99 : n_layers;
+    if (n_layers < 0) {
+        devices[1] = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        split[0] = 29.5f + (float)n_layers; /* of 30, and the output */
+        split[1] = 1.5f - (float)n_layers;
+        model_params.tensor_split = split;
+    }
     if (slash != NULL)
         *slash = '\0';
-    model = llama_model_load_from_file(KVANT_TEST_MODEL, model_params);
+    model = llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, model_params);
     params.n_ctx = 256;
     params.n_threads = params.n_threads_batch = 1;
     params.type_k = cache_type(types);

@@ -271,13 +271,43 @@ static void head_dim_can_be_given(void **state)
     assert_int_equal(outcome.status, 0);
 }
 
+/* How many lines the plug-in wrote. */
+static int lines_of(const struct outcome *outcome)
+{
+    int n = 0;
+
+    for (const char *line = outcome->output; (line = strstr(line, "kvant: ")) != NULL; line++)
+        n++;
+    return n;
+}
+
+/* Rows of 192 numbers: 96 divides them, so that only a graph shows that it is wrong. */
 static void wrong_head_dim_is_refused(void **state)
 {
-    struct outcome outcome = run("KVANT_HEAD_DIM=96", KVANT_TEST_PROBE, "f16 on");
+    static const struct {
+        const char *environment, *said;
+    } cases[] = { { "KVANT_HEAD_DIM=96", "KVANT_HEAD_DIM says 96" },
+                  { "KVANT_HEAD_DIM=96 KVANT_K=f16", "KVANT_HEAD_DIM says 96" },
+                  { "KVANT_HEAD_DIM=128", "KVANT_HEAD_DIM=128 does not divide rows of 192 numbers" } };
 
     (void)state;
-    assert_int_not_equal(outcome.status, 0);
-    assert_true(says(&outcome, "KVANT_HEAD_DIM says 96"));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
+        assert_int_equal(outcome.status, 4); /* no context */
+        assert_true(says(&outcome, cases[i].said));
+        assert_int_equal(lines_of(&outcome), 1);
+    }
+}
+
+/* Attention reads values out of the keys. */
+static void keys_without_values_are_refused(void **state)
+{
+    struct outcome outcome = run("PROBE_MODEL=" KVANT_TEST_TINY "/deepseek2.gguf", KVANT_TEST_PROBE, "f16 on");
+
+    (void)state;
+    assert_int_equal(outcome.status, 4);
+    assert_true(says(&outcome, "reads values out of the keys (MLA)"));
+    assert_int_equal(lines_of(&outcome), 1);
 }
 
 static void bad_values_name_variable_and_valid_values(void **state)
@@ -351,6 +381,10 @@ static void layers_without_us_are_counted(void **state)
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
     assert_true(says(&outcome, "the other 26 keep llama.cpp's own: set -ngl 99"));
+    outcome = run("", KVANT_TEST_PROBE, "f16 on -1"); /* the last one is another device's */
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "29 of 30 layers, "));
+    assert_true(says(&outcome, "only 29 of 30 layers have a compressed cache"));
     outcome = run("KVANT_QUIET=1", KVANT_TEST_PROBE, "f16 on 0");
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "warning: no layer has a compressed cache"));
@@ -418,6 +452,7 @@ int main(void)
         cmocka_unit_test(first_and_last_layers_are_protected),
         cmocka_unit_test(head_dim_can_be_given),
         cmocka_unit_test(wrong_head_dim_is_refused),
+        cmocka_unit_test(keys_without_values_are_refused),
         cmocka_unit_test(bad_values_name_variable_and_valid_values),
         cmocka_unit_test(flash_attention_off_says_which_flag),
         cmocka_unit_test(other_cache_types_say_which_flag),

@@ -257,7 +257,7 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
     abi_buffer *inner;
 
     asked.cache = false;
-    if (cache && kvp_buffer_refused(size))
+    if (cache ? kvp_buffer_refused(size) : kvp_kv_refused())
         return NULL;
     if (keys_alone)
         kvp_say("this model keeps keys without values (MLA, an indexer): that cache stays as it is");
