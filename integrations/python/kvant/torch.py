@@ -15,15 +15,19 @@ import itertools
 import weakref
 from typing import Any, Sequence
 
-import torch
-from torch import Tensor
+from .extras import needs
 
-from . import checks
-from . import structs as s
-from .cache import Cache
-from .codec import Codec
-from .gpu import GpuCodec, call, pointer
-from .library import PAGE_TOKENS
+needs("torch", "torch")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from . import checks  # noqa: E402
+from . import structs as s  # noqa: E402
+from .cache import Cache  # noqa: E402
+from .codec import Codec  # noqa: E402
+from .gpu import GpuCodec, call, pointer  # noqa: E402
+from .library import PAGE_TOKENS  # noqa: E402
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
 
