@@ -386,9 +386,11 @@ class Refusals(TestCase):
     def test_a_closed_cache(self):
         with self.cache as cache:
             cache.append(0, self.sequence, rows(1, 4), rows(2, 4))
+            self.assertNotIn("closed", repr(cache))
         self.refused(ValueError, "closed", self.cache.attend, 0, self.sequence, rows(3, 1, HEADS))
         self.refused(ValueError, "closed", self.cache.new_sequence)
         self.refused(ValueError, "closed", getattr, self.cache, "info")
+        self.assertIn("closed", repr(self.cache))
         self.cache.close()
 
 

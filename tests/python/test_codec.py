@@ -1,6 +1,7 @@
 """kvant.Codec: the bytes and numbers of the library, partly written pages, refusals, threads."""
 
 import copy
+import pickle
 import threading
 import unittest
 
@@ -159,6 +160,17 @@ class RoundTrips(TestCase):
         self.assertTrue((np.abs(scores - queries @ rows.T) <= 2 * (128 + 20) * 2.0**-24 * lengths).all())
         self.assertEqual(codec.scores(queries[:0], pages).shape, (0, 128))
 
+    def test_another_process_can_have_it(self):
+        """A codec is its arguments: pickled and copied ones give the same bytes. What a calibration or a scheme made does not
+        follow from arguments."""
+        codec = kvant.Codec("trellis-4", 64, "v", seed=3)
+        found = normal(1, 70, 64)
+        for other in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):
+            self.assertEqual(other.fingerprint, codec.fingerprint)
+            self.assertTrue(np.array_equal(other.encode(found), codec.encode(found)))
+        (borrowed,) = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).codecs(0, "k")
+        self.refused(TypeError, "Codec|scheme|pickled", pickle.dumps, borrowed)
+
     def test_threads_share_a_codec(self):
         codec, rows = kvant.Codec("trellis-3", 64), normal(8, 256, 64)
         wanted, got = codec.encode(rows).tobytes(), [None] * 4
@@ -195,7 +207,8 @@ class Refusals(TestCase):
         self.refused(ValueError, "role: |'q'", kvant.Codec, "int-4", 64, "q")
         self.refused(ValueError, "seed: -1", kvant.Codec, "int-4", 64, seed=-1)
         self.refused(TypeError, "calibration: |str", kvant.Codec, "int-4", 64, calibration="model.kvcal")
-        self.refused(TypeError, "copied", copy.copy, kvant.Codec("int-4", 64))
+        scheme = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64)
+        self.refused(TypeError, "copied", copy.copy, scheme)
 
     def test_rows(self):
         codec = kvant.Codec("int-4", 64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 import threading
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence, TypeVar
 
 from . import checks
 from . import structs as s
@@ -24,6 +24,7 @@ from .scheme import Scheme
 
 _FULL = 60  # KVANT_ERR_FULL
 _NONE = object()
+Array = TypeVar("Array")  # NumPy's, or a GPU's with DLPack
 
 
 class CacheInfo(NamedTuple):
@@ -258,9 +259,9 @@ class Cache(Owned):
         self,
         layer: int,
         sequence: int,
-        q: Any,
+        q: Array,
         *,
-        out: Any = None,
+        out: Array | None = None,
         lse: Any = None,
         mask: Any = None,
         sinks: Any = None,
@@ -270,7 +271,7 @@ class Cache(Owned):
         logit_softcap: float | None = None,
         max_bias: float = 0.0,
         exact: bool = False,
-    ) -> Any:
+    ) -> Array:
         """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads,
         head_dim]: out, float32 [n, n_heads, v_head_dim], which is made unless one is given.
 
@@ -307,7 +308,9 @@ class Cache(Owned):
             status = call(self._handle, layer, numbers, len(sequences), k.address, v.address, n) if n and numbers else 0
             check("append", status, SAID)
 
-    def attend_batch(self, layer: int, sequences: Sequence[int], q: Any, *, out: Any = None) -> Any:
+    def attend_batch(
+        self, layer: int, sequences: Sequence[int], q: Array, *, out: Array | None = None
+    ) -> Array:
         """Causal attention of the n newest tokens of each of several sequences: q float32
         [sequences, n, n_heads, head_dim]. One call of a GPU takes them all."""
         layer, heads = self._layer(layer), self.n_heads
@@ -370,11 +373,15 @@ class Cache(Owned):
         return found.n_steps, found.graph, found.floats
 
     def next_step(self) -> None:
+        """Before each step: the sequences of begin_steps are one token longer. Error when no step is
+        left."""
         with self._lock:
             self._open()
             check("steps", library().kvant_steps_next(self._handle), SAID)
 
     def step(self, layer: int, arguments: s.Step) -> None:
+        """Attention of one token per sequence of begin_steps in a layer, whose row joins the pages
+        later. The call may be captured and replayed: nothing in it depends on the step."""
         layer = self._layer(layer)
         with self._lock:
             self._open()
@@ -408,6 +415,7 @@ class Cache(Owned):
 
     @property
     def info(self) -> CacheInfo:
+        """Blocks, memory and specs as they are now."""
         found = s.CacheInfo.new()
         with self._lock:
             self._open()
@@ -420,4 +428,5 @@ class Cache(Owned):
         return self.info.bytes
 
     def __repr__(self) -> str:
-        return f"<kvant.Cache of {self.n_layers} layers on {self.device}>"
+        state = "" if self._handle else ", closed"
+        return f"<kvant.Cache of {self.n_layers} layers on {self.device}{state}>"

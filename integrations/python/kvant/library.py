@@ -298,7 +298,7 @@ def c_text(value: Any, what: str) -> bytes | None:
 
 class Owned:
     """An object of the library: frees it with _free when Python's object goes. Not copied and not
-    pickled, because its state lies in C.
+    pickled, because its state lies in C; a Codec is its arguments and can be.
 
     keep: what must live as long (codecs of a tensor, the scheme of borrowed codecs). free: "" for
     borrowed objects."""
@@ -315,5 +315,5 @@ class Owned:
         raise TypeError(f"{type(self).__name__}: an object of libkvant cannot be copied or pickled")
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) and self._free:
+        if getattr(self, "_handle", None) and getattr(self, "_free", ""):
             getattr(self._library, self._free)(c.byref(self._handle))

@@ -103,6 +103,7 @@ class Tensor(Owned):
 
     @property
     def info(self) -> TensorInfo:
+        """Sizes and memory as they are now."""
         found = s.TensorInfo.new()
         check("tensor info", library().kvant_tensor_get_info(self._handle, c.byref(found)))
         plain = found.plain()
