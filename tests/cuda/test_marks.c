@@ -147,7 +147,7 @@ static void check_fill(const fill_case *c, bool any)
     for (size_t i = 0; i < n; i++)
         out[i] = (float)(i % 61);
     for (size_t i = 0; i < sizeof mask / sizeof *mask; i++)
-        mask[i] = is_hidden((uint32_t)(i / TOKENS), i % TOKENS) ? 0xfc00 : 0;
+        mask[i] = is_hidden((uint32_t)(i / TOKENS), (uint32_t)(i % TOKENS)) ? 0xfc00 : 0;
     for (size_t i = 0; any && i < sizeof marked / sizeof *marked; i++)
         words[1 + marked[i] / 32] |= 1u << marked[i] % 32;
     void *typed = to_type(out, n, c->type, &bytes), *gpu_out = device_copy(typed, bytes);

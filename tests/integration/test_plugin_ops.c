@@ -219,13 +219,14 @@ static struct filled fill_kvant(const struct attention_case *c, const struct inp
 {
     struct filled filled = { .device = open_device(kvant_device(), n_threads) };
     struct ggml_context *context = filled.device.context;
-    struct ggml_tensor *k_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->k_dim * c->kv_heads, in->n_rows);
-    struct ggml_tensor *v_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->v_dim * c->kv_heads, in->n_rows);
-    struct ggml_tensor *index = ggml_new_tensor_1d(context, GGML_TYPE_I64, in->n_rows);
+    const int64_t n_rows = (int64_t)in->n_rows;
+    struct ggml_tensor *k_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->k_dim * c->kv_heads, n_rows);
+    struct ggml_tensor *v_rows = ggml_new_tensor_2d(context, GGML_TYPE_F32, c->v_dim * c->kv_heads, n_rows);
+    struct ggml_tensor *index = ggml_new_tensor_1d(context, GGML_TYPE_I64, n_rows);
     struct node n = filled.node = make_node(context, c, GGML_TYPE_F16);
     struct ggml_tensor *nodes[2] = {
-        ggml_set_rows(context, ggml_reshape_2d(context, n.k, n.k->ne[0], in->n_rows), k_rows, index),
-        ggml_set_rows(context, ggml_reshape_2d(context, n.v, n.v->ne[0], in->n_rows), v_rows, index),
+        ggml_set_rows(context, ggml_reshape_2d(context, n.k, n.k->ne[0], n_rows), k_rows, index),
+        ggml_set_rows(context, ggml_reshape_2d(context, n.v, n.v->ne[0], n_rows), v_rows, index),
     };
 
     allocate(&filled.device);
@@ -492,10 +493,10 @@ static void write_row(struct filled *filled, struct ggml_tensor *cache, size_t c
  * The others see that row: each of their heads gets NaN. */
 static void check_outputs(const struct attention_case *c, const float *cpu, const float *ours)
 {
-    const size_t row = (size_t)c->v_dim * c->heads;
+    const size_t row = (size_t)(c->v_dim * c->heads);
     size_t n_spoilt = 0;
 
-    for (size_t token = 0; token < (size_t)c->tokens * c->streams; token++) {
+    for (size_t token = 0; token < (size_t)(c->tokens * c->streams); token++) {
         bool sees = false;
         for (size_t i = 0; i < row; i++)
             sees = sees || !isfinite(cpu[token * row + i]);
@@ -509,7 +510,7 @@ static void check_outputs(const struct attention_case *c, const float *cpu, cons
 static void check_bad_row(const struct attention_case *c, bool values, enum way way, float number)
 {
     struct inputs in = make_inputs(c);
-    const size_t width = (size_t)(values ? c->v_dim : c->k_dim) * c->kv_heads, cell = bad_cell(c);
+    const size_t width = (size_t)((values ? c->v_dim : c->k_dim) * c->kv_heads), cell = bad_cell(c);
     float *row = (values ? in.v : in.k) + cell * width, *cpu, *ours;
     const float good = row[width / 2];
     ggml_fp16_t *stored = malloc(width * sizeof(*stored));
@@ -517,7 +518,7 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     struct ggml_tensor *cache;
 
     /* The last token of the first stream sees the row, whatever the random mask says. */
-    in.mask[(size_t)(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
+    in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     if (way == BY_SET_ROWS)
         row[width / 2] = number;
     filled = fill_kvant(c, &in, 1);
@@ -538,10 +539,10 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     write_row(&filled, cache, cell, BY_SET, row);
     if (way == BY_SET_ROWS) /* keys and values of a token are refused together */
         write_row(&filled, values ? filled.node.k : filled.node.v, cell, BY_SET,
-                  (values ? in.k : in.v) + cell * (size_t)(values ? c->k_dim : c->v_dim) * c->kv_heads);
+                  (values ? in.k : in.v) + cell * (size_t)((values ? c->k_dim : c->v_dim) * c->kv_heads));
     cpu = run_cpu(c, &in);
     ours = attend(&filled);
-    for (size_t i = 0; i < (size_t)c->v_dim * c->heads * c->tokens * c->streams; i++)
+    for (size_t i = 0; i < (size_t)(c->v_dim * c->heads * c->tokens * c->streams); i++)
         assert_true(fabs((double)ours[i] - cpu[i]) <= tolerance(c));
     free(cpu);
     free(ours);
@@ -579,14 +580,14 @@ static void without_memory_a_written_row_is_nan(void **state)
     static const struct attention_case *const c = &cases[0];
     struct inputs in = make_inputs(c);
     struct filled filled = fill_kvant(c, &in, 1);
-    const size_t width = (size_t)c->k_dim * c->kv_heads, cell = bad_cell(c);
+    const size_t width = (size_t)(c->k_dim * c->kv_heads), cell = bad_cell(c);
     ggml_fp16_t row[3 * 64] = { 0 };
     float *cpu, *ours;
 
     (void)state;
     if (!FAILS)
         skip();
-    in.mask[(size_t)(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
+    in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     set_inputs(&filled.node, &in);
     assert_int_equal(width, 3 * 64);
     free(attend(&filled)); /* rows of SET_ROWS wait for a mask until then */

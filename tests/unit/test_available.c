@@ -117,7 +117,7 @@ static void count_worker(void *context, size_t index, uint32_t worker)
 static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
 {
     cpu_set_t allowed, one;
-    int first = 0;
+    size_t first = 0;
     atomic_uint workers = 0;
     (void)state;
     assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);

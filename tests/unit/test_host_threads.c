@@ -255,7 +255,7 @@ static double best_seconds(kvp_host_threads *threads, int n)
 static void bind_to_one_cpu(void)
 {
     cpu_set_t allowed, one;
-    int first = 0;
+    size_t first = 0;
     assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
     while (!CPU_ISSET(first, &allowed))
         first++;

@@ -295,7 +295,7 @@ static void calibration_structs(void **state)
     uint64_t rng = 5;
     fill_normal(rows, COUNT(rows), &rng);
     const kvant_calibrator_config config = { .size = sizeof config, .seed = 3, .n_threads = 1 };
-    const kvant_calibrator_attention attention = { .keys = rows,
+    const kvant_calibrator_attention observed = { .keys = rows,
                                                    .key_stride = HEAD_DIM,
                                                    .n_keys = 9,
                                                    .queries = rows,
@@ -311,7 +311,7 @@ static void calibration_structs(void **state)
                                                    HEAD_DIM, rows, HEAD_DIM, 64),
                          KVANT_OK);
     CHECK_GIVEN(take_calibrator, kvant_calibrator_config, &config, n_threads);
-    CHECK_GIVEN(take_attention, kvant_calibrator_attention, &attention, scale);
+    CHECK_GIVEN(take_attention, kvant_calibrator_attention, &observed, scale);
     CHECK_GIVEN(take_sums, kvant_calibrator_sums, &added, attended_weight);
     assert_int_equal(
         kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64),

@@ -429,7 +429,7 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool op
                                     .n_tokens = (uint32_t)run.n,
                                     .n_kv_heads = cells->n_kv_heads,
                                     .slots = slots + run.first,
-                                    .refused = (uint32_t *)refused };
+                                    .refused = kvp_gpu_word(refused) };
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 

@@ -575,6 +575,12 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 atomic_uint *kvp_gpu_new_word(void);
 kvant_status kvp_gpu_take_word(atomic_uint *word);
 
+/* The same word for kernels, which change it by atomic operations of their own. */
+static inline uint32_t *kvp_gpu_word(atomic_uint *word)
+{
+    return (uint32_t *)(uintptr_t)word;
+}
+
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
 

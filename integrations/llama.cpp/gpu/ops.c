@@ -160,7 +160,7 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
                                     .n_tokens = (uint32_t)run.n,
                                     .n_kv_heads = first->n_kv_heads,
                                     .slots = slots + run.first,
-                                    .refused = (uint32_t *)b->refused,
+                                    .refused = kvp_gpu_word(b->refused),
                                     .slots_ready = 1,
                                     .marks = first->cache->marks.memory.at,
                                     .mark_numbers = (const int64_t *)nodes[0]->src[1]->data + run.first };
