@@ -38,16 +38,21 @@ static bool take_spec(void *part, const char *value)
 
 static const arg_option options[] = {
     ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the settings */,
-             "turboquant-B with B = 1 to 8 bits per dimension (default turboquant-4), trellis-B with 2 to 4:\n"
-             "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal dimensions,\n"
-             "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for --rerank. Repeat it\n"
+             "turboquant-B with B = 1 to 8 bits per dimension (default turboquant-4), trellis-B "
+             "with 2 to 4:\n"
+             "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal "
+             "dimensions,\n"
+             "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for "
+             "--rerank. Repeat it\n"
              "for eval"),
     ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
     ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
     ARG_TEXT(0, "allow", "FILE", allow, "query: find only vectors whose ids FILE has, one per line; - is stdin"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
-    ARG_U32(0, "probe", "N", 1, 1024, probe, "query, eval: inverted lists per query (default 8)"),
-    ARG_TEXT(0, "centroids", "FILE", centroids, "build, eval: centroids of lists= (default: k-means)"),
+    ARG_U32(0, "probe", "N", 1, 65536, probe,
+            "query, eval: inverted lists per query, at most all (default 8)"),
+    ARG_TEXT(0, "centroids", "FILE", centroids,
+             "build, eval: centroids of lists= (default: k-means)"),
     ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
             "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original vectors"),
     ARG_U32(0, "train", "N", 1, 10000000, train,

@@ -31,7 +31,6 @@ KVANT_BEGIN_C
 
 #define KVANT_INDEX_MAX_DIM 8192u
 #define KVANT_INDEX_MAX_VECTORS 4294967264u
-#define KVANT_INDEX_MAX_PROBE 1024u
 #define KVANT_INDEX_NO_ID UINT64_MAX /* fills results that were not found; no vector has this id */
 
 /* Scores of the first two: larger is nearer. L2: the squared distance, smaller is nearer. Cosine
@@ -113,7 +112,7 @@ typedef struct kvant_index_query {
     uint64_t n_originals;
     const float *(*original)(void *context, uint64_t id); /* NULL: the array */
     void *original_context;
-    uint32_t n_probe; /* lists=: lists that are searched, at most KVANT_INDEX_MAX_PROBE; 0: 8 */
+    uint32_t n_probe; /* lists=: how many lists are searched, at most all; 0: 8 */
 } kvant_index_query;
 
 /* Finds the k nearest vectors of every query: result j of query i is at scores[i * k + j] and

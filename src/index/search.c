@@ -141,10 +141,13 @@ static void choose_lists(void *context, size_t tile, uint32_t worker)
 {
     search *s = context;
     const uint32_t n_lists = s->index->n_lists;
-    kvant_found found[KVANT_INDEX_MAX_PROBE];
-    uint32_t chosen[KVANT_INDEX_MAX_PROBE], *probed = s->probed + tile * n_lists;
-    (void)worker;
-    for (uint32_t i = 0; i < tile_size(s, tile); i++) {
+    kvant_found *found = s->nearest + (size_t)worker * s->n_probe;
+    uint32_t *chosen = s->chosen + (size_t)worker * s->n_probe,
+             *probed = s->probed + tile * n_lists;
+    const uint32_t n = tile_size(s, tile);
+    for (uint32_t list = 0; !s->nearest && list < n_lists; list++)
+        probed[list] = UINT32_MAX >> (TILE - n);
+    for (uint32_t i = 0; s->nearest && i < n; i++) {
         const float *v = s->centred + (tile * TILE + i) * s->index->dim;
         kvant_lists_choose(s->index, s->kernels, v, s->n_probe, found, chosen);
         for (uint32_t j = 0; j < s->n_probe; j++)
@@ -279,7 +282,6 @@ static void plan(search *s)
     s->n_groups = (s->n_tiles + s->group - 1) / s->group;
     s->n_ranges = 1;
     s->n_probe = query->n_probe < s->index->n_lists ? query->n_probe : s->index->n_lists;
-    s->n_probe = s->n_probe > KVANT_INDEX_MAX_PROBE ? KVANT_INDEX_MAX_PROBE : s->n_probe;
     if (s->index->n_lists && s->n_probe == 0)
         s->n_probe = s->index->n_lists < 8 ? s->index->n_lists : 8;
     if (!s->gpu && s->n_threads > 1 && s->n_groups < 2 * (size_t)s->n_threads) {
@@ -312,6 +314,12 @@ static bool allocate(search *s)
         if (!s->centred || !s->probed || !s->gathered)
             return false;
     }
+    if (s->n_probe < s->index->n_lists) {
+        s->nearest = kvant_alloc(s->n_threads, s->n_probe * sizeof *s->nearest);
+        s->chosen = kvant_alloc(s->n_threads, s->n_probe * sizeof *s->chosen);
+        if (!s->nearest || !s->chosen)
+            return false;
+    }
     if (kvant_book_is_decoded(&s->index->book)) {
         s->levels = kvant_alloc(s->n_threads, level_bytes(s));
         if (!s->levels)
@@ -337,6 +345,8 @@ static void release(search *s)
     kvant_free(s->scratch);
     kvant_free(s->centred);
     kvant_free(s->probed);
+    kvant_free(s->nearest);
+    kvant_free(s->chosen);
     kvant_free(s->gathered);
     kvant_free(s->levels);
     kvant_free(s->dots);

@@ -29,6 +29,8 @@ typedef struct search {
     float *scratch;     /* per thread */
     float *centred;     /* with lists: queries without the centre */
     uint32_t *probed;   /* [tile][list]: a bit per query that looks there */
+    kvant_found *nearest; /* per thread, n_probe: lists while they are chosen; NULL: all are probed */
+    uint32_t *chosen;   /* the same */
     int8_t *gathered;   /* per thread: queries of a list, by tiles of the group */
     uint8_t *levels;    /* per thread: a decoded pack, and scratch */
     int32_t *dots;      /* per thread, TILE x 32 */

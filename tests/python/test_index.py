@@ -136,6 +136,7 @@ class Search(TestCase):
         np.testing.assert_array_equal(index.search(queries, 10, n_probe=1000)[1], found[16])
         self.assertEqual(index.remove_ids(np.arange(0, 2000, 2)), 1000)
         self.assertTrue((index.search(queries, 10, n_probe=16)[1] % 2 == 1).all())
+        np.testing.assert_array_equal(index.search(queries, 10, n_probe=2**31 - 1)[1], found[16])
 
     def test_given_centroids(self):
         centres = 3 * normal(20, 16, DIM)

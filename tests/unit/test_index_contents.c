@@ -245,10 +245,47 @@ static void mistakes(void **state)
     kvant_index_free(&index);
 }
 
+/* A list of each vector: as many are found as lists are searched, up to all of them. */
+static void any_number_of_lists(void **state)
+{
+    enum { DIM = 8, N = 2500 };
+    static const uint32_t probes[] = { 0, 1, 1024, 1025, 2000, N - 1, N, N + 1, UINT32_MAX };
+    (void)state;
+    float *x = random_rows(N, DIM, 83);
+    const kvant_index_params params = { .size = sizeof params,
+                                        .dim = DIM,
+                                        .metric = KVANT_METRIC_L2,
+                                        .spec = "turboquant-4:lists=2500",
+                                        .centroids = x,
+                                        .centroid_stride = DIM,
+                                        .n_centroids = N };
+    kvant_index *index = NULL;
+    assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_index_add(index, x, DIM, N, NULL, 2), KVANT_OK);
+    for (size_t i = 0; i < COUNT(probes); i++)
+        for (uint32_t threads = 1; threads < 4; threads += 2) {
+            kvant_index_query query = query_of(x, DIM, 2, N);
+            query.n_probe = probes[i];
+            query.n_threads = threads;
+            const uint32_t want = probes[i] == 0 ? 8 : probes[i] < N ? probes[i] : N;
+            result r = search_with(index, &query);
+            for (size_t j = 0; j < r.n; j++)
+                assert_int_equal(r.ids[j] != KVANT_INDEX_NO_ID, j % N < want);
+            drop(&r);
+        }
+    kvant_index_free(&index);
+    free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(changes), cmocka_unit_test(lists), cmocka_unit_test(filters), cmocka_unit_test(training), cmocka_unit_test(mistakes),
+        cmocka_unit_test(changes),
+        cmocka_unit_test(lists),
+        cmocka_unit_test(any_number_of_lists),
+        cmocka_unit_test(filters),
+        cmocka_unit_test(training),
+        cmocka_unit_test(mistakes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

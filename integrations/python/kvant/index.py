@@ -206,7 +206,7 @@ class Index(Owned):
         given. rerank: that many candidates get exact scores from originals, float32 [m, dim], whose
         row i is the vector with id i (np.memmap will do); others keep their scores. Without originals,
         an index with rows=int8 ranks by its rows. n_probe: lists
-        that are searched where the spec has lists=, at most 1024; 0: 8."""
+        that are searched where the spec has lists=; as many as there are, or more: all; 0: 8."""
         queries, stride = arrays.rows(queries, "queries", (None, self.dim))
         shape = (queries.shape[0], checks.count(k, "k"))
         scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
