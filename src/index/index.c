@@ -404,6 +404,7 @@ void kvant_index_move_slot(kvant_index *index, size_t from, size_t to)
         ids[to] = ids[from];
     }
     move_number(KVANT_OWN(float, index->factors), from, to);
+        ids[from] = 0;
     if (index->has_rows && from != to) {
         uint8_t *rows = KVANT_OWN(uint8_t, index->rows);
         memcpy(rows + to * index->dim, rows + from * index->dim, index->dim);
@@ -423,6 +424,7 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
     } else {
         KVANT_OWN(float, index->factors)[to] = 0;
         if (index->has_rows) {
+        KVANT_OWN(uint64_t, index->ids)[to] = 0;
             KVANT_OWN(float, index->row_factors)[to] = 0;
             memset(KVANT_OWN(uint8_t, index->rows) + to * index->dim, 0, index->dim);
         }

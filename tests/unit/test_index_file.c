@@ -233,11 +233,43 @@ static void failed_and_replaced(void **state)
     remove_files(&f);
 }
 
+/* Nothing of a vector that was removed is in the file, its id neither: the one removed comes last,
+ * or others after it. */
+static void removed_vectors_are_gone(void **state)
+{
+    static const char *const specs[] = { "turboquant-4", "turboquant-4:lists=2,rows=int8",
+                                         "int-3:asym" };
+    static const uint64_t marked = 0x6b76616e745f6964u;
+    (void)state;
+    files f = make_files();
+    for (size_t i = 0; i < 2 * COUNT(specs); i++)
+        for (int more = 0; more < 2; more++) {
+            kvant_index *index = make(&f, specs[i / 2], (kvant_metric)(i % 3), i % 2);
+            const uint64_t after = 5000000;
+            size_t n;
+            assert_int_equal(kvant_index_add(index, f.rows, DIM, 1, &marked, 1), KVANT_OK);
+            for (uint64_t id = after; id < after + 40 * (uint64_t)more; id++)
+                assert_int_equal(kvant_index_add(index, f.rows + DIM, DIM, 1, &id, 1), KVANT_OK);
+            assert_int_equal(kvant_index_remove(index, marked), KVANT_OK);
+            for (uint64_t id = after; id < after + 39 * (uint64_t)more; id++)
+                assert_int_equal(kvant_index_remove(index, id), KVANT_OK);
+            save(index, f.path);
+            uint8_t *bytes = read_bytes(f.path, &n);
+            for (size_t at = 0; at + sizeof marked <= n; at++)
+                if (memcmp(bytes + at, &marked, sizeof marked) == 0)
+                    fail_msg("%s: the id is at byte %zu of %zu", specs[i / 2], at, n);
+            free(bytes);
+            kvant_index_free(&index);
+        }
+    remove_files(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(saved_and_found), cmocka_unit_test(emptied),       cmocka_unit_test(flipped_bits),
-        cmocka_unit_test(other_lengths),   cmocka_unit_test(failed_and_replaced),
+        cmocka_unit_test(saved_and_found),     cmocka_unit_test(emptied),
+        cmocka_unit_test(flipped_bits),        cmocka_unit_test(other_lengths),
+        cmocka_unit_test(failed_and_replaced), cmocka_unit_test(removed_vectors_are_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
