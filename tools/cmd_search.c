@@ -45,23 +45,32 @@ static const arg_option options[] = {
              "lists=N makes N inverted lists, rows=int8 keeps 8 bits beside the codes for "
              "--rerank. Repeat it\n"
              "for eval"),
-    ARG_TEXT('m', "metric", "NAME", metric, "build, eval: ip (inner product, default), cosine or l2"),
-    ARG_TEXT(0, "device", "NAME", device, "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
-    ARG_TEXT(0, "allow", "FILE", allow, "query: find only vectors whose ids FILE has, one per line; - is stdin"),
+    ARG_TEXT('m', "metric", "NAME", metric,
+             "build, eval: ip (inner product, default), cosine or l2"),
+    ARG_TEXT(0, "device", "NAME", device,
+             "query, eval: cpu (default) or cuda, an NVIDIA GPU: the same results"),
+    ARG_TEXT(0, "allow", "FILE", allow,
+             "query: find only vectors whose ids FILE has, one per line; - is stdin"),
     ARG_U32('k', "neighbors", "K", 1, 10000, k, "query, eval: neighbours per query (default 10)"),
     ARG_U32(0, "probe", "N", 1, 65536, probe,
             "query, eval: inverted lists per query, at most all (default 8)"),
     ARG_TEXT(0, "centroids", "FILE", centroids,
              "build, eval: centroids of lists= (default: k-means)"),
     ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
-            "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original vectors"),
-    ARG_U32(0, "train", "N", 1, 10000000, train,
-            "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
-            "(default 10000 with these, else none)"),
+            "query, eval: rank the N best again, by rows=int8 or, in eval, else by the original "
+            "vectors"),
+    ARG_U32(
+        0, "train", "N", 1, 10000000, train,
+        "build, eval: learn from the first N vectors: the centre, and what dims= and lists= need\n"
+        "(default 10000 with these, else none)"),
     ARG_U32(0, "batch", "N", 1, MOST_QUERIES, batch, "eval: queries per search (default 100)"),
-    ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries, "query, eval: at most N queries (default 1000)"),
+    ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries,
+            "query, eval: at most N queries (default 1000)"),
     ARG_U32('t', "threads", "N", 1, 256, threads, "threads (default: every CPU; eval: 1)"),
-    ARG_SWITCH(0, "verify", verify, "query, info: read the whole file first and compare its checksum"),
+    ARG_SWITCH(
+        0, "verify", verify,
+        "query, info: read the whole file first and compare its checksum; query does so with\n"
+        "files of up to 256 MiB"),
     ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects"),
 };
 
@@ -177,18 +186,38 @@ static bool print_info(const kvant_index *index, bool json)
     return report_print(info_columns, N_INFO, cells, 1, json);
 }
 
-static bool open_index(const char *path, const settings *s, kvant_index **index)
+static bool open_index(const char *path, bool verify, kvant_index **index)
 {
     char err[256] = "";
     if (kvant_index_view(path, index, err, sizeof err) != KVANT_OK)
         return strstr(err, path) != NULL ? complain("%s", err) : complain("%s: %s", path, err);
-    return !s->verify || kvant_index_verify(*index) == KVANT_OK || complain("%s: %s", path, kvant_error_message());
+    return !verify || kvant_index_verify(*index) == KVANT_OK ||
+           complain("%s: %s", path, kvant_error_message());
+}
+
+/* A third of a second for the checksum. A search with lists may read a small part of a larger
+ * file. */
+#define VERIFIED_MIB 256u
+
+/* Verifies a file that is not too large, so that damage is not taken for an answer. */
+static bool open_for_query(const char *path, const settings *s, kvant_index **index)
+{
+    kvant_index_info info = { .size = sizeof info };
+    if (!open_index(path, s->verify, index) || kvant_index_get_info(*index, &info) != KVANT_OK)
+        return false;
+    if (s->verify || info.file_bytes >> 20 < VERIFIED_MIB)
+        return s->verify || kvant_index_verify(*index) == KVANT_OK ||
+               complain("%s: %s", path, kvant_error_message());
+    fprintf(stderr,
+            "kvant: search: %s is not verified, as it has more than %u MiB: --verify does it\n",
+            path, VERIFIED_MIB);
+    return true;
 }
 
 static bool run_info(const settings *s, const char *const *files)
 {
     kvant_index *index = NULL;
-    const bool ok = open_index(files[0], s, &index) && print_info(index, s->json);
+    const bool ok = open_index(files[0], s->verify, &index) && print_info(index, s->json);
     kvant_index_free(&index);
     return ok;
 }
@@ -340,7 +369,9 @@ static bool run_query(const settings *s, const char *const *files)
     kvant_index_info info = { .size = sizeof info };
     answers a = { NULL, NULL };
     id_list allowed = { NULL, 0 };
-    bool ok = read_ids(s->allow, &allowed) && open_index(files[0], s, &index) && kvant_index_get_info(index, &info) == KVANT_OK && vectors_read(files[1], s->queries, &queries);
+    bool ok = read_ids(s->allow, &allowed) && open_for_query(files[0], s, &index) &&
+              kvant_index_get_info(index, &info) == KVANT_OK &&
+              vectors_read(files[1], s->queries, &queries);
     ok = ok && same_dimensions("queries", &queries, info.dim) && allocate_answers(&a, queries.n, s->k) && copy_to_gpu(s, index, &gpu) &&
          ask(index, gpu, s, &queries, 0, queries.n, NULL, &allowed, &a) && print_answers(&a, queries.n, s->k, s->json);
     free(allowed.ids);

@@ -131,9 +131,9 @@ static bool check_shape(const source *s, const shape *p)
 {
     if (p->dim < 1 || p->dim > KVANT_INDEX_MAX_DIM)
         return complain("%s: vectors of %llu dimensions; an index takes 1 to %u", s->path, (unsigned long long)p->dim, KVANT_INDEX_MAX_DIM);
-    if (p->n < 1 || p->n > KVANT_INDEX_MAX_VECTORS || p->start + p->n * row_bytes(p) != s->size)
+    if (p->n > KVANT_INDEX_MAX_VECTORS || p->start + p->n * row_bytes(p) != s->size)
         return unusable(s, "its size is not what its head tells: it is cut short, or of another kind");
-    return true;
+    return p->n > 0 || unusable(s, "it has no vectors");
 }
 
 static bool convert(const source *s, const shape *p, const uint8_t *row, float *out)

@@ -97,6 +97,9 @@ class Search(unittest.TestCase):
             ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "its size"),
             ("c.npy", good.replace(b"(200, 24)", b"(4800, 1)"), ""),
             ("c.npy", b"", "no .npy file"),
+            ("c.npy", good.replace(b"(200, 24)", b"(0, 24)  ")[:128], "it has no vectors"),
+            ("c.fbin", struct.pack("<II", 0, 24), "it has no vectors"),
+            ("c.fbin", struct.pack("<II", 0, 24) + bytes(96), "its size"),
             ("c.fvecs", struct.pack("<i", 9000) + bytes(36000), "9000 dimensions"),
             ("c.fvecs", fvecs([[1, 2], [3, 4]])[:-1], "its size"),
             ("c.fvecs", fvecs([[1, 2]]) + struct.pack("<i", 3) + bytes(8), "differ in dimension"),
@@ -113,6 +116,7 @@ class Search(unittest.TestCase):
         damaged[-100] ^= 1
         self.index.write_bytes(damaged)
         self.said("checksum", "query", self.index, self.base, "--verify")
+        self.said("checksum", "query", self.index, self.base)
         self.index.write_bytes(damaged[:-64])
         self.said("cut short", "info", self.index)
 
