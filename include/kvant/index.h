@@ -157,6 +157,7 @@ typedef struct kvant_index_info {
     size_t memory_bytes;     /* of the process; a view's mapped bytes are not counted */
     size_t file_bytes;       /* that kvant_index_save would write */
     uint32_t n_lists;        /* 0: flat */
+    uint64_t next_id;        /* of the next vector that comes without an id */
 } kvant_index_info;
 
 /* Fills *info, whose size field must be set. */

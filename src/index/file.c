@@ -414,6 +414,7 @@ kvant_status kvant_index_get_info(const kvant_index *index, kvant_index_info *in
         .n_lists = index->n_lists,
         .memory_bytes = memory_of(index, &l),
         .file_bytes = l.end,
+        .next_id = index->next_id,
     };
     return KVANT_GIVE(kvant_index_info, info, &now, n_lists) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

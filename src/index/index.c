@@ -369,7 +369,9 @@ static kvant_status add_flat(kvant_index *index, const float *rows, size_t strid
 kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride, size_t n, const uint64_t *ids,
                              uint32_t n_threads)
 {
-    KVANT_RETURN_IF(!index || (n && !rows) || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
+    if (!index || (n && !rows) || (n > 1 && stride < index->dim))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "there is no index, rows are missing, or stride is too small");
     KVANT_FORWARD(check_writable(index));
     if (index->needs_training)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs kvant_index_train before the first vector",
@@ -381,7 +383,7 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
                                                : add_flat(index, rows, stride, n, ids, n_threads);
     if (status == KVANT_OK)
         count_added(index, ids, n);
-    return status;
+    return kvant_index_said(status);
 }
 
 static uint8_t *pack_of(kvant_index *index, size_t slot)
@@ -402,9 +404,9 @@ void kvant_index_move_slot(kvant_index *index, size_t from, size_t to)
     if (from != to) {
         kvant_id_table_move(&index->table, ids, ids[from], (uint32_t)to);
         ids[to] = ids[from];
+        ids[from] = 0;
     }
     move_number(KVANT_OWN(float, index->factors), from, to);
-        ids[from] = 0;
     if (index->has_rows && from != to) {
         uint8_t *rows = KVANT_OWN(uint8_t, index->rows);
         memcpy(rows + to * index->dim, rows + from * index->dim, index->dim);
@@ -422,9 +424,9 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
         kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS, pack_of(index, to),
                         to % KVANT_PACK_VECTORS);
     } else {
+        KVANT_OWN(uint64_t, index->ids)[to] = 0;
         KVANT_OWN(float, index->factors)[to] = 0;
         if (index->has_rows) {
-        KVANT_OWN(uint64_t, index->ids)[to] = 0;
             KVANT_OWN(float, index->row_factors)[to] = 0;
             memset(KVANT_OWN(uint8_t, index->rows) + to * index->dim, 0, index->dim);
         }
@@ -440,7 +442,7 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     KVANT_FORWARD(check_writable(index));
     if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu", (unsigned long long)id);
-    KVANT_FORWARD(kvant_index_keep_ids(index, index->n));
+    KVANT_FORWARD(kvant_index_said(kvant_index_keep_ids(index, index->n)));
     const size_t slot = kvant_index_slot(index, id);
     kvant_id_table_erase(&index->table, index->ids, id);
     if (index->n_lists)

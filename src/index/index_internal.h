@@ -59,6 +59,14 @@ struct kvant_index {
 /* Arrays of an index that is no view are its own, and may be written. */
 #define KVANT_OWN(type, pointer) ((type *)(uintptr_t)(const void *)(pointer))
 
+/* No memory is told here: who asks for it says nothing. */
+static inline kvant_status kvant_index_said(kvant_status status)
+{
+    return status == KVANT_ERR_MEMORY
+               ? kvant_fail(NULL, status, "no memory for the index or a search")
+               : status;
+}
+
 static inline uint64_t kvant_index_id(const kvant_index *index, size_t slot)
 {
     return index->ids ? index->ids[slot] : slot;

@@ -414,7 +414,9 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
                                    float *scores, uint64_t *ids)
 {
     kvant_index_query q;
-    KVANT_RETURN_IF(!index || !scores || !ids, KVANT_ERR_ARGUMENT);
+    if (!index || !scores || !ids)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "there is no index, or no place for scores or ids");
     KVANT_FORWARD(check_query(index, query, &q));
     if (q.n == 0)
         return KVANT_OK;
@@ -434,5 +436,5 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (status == KVANT_OK)
         kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)), kvant_search_finish_query, &r);
     release(&s);
-    return status;
+    return kvant_index_said(status);
 }

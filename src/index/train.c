@@ -140,7 +140,10 @@ static void replace(const float **array, float *by)
 
 kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride, size_t n)
 {
-    KVANT_RETURN_IF(!index || !rows || n < 1 || (n > 1 && stride < index->dim), KVANT_ERR_ARGUMENT);
+    if (!index || !rows || n < 1 || (n > 1 && stride < index->dim))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s",
+                          n < 1 ? "there are no rows to learn from"
+                                : "there is no index, rows are missing, or stride is too small");
     if (index->mapped || index->n)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "an index learns only while it is empty");
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
@@ -163,7 +166,7 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     }
     if (status != KVANT_OK) {
         kvant_free(center);
-        return status;
+        return kvant_index_said(status);
     }
     kvant_index_forget(index); /* the room of vectors that were removed: with a centre there are offsets */
     const float *old_center = index->center;
@@ -176,5 +179,5 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     if (status != KVANT_OK)
         index->center = old_center;
     kvant_free(status == KVANT_OK ? KVANT_OWN(float, old_center) : center);
-    return status;
+    return kvant_index_said(status);
 }

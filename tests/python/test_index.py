@@ -1,5 +1,6 @@
 """Search on compressed vectors: what its scores are worth, ids, filters, files."""
 
+import ctypes
 import pathlib
 import tempfile
 import threading
@@ -8,6 +9,7 @@ import unittest
 from common import TestCase, normal, np
 
 import kvant
+from kvant import library
 
 DIM, N = 96, 300
 
@@ -134,9 +136,9 @@ class Search(TestCase):
         self.assertGreaterEqual(hits[16], hits[4])
         self.assertGreaterEqual(hits[4], hits[1])
         np.testing.assert_array_equal(index.search(queries, 10, n_probe=1000)[1], found[16])
+        np.testing.assert_array_equal(index.search(queries, 10, n_probe=2**31 - 1)[1], found[16])
         self.assertEqual(index.remove_ids(np.arange(0, 2000, 2)), 1000)
         self.assertTrue((index.search(queries, 10, n_probe=16)[1] % 2 == 1).all())
-        np.testing.assert_array_equal(index.search(queries, 10, n_probe=2**31 - 1)[1], found[16])
 
     def test_given_centroids(self):
         centres = 3 * normal(20, 16, DIM)
@@ -292,6 +294,41 @@ class Refusals(TestCase):
         self.assertEqual(self.refused(kvant.Error, "add: ", index.add, nan).status, 50)
         self.assertEqual(self.refused(kvant.Error, "search: ", index.search, nan, 5).status, 50)
         self.assertEqual(len(index), N)
+
+    def test_ids_are_int64(self):
+        """An id beyond int64 would come back as a negative one, which no call takes."""
+        most, (row, other) = 2**63 - 1, normal(3, 2, DIM)[:, None]
+        index = kvant.Index(DIM)
+        self.refused(ValueError, "ids: -1", index.add_with_ids, row, np.array([-1]))
+        index.add_with_ids(row, np.array([most - 1]))
+        self.assertEqual(index.info.next_id, most)
+        self.refused(ValueError, f"rows: |{most}", index.add, np.concatenate((row, other)))
+        index.add(other)
+        self.refused(ValueError, f"rows: |{most}|add_with_ids", index.add, row)
+        index.add_with_ids(row, np.array([3]))
+        self.assertEqual(sorted(index.search(row, 5)[1][0].tolist()), [-1, -1, 3, most - 1, most])
+        self.assertEqual(index.remove_ids(np.array([most, most - 1, 3])), 3)
+
+    def test_files_with_larger_ids(self):
+        """Which programs in C can make."""
+        index, row = kvant.Index(DIM), normal(3, 1, DIM)
+        number, add = ctypes.byref(ctypes.c_uint64(2**63)), library.library().kvant_index_add
+        self.assertEqual(add(index._handle, row.ctypes.data, DIM, 1, number, 1), 0)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "large.kvindex"
+            index.save(path)
+            for opens in (kvant.Index.load, kvant.Index.view):
+                self.refused(ValueError, f"large.kvindex|{2**63 - 1}", opens, path)
+
+    def test_words_are_of_the_call(self):
+        """Training without rows is told as that, not with the words of an older failure."""
+        index, rows = kvant.Index(DIM, spec="turboquant-4:lists=2"), normal(4, 8, DIM)
+        nan = rows.copy()
+        nan[0, 0] = np.nan
+        self.refused(kvant.Error, "NaN", index.train, nan)
+        self.refused(ValueError, "rows: there are none", index.train, rows[:0])
+        self.refused(kvant.Error, "NaN", index.train, nan)
+        self.assertNotIn("NaN", str(self.refused(kvant.Error, "train", index.add, rows)))
 
     def test_what_it_says_of_itself(self):
         index, _ = filled("turboquant-2")

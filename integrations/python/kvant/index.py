@@ -23,7 +23,8 @@ _ARGUMENT = 10  # KVANT_ERR_ARGUMENT: no vector has this id
 
 class IndexInfo(NamedTuple):
     """bytes_per_vector: codes and factors; id_bytes come on top once ids are no row numbers.
-    memory_bytes: of this process, without a view's mapped file. file_bytes: what save writes."""
+    memory_bytes: of this process, without a view's mapped file. file_bytes: what save writes.
+    next_id: of the next vector that is added without an id."""
 
     dim: int
     metric: str
@@ -38,6 +39,7 @@ class IndexInfo(NamedTuple):
     memory_bytes: int
     file_bytes: int
     n_lists: int
+    next_id: int
 
 
 class _Copy(Owned):
@@ -131,6 +133,8 @@ class Index(Owned):
         status = getattr(library(), function)(name, c.byref(index._handle), text, len(text))
         check(f"index {os.fspath(path)}", status, text)
         info = index.info
+        if info.next_id > _MOST_ID + 1:
+            raise ValueError(f"index {os.fspath(path)}: it has ids above {_MOST_ID}, which int64 cannot hold")
         index.dim, index.metric = info.dim, info.metric
         return index
 
@@ -149,11 +153,13 @@ class Index(Owned):
         """Learns the centre, the directions of dims= and the centroids of lists= from rows [n, dim]:
         a sample of what will be added. Before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
+        if not rows.shape[0]:
+            raise ValueError("rows: there are none to learn from")
         check("train", library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]), SAID)
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
         """Adds float32 rows [n, dim], all or none. Their ids go on from the largest one, from 0 at
-        first. n_threads: None, as many as this process may use."""
+        first, up to 2**63 - 1. n_threads: None, as many as this process may use."""
         self._add(rows, None, n_threads)
 
     def add_with_ids(self, rows: Any, ids: Any, n_threads: int | None = None) -> None:
@@ -164,6 +170,8 @@ class Index(Owned):
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         if ids is not None:
             checks.shapes(ids.shape, "ids", (rows.shape[0],))
+        elif self.info.next_id + rows.shape[0] > _MOST_ID + 1:
+            raise ValueError(f"rows: their ids would be above {_MOST_ID}: give ids with add_with_ids")
         if rows.shape[0]:
             at, n = rows.ctypes.data, rows.shape[0]
             threads = checks.threads(n_threads)

@@ -124,6 +124,7 @@ class IndexInfo(Struct):
         ("memory_bytes", c.c_size_t),
         ("file_bytes", c.c_size_t),
         ("n_lists", c.c_uint32),
+        ("next_id", c.c_uint64),
     ]
 
 
