@@ -178,7 +178,8 @@ KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence,
  * or device imports them when its scheme is the same. It holds the sequence's tokens and no other
  * row, even if the sequence was truncated or shares the block. Centres, scales and matrices that
  * the cache learned from all of its sequences go with it (format.md, "Blocks"). export_size is the
- * most that one takes. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
+ * most that one takes. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY, KVANT_ERR_CUDA; what data holds then
+ * is not specified. */
 KVANT_API size_t kvant_cache_export_size(const kvant_cache *cache);
 KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index, void *data,
                                              size_t bytes, size_t *used);

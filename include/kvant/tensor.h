@@ -159,7 +159,7 @@ KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t firs
 KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 
 /* *used bytes are written. Slots that are not written leave no bit. KVANT_ERR_ARGUMENT when bytes
- * is too small, KVANT_ERR_MEMORY. */
+ * is too small, KVANT_ERR_MEMORY; what data holds then is not specified. */
 KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes,
                                            size_t *used);
 

@@ -1,8 +1,8 @@
-/* slots.c - some slots of a block without its others: what a sequence exports of a block that holds
- * more rows than the sequence has, because it was cut or shares the block, and what remains of a
- * block when rows are forgotten.
+/* slots.c - reads some slots of a block without the other slots, and forgets slots of a block.
  *
- * A slot that is left out leaves no bit: the bytes are those of a block that never had it. */
+ * A sequence that was cut, or that shares a block with a longer one, exports a block in which it
+ * has fewer rows than the block holds. A slot that is left out leaves no bit: a block that never
+ * had the slot gives the same bytes. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -86,8 +86,9 @@ static void read_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots
 
 /* Sealed pages */
 
-/* bits: 1 for every bit of a page that encoding tokens of `slots` writes: such a bit becomes the
- * same in a page of zeros and in one of ones. room: a page. */
+/* bits: 1 for every bit of a page that belongs to tokens of `slots`. Encoding a row writes all bits
+ * of its token and no others, so these bits become equal in a page of zeros and in a page of ones.
+ * room: a page. */
 static void find_bits(const kvant_codec *codec, uint64_t slots, uint8_t *bits, uint8_t *room,
                       const float *zeros)
 {
@@ -113,8 +114,8 @@ static uint32_t count(uint64_t slots)
     return n;
 }
 
-/* Clears what is not of `groups`, which are whole. To encode takes longest, so the smaller part is
- * encoded; pages of equal specs have equal places. */
+/* Clears the bits of all slots but `groups`, which are whole. Encoding takes longest, so the
+ * smaller part is encoded, once for all pages of equal specs: their tokens have the same bits. */
 static void erase_sealed(const kvant_tensor *tensor, uint64_t groups, uint8_t *pages, uint8_t *bits,
                          const float *zeros)
 {
@@ -176,8 +177,7 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots)
     const bool unseals = b->open_page < 0 && shares_scales(tensor, block, slots);
     b->written = kept;
     if (unseals && !kvant_open_block(tensor, block, b->version, 1)) {
-        b->written =
-            written; /* without memory for it; an export leaves the other slots out all the same */
+        b->written = written; /* no memory for it: exports leave these slots out all the same */
         return;
     }
     if (b->open_page < 0)

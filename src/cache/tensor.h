@@ -304,8 +304,8 @@ void kvant_limit_to_half(float *y, uint32_t n);
  * scales that rows of other slots gave, too. */
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* The block's pages as if no row but those of `slots` had been written to it, at any alignment:
- * kvant_open_block_bytes or block_bytes. KVANT_ERR_MEMORY, and errors of the device. */
+/* Writes the pages that the block would have if rows of `slots` alone had been written to it, at
+ * any alignment: kvant_open_block_bytes or block_bytes. KVANT_ERR_MEMORY, errors of the device. */
 kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                               uint8_t *pages);
 

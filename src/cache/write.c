@@ -30,7 +30,7 @@ typedef struct write_job {
     kvant_choice choice;
     bool undoable,
         forgets; /* learn: what another tensor's failure undoes; whether noted rows are done with */
-    kvant_kept *kept;          /* what was learned before, or NULL */
+    kvant_kept *kept;          /* the learning before this write, or NULL */
     kvant_run runs[MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
@@ -350,7 +350,7 @@ static bool judged_alone(const write_job *job)
     return job->tensor->learns && job->n >= KVANT_LEARN_ROWS;
 }
 
-/* What can be known of rows before any tensor learns from them. */
+/* Finds the faults of rows that can be found before any tensor learns from them. */
 static kvant_status check_first(const write_job *job)
 {
     KVANT_FORWARD(prepare(job));
@@ -414,8 +414,8 @@ static void undo(const write_job *job)
     kvant_versions_unnote(job->tensor);
 }
 
-/* Learning needs memory where there are matrices. Until all of them have it, nothing is in force:
- * a write that fails for one tensor leaves the other one as it was. */
+/* Learning needs memory where there are matrices. No choice is in force until every tensor has
+ * learned, so a write that fails for values leaves keys unchanged. */
 static kvant_status learn_all(write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;

@@ -300,7 +300,8 @@ static void cut_blocks_are_sealed_again(void **unused)
     }
 }
 
-/* Tokens of every layer: rows are the first of `rows`, keys and values one after the other. */
+/* Appends tokens to every layer. Keys are rows first to end - 1 of `rows`, values lie MOST rows
+ * later. */
 static void append_given(twins *t, int32_t s, const float *rows, uint32_t first, uint32_t end)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {

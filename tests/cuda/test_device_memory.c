@@ -90,7 +90,7 @@ static kvant_status attend(kvant_cache *cache, float out[LAYERS][BATCH * Q_WIDTH
     return status;
 }
 
-/* Steps that begin again after a failure are those of a cache where nothing failed. */
+/* Steps that begin again after a failure give the numbers of a cache where nothing failed. */
 static void steps_begin_again(void **state)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];

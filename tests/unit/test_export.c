@@ -190,7 +190,7 @@ static int32_t left_alone(kvant_cache *cache, uint32_t n, uint32_t most)
     return fork;
 }
 
-/* The fork gets a block of its own. */
+/* The fork writes to the shared block, which is copied. */
 static int32_t forked_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
 {
     int32_t s = longer(cache, OTHER, n - 3, most), fork = kvant_sequence_fork(cache, s);
@@ -293,7 +293,7 @@ static void rows_beyond_the_count_are_not_imported(void **state)
     }
 }
 
-/* Rows of a window are quantised when they leave it. What is left of a block that was sealed does
+/* Rows of a window are quantised when they leave it. The rows that stay in a sealed block do
  * not depend on rows that were cut, except where they gave scales. */
 static void sealed_rows_do_not_depend_on_others(void **state)
 {

@@ -248,7 +248,7 @@ static void check_filled(struct_call *fill, size_t first, size_t now)
     check_given(take, object, END_OF(type, last), sizeof(type))
 #define CHECK_FILLED(fill, type, last) check_filled(fill, END_OF(type, last), sizeof(type))
 
-/* What these calls work on. */
+/* The objects that these calls work on. */
 static struct {
     kvant_calibrator *calibrator;
     kvant_calibration *calibration;
