@@ -6,10 +6,11 @@
  * layer. So rows of a batch that is not placed yet wait in a copy. They are stored when the
  * attention node that reads them brings the mask, or when any other call needs them. So do keys
  * that learn from the node's queries (transform=first). */
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, sched_getaffinity */
 
 #include "kv_tensor.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,34 +245,29 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
     return scratch->rows != NULL;
 }
 
-/* Cells in slots that follow each other, at most n. */
-static size_t run_length(const kvp_kv *kv, size_t cell, size_t n)
+/* Threads for calls that no graph makes, such as saving a state: llama.cpp's own wait then. */
+static uint32_t n_processors(void)
 {
-    int64_t slot = kvp_kv_slot(kv, (int64_t)cell);
-    size_t length = 1;
+    cpu_set_t set;
 
-    while (length < n && kvp_kv_slot(kv, (int64_t)(cell + length)) == (slot < 0 ? slot : slot + (int64_t)length))
-        length++;
-    return length;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
 }
 
 static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
+    const size_t width = kv->shape.row;
     kvant_status status = KVANT_OK;
+    int64_t slots[BATCH_CELLS];
 
-    if (!kvp_kv_is_bound(kv))
-        memset(rows, 0, n * kv->shape.row * sizeof(*rows)); /* never written */
-    if (!kvp_kv_is_bound(kv))
-        return KVANT_OK;
-    if (kv->remote != NULL)
+    if (kv->remote != NULL && kvp_kv_is_bound(kv))
         return kv->remote->read(kv, cell, n, rows);
-    for (size_t done = 0, length; done < n && status == KVANT_OK; done += length) {
-        int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + done));
-        length = run_length(kv, cell + done, n - done);
-        if (slot < 0)
-            memset(rows + done * kv->shape.row, 0, length * kv->shape.row * sizeof(*rows));
-        else
-            status = kvant_tensor_read(kv->tensor, (size_t)slot, length, rows + done * kv->shape.row, kv->shape.row);
+    if (!kvp_kv_is_bound(kv))
+        memset(rows, 0, n * width * sizeof(*rows)); /* never written */
+    for (size_t done = 0, here; kvp_kv_is_bound(kv) && done < n && status == KVANT_OK; done += here) {
+        here = n - done < BATCH_CELLS ? n - done : BATCH_CELLS;
+        for (size_t i = 0; i < here; i++)
+            slots[i] = kvp_kv_slot(kv, (int64_t)(cell + done + i));
+        status = kvant_tensor_read_slots(kv->tensor, slots, here, rows + done * width, width, n_processors());
     }
     return status;
 }
@@ -301,7 +297,7 @@ static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
                              .n_tensors = 1,
                              .cells = cells,
                              .n = batch->n_cells,
-                             .n_threads = 1 };
+                             .n_threads = n_processors() };
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
@@ -353,7 +349,7 @@ static kvant_status translate(kvp_kv *kv, size_t offset, size_t size, const stru
     kvant_status status = KVANT_OK;
     struct scratch scratch;
 
-    kvp_kv_flush(kv, NULL, 1); /* what cannot be stored becomes invalid */
+    kvp_kv_flush(kv, NULL, n_processors()); /* what cannot be stored becomes invalid */
     if (!scratch_create(kv, &scratch))
         return KVANT_ERR_MEMORY;
     for (size_t done = 0; status == KVANT_OK && done < size;) {

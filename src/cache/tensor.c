@@ -8,6 +8,7 @@
 #include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/error.h"
+#include "../base/parallel.h"
 
 /* Spare blocks of the pool, in addition to the blocks that the windows of all sequences need.
  * Sequences that grow side by side use them, and rewrites that open blocks again. */
@@ -301,19 +302,18 @@ static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels
         kvant_codec_decode_transformed(ref->codec, kernels, ref->page, token, y);
 }
 
-/* n slots of one block. */
-static void read_slots(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, float *rows,
-                       size_t stride)
+/* n slots of one block, of one kv head. */
+static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, uint32_t head,
+                      float *rows, size_t stride)
 {
     const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
     float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++, rows += tensor->head_dim) {
-        const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
-        const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
-        for (size_t i = 0; i < n; i++) {
-            decode_slot(tensor, kernels, block, (uint32_t)((first + i) % KVANT_PAGE_TOKENS), &ref, y);
-            kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y, rows + i * stride);
-        }
+    const kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
+    const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
+    rows += (size_t)head * tensor->head_dim;
+    for (size_t i = 0; i < n; i++) {
+        decode_slot(tensor, kernels, block, (uint32_t)((first + i) % KVANT_PAGE_TOKENS), &ref, y);
+        kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y, rows + i * stride);
     }
 }
 
@@ -327,8 +327,61 @@ kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t 
     for (size_t done = 0, here; done < n; done += here) {
         const size_t left = KVANT_PAGE_TOKENS - (first + done) % KVANT_PAGE_TOKENS;
         here = n - done < left ? n - done : left;
-        read_slots(tensor, kernels, first + done, here, rows + done * stride, stride);
+        for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+            read_head(tensor, kernels, first + done, here, head, rows + done * stride, stride);
     }
+    return KVANT_OK;
+}
+
+/* Below, waking a thread costs more than decoding. */
+#define ROWS_FOR_THREADS 16u
+
+typedef struct read_job {
+    const kvant_tensor *tensor;
+    const kvant_kernels *kernels;
+    const int64_t *slots;
+    size_t n, stride;
+    float *rows;
+} read_job;
+
+/* How many slots from the i-th on follow each other in one block. */
+static size_t slots_in_order(const read_job *job, size_t i, size_t end)
+{
+    size_t n = 1;
+    while (job->slots[i] >= 0 && i + n < end && job->slots[i + n] == job->slots[i] + (int64_t)n &&
+           job->slots[i + n] % KVANT_PAGE_TOKENS != 0)
+        n++;
+    return n;
+}
+
+/* A kv head of a page's worth of rows. */
+static void read_unit(void *context, size_t unit, uint32_t worker)
+{
+    const read_job *job = context;
+    const uint32_t head = (uint32_t)(unit % job->tensor->n_kv_heads), d = job->tensor->head_dim;
+    const size_t first = unit / job->tensor->n_kv_heads * KVANT_PAGE_TOKENS, left = job->n - first;
+    const size_t end = first + (left < KVANT_PAGE_TOKENS ? left : KVANT_PAGE_TOKENS);
+    (void)worker;
+    for (size_t i = first, n; i < end; i += n) {
+        float *row = job->rows + i * job->stride;
+        n = slots_in_order(job, i, end);
+        if (job->slots[i] < 0)
+            memset(row + (size_t)head * d, 0, d * sizeof *row);
+        else
+            read_head(job->tensor, job->kernels, (size_t)job->slots[i], n, head, row, job->stride);
+    }
+}
+
+kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n, float *rows, size_t stride,
+                                     uint32_t n_threads)
+{
+    read_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), slots, n, stride, rows };
+    KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads || (n > 1 && stride < kvant_tensor_width(tensor)),
+                    KVANT_ERR_ARGUMENT);
+    for (size_t i = 0; i < n; i++)
+        KVANT_RETURN_IF(slots[i] >= 0 && (uint64_t)slots[i] / KVANT_PAGE_TOKENS >= tensor->n_blocks, KVANT_ERR_ARGUMENT);
+    const size_t pages = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+    kvant_parallel_for(pages * tensor->n_kv_heads, n >= ROWS_FOR_THREADS ? n_threads : 1, read_unit, &job);
     return KVANT_OK;
 }
 
