@@ -322,6 +322,42 @@ static void gaps_read_as_nothing(void **state)
     }
 }
 
+/* Slots in any order give the rows that reading each of them gives, whatever the threads. */
+static void slots_are_read_in_any_order(void **state)
+{
+    enum { N = 200 };
+    fixture f = make("int-4:axis=channel,sink=4", 2, 3, 4);
+    float *rows = calloc(N * WIDTH, sizeof *rows), one[WIDTH];
+    int64_t slots[N];
+    (void)state;
+    assert_non_null(rows);
+    for (int64_t slot = 0; slot < 300; slot++) {
+        float row[WIDTH];
+        for (int i = 0; i < WIDTH; i++)
+            row[i] = (float)((slot * 31 + i * 7) % 41) - 20;
+        write_slot(&f, slot, row);
+    }
+    for (int i = 0; i < N; i++)
+        slots[i] = i % 9 == 8 ? -1 : i < 100 ? i + 37 : (i * 53) % 384;
+    for (uint32_t n_threads = 1; n_threads < 4; n_threads++) {
+        memset(rows, 0xff, N * WIDTH * sizeof *rows);
+        assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads), KVANT_OK);
+        for (int i = 0; i < N; i++) {
+            memset(one, 0, sizeof one);
+            if (slots[i] >= 0)
+                assert_int_equal(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH), KVANT_OK);
+            assert_memory_equal(rows + i * WIDTH, one, sizeof one);
+        }
+    }
+    slots[3] = 384;
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH - 1, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(NULL, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    free(rows);
+    drop(&f);
+}
+
 static void given_centre_and_scale(void **state)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first,sink=0",
@@ -465,6 +501,7 @@ int main(void)
         cmocka_unit_test(more_sinks_than_pages),
         cmocka_unit_test(block_codecs_go_through_open_pages),
         cmocka_unit_test(gaps_read_as_nothing),
+        cmocka_unit_test(slots_are_read_in_any_order),
         cmocka_unit_test(given_centre_and_scale),
         cmocka_unit_test(bad_input),
         cmocka_unit_test(bad_params),
