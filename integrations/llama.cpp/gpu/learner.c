@@ -1,13 +1,14 @@
 /* learner.c - see learner.h.
  *
  * Each batch has a thread, which learns after that of the batch before, at a low priority. One CPU is left to the GPU's caller. */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
 #include "learner.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "../ggml_api.h"
 #include "../rope.h"
@@ -21,9 +22,38 @@ static sem_t at_once;
 
 static void count_cpus(void)
 {
-    const long n = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+    const uint32_t n = kvant_available_cpus() - 1;
 
-    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : (unsigned)n);
+    sem_init(&at_once, 0, n < 1 ? 1 : n > MOST_AT_ONCE ? MOST_AT_ONCE : n);
+}
+
+/* A handler of the program's may interrupt the wait, which is then no permit to learn. */
+static void take_permit(void)
+{
+    while (sem_wait(&at_once) != 0)
+        ;
+}
+
+static void return_permit(void)
+{
+    sem_post(&at_once);
+}
+
+/* A thread starts with its creator's signal mask. This one blocks signals, because the program's
+ * handlers belong on the program's threads; signals of faults go to the thread that has the fault. */
+static bool start_thread(pthread_t *thread, void *(*run)(void *), void *context)
+{
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
+    sigset_t blocked, former;
+    bool started;
+
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+        sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &former);
+    started = pthread_create(thread, NULL, run, context) == 0;
+    pthread_sigmask(SIG_SETMASK, &former, NULL);
+    return started;
 }
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
@@ -127,10 +157,10 @@ static void *make(void *context)
 {
     const kvp_gpu_cells *cells = context;
 
-    sem_wait(&at_once);
+    take_permit();
     create_tensor(cells->learner, cells);
     make_room(cells->learner, cells);
-    sem_post(&at_once);
+    return_permit();
     return NULL;
 }
 
@@ -139,7 +169,7 @@ void kvp_gpu_learner_make(kvp_gpu_cells *cells)
     kvp_gpu_learner *l = cells->learner;
 
     if (l != NULL && !l->making && l->codec == NULL)
-        l->making = pthread_create(&l->maker, NULL, make, cells) == 0;
+        l->making = start_thread(&l->maker, make, cells);
 }
 
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
@@ -400,14 +430,14 @@ static void learn(struct kvp_gpu_batch *batch, char *queries)
 
     batch->ok = queries != NULL;
     wait_for(batch->before);
-    sem_wait(&at_once);
+    take_permit();
     if (batch->ok)
         note_queries(batch, queries);
     give_back(batch->cells->learner, queries);
     for (size_t i = 0; i < parts && batch->ok; i++)
         write_tensor(batch, i * n / parts, (i + 1) * n / parts - i * n / parts);
     batch->ok = batch->ok && make_codecs(batch);
-    sem_post(&at_once);
+    return_permit();
 }
 
 /* In a thread of its own, which gives way to copies and to those who enqueue work for the GPU. */
@@ -425,7 +455,7 @@ void kvp_gpu_learner_start(struct kvp_gpu_batch *batch)
     batch->begun = true;
     if (batch->before != NULL)
         atomic_store(&batch->before->followed, true);
-    batch->alone = pthread_create(&batch->thread, NULL, learn_apart, batch) == 0;
+    batch->alone = start_thread(&batch->thread, learn_apart, batch);
     if (!batch->alone)
         learn(batch, take(batch));
 }
@@ -459,12 +489,12 @@ static void *make_range(void *context)
     const bool room = have_version(cells, &version) && mean != NULL;
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
-    sem_wait(&at_once);
+    take_permit();
     l->made_range = room && kvp_gpu_enter(cells->gpu) && find_centers(l, version.start, mean) &&
                     kvant_tensor_make_range_codecs(l->tensor, l->range.first, l->range.last, KVANT_PAGE_TOKENS, cells->sources,
                                                    version.codecs, 1) == KVANT_OK &&
                     kvp_gpu_bring_range(cells, l->range.number, &version, mean);
-    sem_post(&at_once);
+    return_permit();
     kvp_gpu_free_codecs(version.codecs, cells->n_kv_heads);
     free(version.start);
     free(mean);
@@ -479,7 +509,7 @@ bool kvp_gpu_learner_ask(kvp_gpu_cells *cells, const kvp_gpu_range *range)
         return false;
     l->range = *range;
     l->made_range = false;
-    l->making = pthread_create(&l->maker, NULL, make_range, cells) == 0;
+    l->making = start_thread(&l->maker, make_range, cells);
     return l->making;
 }
 
