@@ -30,8 +30,10 @@ static void limit_threads(engine_options *options, const char *command)
 {
     const uint32_t cpus = kvant_available_cpus();
     if (options->n_threads > cpus)
-        complain("%s: %lu threads asked for, %lu used: this process may use %lu of the machine's CPUs", command,
-                 (unsigned long)options->n_threads, (unsigned long)cpus, (unsigned long)cpus);
+        complain("%s: %lu threads asked for, %lu used: this process may use %lu of the machine's "
+                 "CPUs",
+                 command, (unsigned long)options->n_threads, (unsigned long)cpus,
+                 (unsigned long)cpus);
     if (options->n_threads == 0 || options->n_threads > cpus)
         options->n_threads = cpus;
 }

@@ -13,9 +13,9 @@
  *           released size on. In a longer one, members that the library does not know have to be
  *           zero, and become zero where the library fills it.
  * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool
- *           of sleeping threads per process, which has at most kvant_available_cpus() threads at work.
- *           The pool never ends, so libkvant.so stays mapped after dlclose. A program must not unload
- *           a library of its own that libkvant.a is linked into. The pool's threads block signals, so
+ *           of sleeping threads per process, and use at most kvant_available_cpus() threads. The
+ *           pool never ends, so libkvant.so stays mapped after dlclose. A program must not unload a
+ *           library of its own that libkvant.a is linked into. The pool's threads block signals, so
  *           a program's handlers never run on them.
  * fork      A child may use the library and objects of its parent, if no other thread of the parent
  *           was changing them. The child starts threads of its own and has no executor (executor.h).
@@ -106,10 +106,10 @@ KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */
 KVANT_API kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level);
 
-/* How many CPUs the calling thread can keep busy, at least 1: the CPUs that its affinity allows
- * (taskset, sched_setaffinity), but no more than the CPU time that the process's control groups pay
- * for (docker --cpus), rounded up. The affinity is read at each call, the control groups at the first
- * call of the process. It is the default where a number of threads has one. */
+/* How many CPUs the calling thread can keep busy, at least 1. The affinity of the thread limits it
+ * (taskset, sched_setaffinity), and so does the CPU time of the process's control groups (docker
+ * --cpus), rounded up. The affinity is read at each call, the control groups at the first call of
+ * the process. Where a number of threads has a default, this number is the default. */
 KVANT_API uint32_t kvant_available_cpus(void);
 
 KVANT_END_C

@@ -102,7 +102,8 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
     kvp_compute *compute = backend->context;
 
     kvp_kv_context_check(compute->layers);
-    compute->n_threads = kvp_host_threads_update(&compute->host_threads, n_threads > 0 ? (uint32_t)n_threads : 1);
+    compute->n_threads =
+        kvp_host_threads_update(&compute->host_threads, n_threads > 0 ? (uint32_t)n_threads : 1);
 }
 
 static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_tensor *node)

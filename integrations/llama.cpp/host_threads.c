@@ -26,12 +26,12 @@
 /* How long a thread spins, and how long it then yields its core before it sleeps. Spinning is for
  * loops that follow each other, yielding for what the node's first thread does alone in between. A
  * sleeping thread takes about 50 us to wake, so it should not sleep much sooner than that. A thread
- * that spins for longer uses up the time that the system gives it on a busy core, and is then stopped
- * when it has work. */
+ * that spins for longer uses up the time that the system gives it on a busy core. When it then has
+ * work, the system stops it. */
 #define SPIN_NS 20000
 #define YIELD_NS 200000
 
-/* The value of turn at the end of a node. */
+/* Of kvp_host_threads.turn: the node ends. */
 #define OVER UINT_MAX
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
@@ -42,7 +42,7 @@ static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
-    /* Counted when the first back end is made: later, ggml may have bound this thread to one CPU. */
+    /* Counted with the first back end: later, ggml may have bound this thread to one CPU. */
     uint32_t n_cpus;
 } host;
 static atomic_bool ready;

@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of a path, and of a line of /proc/self/cgroup. Groups of Kubernetes have about 200 characters; a
- * limit behind a longer path is not seen. */
+/* The longest path, and the longest line of /proc/self/cgroup. Groups of Kubernetes have about 200
+ * characters. The limit of a group with a longer path is not seen. */
 #define LONGEST 1024
 
 /* Both in microseconds. A longer quota than any machine's CPUs means no limit. */
@@ -53,7 +53,8 @@ static uint32_t limit_of_group(const char *folder)
     char quota[2][32], period[2][32];
     if (read_words(folder, "cpu.max", quota)) /* "max 100000", or a number in place of max */
         return cpus_of(number(quota[0]), number(quota[1]));
-    if (read_words(folder, "cpu.cfs_quota_us", quota) && read_words(folder, "cpu.cfs_period_us", period))
+    if (read_words(folder, "cpu.cfs_quota_us", quota) &&
+        read_words(folder, "cpu.cfs_period_us", period))
         return cpus_of(number(quota[0]), number(period[0])); /* -1: no limit */
     return UINT32_MAX;
 }

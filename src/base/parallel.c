@@ -149,8 +149,8 @@ static void run_on_executor(parallel_loop *loop, uint32_t n_workers)
     executor = own;
 }
 
-/* Workers beyond the number of CPUs would only take turns with the caller: at 8 threads on one CPU,
- * switching between them takes half of the time of decoding. */
+/* Workers beyond the number of CPUs only alternate with the caller: at 8 threads on one CPU, half
+ * of the time of decoding goes into switching between them. */
 static void run_on_pool(parallel_loop *loop, uint32_t helpers)
 {
     uint32_t most = kvant_available_cpus() - 1;

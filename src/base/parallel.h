@@ -14,8 +14,9 @@
 typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker);
 
 /* Runs the body for all indices and returns when all are done. The caller is worker 0. Falls back
- * to fewer threads when none can be had, when the pool serves another caller, or when the caller has
- * fewer CPUs: the result must not depend on it. A loop within a body does not run on the executor. */
+ * to fewer threads when none can be had, when the pool serves another caller, or when the caller
+ * has fewer CPUs: the result must not depend on it. A loop within a body does not run on the
+ * executor. */
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
 
 /* Whether the calling thread has an executor, whose threads begin within microseconds. */

@@ -1,8 +1,9 @@
-/* test_plugin_signals.c - threads and semaphores of the plug-in in a program that handles signals. On the stand-in for a GPU, where
- * threads learn from a prompt.
+/* test_plugin_signals.c - threads and semaphores of the plug-in in a program that handles signals.
+ * On the stand-in for a GPU, where threads learn from a prompt.
  *
- * This program's pthread_create, sem_wait and sem_post come before the C library's for the plug-in, too. They note what the plug-in
- * does with its signal mask, and interrupt each wait once, as a handler without SA_RESTART does. */
+ * This program's pthread_create, sem_wait and sem_post come before the C library's for the plug-in,
+ * too. They note what the plug-in does with its signal mask, and interrupt each wait once, as a
+ * handler without SA_RESTART does. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +59,8 @@ static void note_permit(sem_t *semaphore, int taken, int given)
     pthread_mutex_unlock(&permits_lock);
 }
 
-EXPORTED int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
+EXPORTED int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                            void *(*run)(void *), void *argument)
 {
     int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
     sigset_t blocked;
@@ -66,7 +68,8 @@ EXPORTED int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
     pthread_sigmask(SIG_BLOCK, NULL, &blocked);
     if (in_plugin(__builtin_return_address(0))) {
         atomic_fetch_add(&n_threads, 1);
-        if (!sigismember(&blocked, SIGUSR1) || !sigismember(&blocked, SIGTERM) || sigismember(&blocked, SIGSEGV))
+        if (!sigismember(&blocked, SIGUSR1) || !sigismember(&blocked, SIGTERM) ||
+            sigismember(&blocked, SIGSEGV))
             atomic_fetch_add(&n_open, 1);
     }
     return create(thread, attributes, run, argument);
@@ -135,8 +138,8 @@ static void threads_block_the_programs_signals(void **state)
     assert_int_equal(atomic_load(&n_open), 0);
 }
 
-/* A wait that a signal ended took nothing, so nothing may be given back for it: more threads than the limit would learn at once. A
- * permit is kept when its semaphore is destroyed. */
+/* A wait that a signal ended took nothing, so nothing may be given back for it: more threads than
+ * the limit would learn at once. A permit is kept when its semaphore is destroyed. */
 static void interrupted_waits_take_no_permit(void **state)
 {
     (void)state;

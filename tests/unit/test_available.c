@@ -1,5 +1,5 @@
-/* test_available.c - kvant_available_cpus: affinity, and the CPU time that control groups pay for, read from made-up files of both
- * versions; loops of the pool on one CPU. */
+/* test_available.c - kvant_available_cpus: affinity, and the CPU time that control groups pay for,
+ * read from made-up files of both versions; loops of the pool on one CPU. */
 #define _GNU_SOURCE
 #include "testing.h"
 
@@ -22,7 +22,8 @@ static void put(const char *path, const char *text)
 {
     char full[512];
     snprintf(full, sizeof full, "%s%s", root, path);
-    for (char *slash = strchr(full + strlen(root) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    char *slash = full + strlen(root);
+    while ((slash = strchr(slash + 1, '/')) != NULL) {
         *slash = 0;
         mkdir(full, 0700);
         *slash = '/';
@@ -65,7 +66,7 @@ static void version_2_of_control_groups(void **state)
 }
 
 /* A container often has its own group at the mount point, under the name that the host gave it. */
-static void a_container_that_sees_the_hosts_path(void **state)
+static void a_container_sees_the_hosts_path(void **state)
 {
     (void)state;
     put("/proc/self/cgroup", "0::/system.slice/docker-0123.scope\n");
@@ -87,9 +88,10 @@ static void version_1_of_control_groups(void **state)
     assert_int_equal(kvant_quota_cpus(root), 4);
 }
 
-static void files_that_make_no_sense_limit_nothing(void **state)
+static void unreadable_files_limit_nothing(void **state)
 {
-    static const char *const texts[] = { "", "\n", "x y", "0 0", "-5 100000", "100000", "100000 0", "nan nan", "1e300 1" };
+    static const char *const texts[] = { "",       "\n",       "x y",     "0 0",    "-5 100000",
+                                         "100000", "100000 0", "nan nan", "1e300 1" };
     char line[3000];
     (void)state;
     put("/proc/self/cgroup", "0::/\nno colon\n:\n0:cpu\n");
@@ -113,7 +115,8 @@ static void count_worker(void *context, size_t index, uint32_t worker)
 }
 
 
-/* Bound to one CPU, the caller runs all of a loop: seven workers would be woken to find that they have to wait for it. */
+/* Bound to one CPU, the caller runs all of a loop: seven workers would be woken to find that they
+ * have to wait for it. */
 static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
 {
     cpu_set_t allowed, one;
@@ -137,9 +140,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(version_2_of_control_groups, new_root, remove_root),
-        cmocka_unit_test_setup_teardown(a_container_that_sees_the_hosts_path, new_root, remove_root),
+        cmocka_unit_test_setup_teardown(a_container_sees_the_hosts_path, new_root, remove_root),
         cmocka_unit_test_setup_teardown(version_1_of_control_groups, new_root, remove_root),
-        cmocka_unit_test_setup_teardown(files_that_make_no_sense_limit_nothing, new_root, remove_root),
+        cmocka_unit_test_setup_teardown(unreadable_files_limit_nothing, new_root, remove_root),
         cmocka_unit_test(a_loop_on_one_cpu_runs_on_one_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,13 @@
-/* test_host_threads.c KIND - loops on a lender's threads (the plug-in's host_threads.c) where there are more threads than CPUs.
+/* test_host_threads.c KIND - loops on a lender's threads (the plug-in's host_threads.c) where there
+ * are more threads than CPUs.
  *
- * The lender is a mock of ggml's CPU back end. Its threads sleep before and after a node, so that all CPU time is spent on loops, or in
- * host_threads.c while threads wait for one another. The process is bound to one CPU. What counts is CPU time, which other processes
- * do not change: a thread that spins for another one spends the time that the other one needs.
+ * The lender is a mock of ggml's CPU back end. Its threads sleep before and after a node, so that
+ * all CPU time is spent on loops, or in host_threads.c while threads wait for one another. The
+ * process is bound to one CPU. What counts is CPU time, which other processes do not change: a
+ * thread that spins for another one spends the time that the other one needs.
  *
- * KIND: known, the process is bound to its CPU before the plug-in counts CPUs. late: it is bound afterwards. openmp: as known, and the
- * mock says that its threads are OpenMP's. */
+ * KIND: known, the process is bound to its CPU before the plug-in counts CPUs. late: it is bound
+ * afterwards. openmp: as known, and the mock says that its threads are OpenMP's. */
 #define _GNU_SOURCE
 #include "testing.h"
 
@@ -20,8 +22,8 @@
 #include "../../integrations/llama.cpp/host_threads.h"
 #include "../../src/base/parallel.h"
 
-/* A round is N_NODES nodes of N_LOOPS loops. A loop has N_INDICES indices of about 50 us each, which is what attention on a context of
- * some thousand tokens takes in a layer. */
+/* A round is N_NODES nodes of N_LOOPS loops. A loop has N_INDICES indices of about 50 us each,
+ * which is what attention on a context of some thousand tokens takes in a layer. */
 enum { MOST_THREADS = 8, N_NODES = 4, N_LOOPS = 5, N_INDICES = 20, N_STEPS = 25000, N_ROUNDS = 5 };
 
 kvp_ggml kvp_api;
@@ -59,8 +61,10 @@ static void start_lender(int n)
     lender.over = false;
     pthread_barrier_init(&lender.begin, NULL, (unsigned)n);
     pthread_barrier_init(&lender.end, NULL, (unsigned)n);
-    for (int i = 1; i < n; i++)
-        assert_int_equal(pthread_create(&lender.threads[i], NULL, lent_thread, (void *)(intptr_t)i), 0);
+    for (int i = 1; i < n; i++) {
+        void *number = (void *)(intptr_t)i;
+        assert_int_equal(pthread_create(&lender.threads[i], NULL, lent_thread, number), 0);
+    }
 }
 
 static void stop_lender(void)
@@ -139,11 +143,13 @@ static abi_graph *new_graph(abi_context *context)
     return (abi_graph *)(void *)context;
 }
 
-static abi_tensor *custom(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, abi_tensor **args,
-                          int n_args, abi_custom_op op, int n_tasks, void *user)
+static abi_tensor *custom(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2,
+                          int64_t ne3, abi_tensor **args, int n_args, abi_custom_op op, int n_tasks,
+                          void *user)
 {
     static abi_tensor node;
-    (void)context, (void)type, (void)ne0, (void)ne1, (void)ne2, (void)ne3, (void)args, (void)n_args, (void)n_tasks;
+    (void)context, (void)type, (void)ne0, (void)ne1, (void)ne2, (void)ne3;
+    (void)args, (void)n_args, (void)n_tasks;
     lender.op = op;
     lender.user = user;
     return &node;
@@ -184,7 +190,8 @@ static void make_mock(void)
     cpu.iface.free = free_backend;
 }
 
-/* What llama.cpp does before a graph: it looks the function up in the registry, where the plug-in's is now. */
+/* What llama.cpp does before a graph: it looks the function up in the registry, where the plug-in's
+ * is now. */
 static uint32_t announce(kvp_host_threads *threads, int n)
 {
     void (*set)(abi_backend *, void *);
@@ -208,7 +215,7 @@ static void index_work(void *context, size_t index, uint32_t worker)
         x ^= x >> 17;
         x ^= x << 5;
     }
-    atomic_fetch_add_explicit(&results, x != 0, memory_order_relaxed); /* xorshift never reaches 0 */
+    atomic_fetch_add(&results, x != 0); /* xorshift never reaches 0 */
 }
 
 static void node_work(void *n_threads)
@@ -266,10 +273,11 @@ static void bind_to_one_cpu(void)
 
 static bool late;
 
-/* n threads that spin for one another share the CPU with the one that computes, so they take n times the CPU time of one thread. A
- * thread that gives its CPU away takes 20 us of spinning in each loop, and a few microseconds each time that the system changes
- * threads. A loop takes 1000 us, so seven threads add a quarter. The bound lies between 1.25 and 4. */
-static void more_threads_than_cpus_take_the_time_of_one(void **state)
+/* n threads that spin for one another share the CPU with the one that computes, so they take n
+ * times the CPU time of one thread. A thread that gives its CPU away takes 20 us of spinning in
+ * each loop, and a few microseconds each time that the system changes threads. A loop takes 1000
+ * us, so seven threads add a quarter. The bound lies between 1.25 and 4. */
+static void more_threads_than_cpus_cost_no_time(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
     (void)state;
@@ -289,10 +297,10 @@ static void more_threads_than_cpus_take_the_time_of_one(void **state)
 }
 
 /* Where CPUs are enough, all threads that llama.cpp has are lent. */
-static void as_many_threads_as_cpus_are_all_lent(void **state)
+static void as_many_threads_as_cpus_are_lent(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
-    const int n = kvant_available_cpus() < MOST_THREADS ? (int)kvant_available_cpus() : MOST_THREADS;
+    const int cpus = (int)kvant_available_cpus(), n = cpus < MOST_THREADS ? cpus : MOST_THREADS;
     (void)state;
     kvp_host_threads_use(&threads);
     lender.n_computed = 0;
@@ -309,11 +317,12 @@ static void as_many_threads_as_cpus_are_all_lent(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(more_threads_than_cpus_take_the_time_of_one) },
-                            enough[] = { cmocka_unit_test(as_many_threads_as_cpus_are_all_lent) };
+    const struct CMUnitTest more[] = { cmocka_unit_test(more_threads_than_cpus_cost_no_time) },
+                            enough[] = { cmocka_unit_test(as_many_threads_as_cpus_are_lent) };
     const char *kind = argc > 1 ? argv[1] : "known";
     make_mock();
     late = strcmp(kind, "late") == 0;
     openmp = strcmp(kind, "openmp") == 0;
-    return strcmp(kind, "enough") == 0 ? cmocka_run_group_tests(enough, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+    return strcmp(kind, "enough") == 0 ? cmocka_run_group_tests(enough, NULL, NULL)
+                                       : cmocka_run_group_tests(more, NULL, NULL);
 }

@@ -245,7 +245,8 @@ static atomic_int handled_here, handled_elsewhere;
 static void on_signal(int number)
 {
     (void)number;
-    atomic_fetch_add(pthread_equal(pthread_self(), main_thread) ? &handled_here : &handled_elsewhere, 1);
+    bool here = pthread_equal(pthread_self(), main_thread);
+    atomic_fetch_add(here ? &handled_here : &handled_elsewhere, 1);
 }
 
 /* Ends when every thread of the loop is in it. */
@@ -258,9 +259,10 @@ static void meet(void *entered, size_t index, uint32_t worker)
         sched_yield();
 }
 
-/* A signal of the process goes to any thread that does not block it. Workers are started while this thread blocks nothing, and are
- * the only other threads when it does. A thread handles a signal before it runs on, so each must run. */
-static void handlers_of_the_program_never_run_on_workers(void **state)
+/* A signal of the process goes to any thread that does not block it. Workers are started while this
+ * thread blocks nothing, and are the only other threads when it does. A thread handles a signal
+ * before it runs on, so each must run. */
+static void handlers_never_run_on_workers(void **state)
 {
     static const int signals[] = { SIGUSR1, SIGTERM, SIGALRM, SIGCHLD };
     sigset_t blocked, former, pending;
@@ -293,7 +295,7 @@ static void handlers_of_the_program_never_run_on_workers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(handlers_of_the_program_never_run_on_workers), /* first: it starts the workers */
+        cmocka_unit_test(handlers_never_run_on_workers), /* first: it starts the workers */
         cmocka_unit_test(pool_runs_every_index_once),
         cmocka_unit_test(executors_run_every_index_once),
         cmocka_unit_test(executors_are_the_threads_own),

@@ -1,4 +1,5 @@
-/* test_unload.c LIBKVANT.SO - dlclose leaves the library mapped: the pool's threads go on to run its code. */
+/* test_unload.c LIBKVANT.SO - dlclose leaves the library mapped: the pool's threads go on to run
+ * its code. */
 #include "testing.h"
 
 #include <kvant/index.h>

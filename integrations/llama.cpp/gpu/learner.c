@@ -40,7 +40,7 @@ static void return_permit(void)
 }
 
 /* A thread starts with its creator's signal mask. This one blocks signals, because the program's
- * handlers belong on the program's threads; signals of faults go to the thread that has the fault. */
+ * handlers belong on the program's threads. A fault's signal goes to the thread that has it. */
 static bool start_thread(pthread_t *thread, void *(*run)(void *), void *context)
 {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };

@@ -35,7 +35,7 @@ def number(value, what):
 
 
 def threads(value):
-    """A number of threads; None: as many as the calling thread can keep busy (kvant_available_cpus)."""
+    """A number of threads; None: as many as this process may use (kvant_available_cpus)."""
     if value is not None:
         return count(value, "n_threads", most=1024)
     return library().kvant_available_cpus()
