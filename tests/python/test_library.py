@@ -9,7 +9,7 @@ import unittest
 from common import ROOT, TestCase
 
 import kvant
-from kvant import library
+from kvant import checks, library
 
 PACKAGE = ROOT / "integrations" / "python"
 
@@ -83,6 +83,20 @@ class Finding(TestCase):
     def test_a_gpu_library_that_is_not_there(self):
         program = "import kvant; kvant.Cache(1, 1, 1, 64, 64, device='cuda', k='int-4')"
         self.assertIn("/nowhere/libkvant_cuda.so", run(program, KVANT_CUDA_LIBRARY="/nowhere/libkvant_cuda.so"))
+
+
+class Threads(TestCase):
+    def test_the_default_is_what_the_library_counts(self):
+        # The library knows the limits of control groups, too.
+        allowed = os.sched_getaffinity(0)
+        self.assertEqual(checks.threads(None), library.library().kvant_available_cpus())
+        self.assertLessEqual(checks.threads(None), len(allowed))
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            self.assertEqual(checks.threads(None), 1)
+        finally:
+            os.sched_setaffinity(0, allowed)
+        self.assertEqual(checks.threads(8), 8)
 
 
 class Errors(TestCase):
