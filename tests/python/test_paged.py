@@ -3,7 +3,9 @@ GPU are stand-ins."""
 
 import pathlib
 import sys
+import types
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "stand_in"), str(HERE.parents[1] / "integrations" / "python")]
@@ -241,6 +243,20 @@ class Attention(Calls):
             workspaces.append((args.workspace, args.workspace_bytes))
         self.assertEqual([size for _, size in workspaces], [4096, 4096 + (129 << 20), 4096 + (129 << 20)])
         self.assertEqual(workspaces[1], workspaces[2])
+
+    def test_streams(self):
+        """Kernels count in a workspace: two streams never have one, one stream keeps its own."""
+        seen = {}
+        for stream in (77, 78, 77, 78):
+            with mock.patch.object(
+                torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=stream)
+            ):
+                for tokens in (1, 400):
+                    given = self.arguments() | {"q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)}
+                    self.cache.attention(**given)
+                    workspace = self.library.calls["attention"].workspace
+                    self.assertEqual(seen.setdefault((stream, tokens), workspace), workspace)
+        self.assertEqual(len(set(seen.values())), 4)
 
     def test_wrong_ones(self):
         batch, heads, per_row = self.BATCH, self.HEADS, self.PER_ROW

@@ -72,19 +72,30 @@ class PagedCache:
         if size == 0:
             raise Error("attention workspace", _CUDA, "the library has no code for this device")
         self._workspace = self._bytes(size, self.device)
+        self._workspaces = {self._stream(): self._workspace}
 
     @staticmethod
     def _bytes(n, device):
         return torch.zeros(n, dtype=torch.uint8, device=device)
 
-    def _workspace_for(self, rows):
-        """For many query rows one with scratch, which all caches share whose calls are ordered."""
-        if rows <= SCRATCH_ROWS or torch.cuda.is_current_stream_capturing():
-            return self._workspace
+    def _stream(self):
         with torch.cuda.device(self.device):
-            key = str(self.device), self.head_dim, torch.cuda.current_stream().cuda_stream
-            if key not in _scratch:
-                _scratch[key] = self._bytes(self._workspace.numel() + SCRATCH_BYTES, self.device)
+            return torch.cuda.current_stream().cuda_stream
+
+    def _workspace_for(self, rows):
+        """Kernels count in a workspace, so it belongs to a stream, whose calls are ordered. For many
+        query rows it has scratch, and all caches share it. Nothing is allocated while a graph is
+        captured: a stream without a workspace takes that of the stream that made the cache."""
+        stream = self._stream()
+        if torch.cuda.is_current_stream_capturing():
+            return self._workspaces.get(stream, self._workspace)
+        if rows <= SCRATCH_ROWS:
+            if stream not in self._workspaces:
+                self._workspaces[stream] = self._bytes(self._workspace.numel(), self.device)
+            return self._workspaces[stream]
+        key = str(self.device), self.head_dim, stream
+        if key not in _scratch:
+            _scratch[key] = self._bytes(self._workspace.numel() + SCRATCH_BYTES, self.device)
         return _scratch[key]
 
     def _pages(self, role):

@@ -16,12 +16,23 @@ from . import Stored
 from .codecs import codecs
 
 _ROWS_BYTES = 256 << 20  # of keys and values that chunks of prompts see as rows
-_workspaces: dict[tuple[str, int], Tensor] = {}  # by GPU and head_dim: vLLM's attention runs on one stream
+# By GPU, head_dim and stream: kernels count in there, so streams that overlap need one each.
+_workspaces: dict[tuple[str, int, int], Tensor] = {}
 _rows: dict[str, Tensor] = {}  # by GPU
 
 
+def stream_of(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
 def workspace(head_dim: int, device: torch.device) -> Tensor:
-    key = str(device), head_dim
+    """Of the current stream. Nothing is allocated while a graph is captured: a stream without a
+    workspace takes the first one that was made, as graphs of one model are replayed in order."""
+    key = str(device), head_dim, stream_of(device)
+    if key not in _workspaces and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        others = [made for of, made in _workspaces.items() if of[:2] == key[:2]]
+        if others:
+            return others[0]
     if key not in _workspaces:
         size = library().kvant_cuda_attention_workspace(head_dim)
         if size == 0:
