@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .transformers import attention, mask
+from .transformers import attention
+from .transformers.masks import guarded, plain
 
 
 class Seen(NamedTuple):
@@ -42,15 +43,16 @@ def _watched(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
+    whole, shape = plain(attention_mask)
+    window = options.get("sliding_window") or 0 if shape is None else shape.window
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    _watcher.get()(Seen(module, query[0], key[0], value[0], attention_mask, window, scale, softcap or 0.0, s_aux))
+    _watcher.get()(Seen(module, query[0], key[0], value[0], whole, window, scale, softcap or 0.0, s_aux))
     named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
     return attention(module, query, key, value, attention_mask, **named, **options)
 
 
 AttentionInterface.register("kvant_watched", _watched)
-AttentionMaskInterface.register("kvant_watched", mask)
+AttentionMaskInterface.register("kvant_watched", guarded)
 
 
 @contextlib.contextmanager

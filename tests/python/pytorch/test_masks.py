@@ -9,7 +9,7 @@ from common import TestCase
 from transformers import masking_utils as theirs
 
 from kvant.transformers import mask
-from kvant.transformers.masks import Shape, window_of
+from kvant.transformers.masks import Shape, guarded, plain, window_of
 
 BLOCKS = torch.tensor([[-1] * 4 + [0] * 5 + [-1] * 11])
 SHORT = {  # window: what it is called in a Shape
@@ -29,12 +29,16 @@ WHOLE = {
 }
 
 
+def options(function, q_length=20, kv_length=20, attention_mask=None):
+    made = dict(q_length=q_length, kv_length=kv_length, q_offset=kv_length - q_length, mask_function=function)
+    return made | dict(attention_mask=attention_mask, device="cpu", config=None, dtype=torch.float32)
+
+
 def made(function, q_length=20, kv_length=20, attention_mask=None, batch=1):
-    options = dict(q_length=q_length, kv_length=kv_length, q_offset=kv_length - q_length, mask_function=function)
-    options |= dict(attention_mask=attention_mask, device="cpu", config=None, dtype=torch.float32)
+    given = options(function, q_length, kv_length, attention_mask)
     return [
-        mask(batch, allow_is_causal_skip=True, **options),
-        theirs.sdpa_mask(batch, allow_is_causal_skip=False, **options),
+        mask(batch, allow_is_causal_skip=True, **given),
+        theirs.sdpa_mask(batch, allow_is_causal_skip=False, **given),
     ]
 
 
@@ -63,6 +67,39 @@ class Masks(TestCase):
                     ours, wanted = made(function, q_length, 20, padding)
                     self.assertTrue(torch.equal(ours, wanted), name)
 
+    def test_a_mask_is_no_numbers(self):
+        """Attention that is written into a model adds its mask to scores, turns it around, or fills with it: an error. Masks may
+        be cut, copied and joined, and then are what transformers means."""
+        scores, hidden = torch.zeros(1, 4, 20, 20), torch.zeros(1, 1, 20, 20, dtype=torch.bool)
+        for name, function in {**SHORT, **WHOLE}.items():
+            ours, wanted = guarded(1, **options(function)), made(function)[1]
+            self.assertEqual(ours.shape, wanted.expand(1, 1, 20, 20).shape)
+            for use in (
+                lambda: scores + ours,
+                lambda: scores.add_(ours),
+                lambda: scores.masked_fill(ours, 1.0),
+                lambda: ours.masked_fill(hidden, False),
+                lambda: torch.where(ours, 0.0, 1.0),
+                lambda: (1.0 - ours.to(torch.float32)) * -1e4,
+                lambda: ours.bool().float(),
+                lambda: ours.to(torch.bool) * 1.0,
+                lambda: torch.cat([ours, scores[:, :1]], -1),
+                lambda: scores.__setitem__((slice(None), slice(0, 1)), ours),
+                lambda: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, attn_mask=ours),
+                lambda: ours.float() if name else ours[:, :, :, :5] * 2,
+            ):
+                self.refused(ValueError, 'attn_implementation="kvant"|this model computes attention itself', use)
+            for joined, right in (
+                (ours[..., 3:], wanted[..., 3:]),
+                (ours[:, :, -2:, :5], wanted[:, :, -2:, :5]),
+                (ours & ~hidden, wanted & ~hidden),
+                (ours | ours, wanted),
+                (torch.cat([ours, ours], -1), torch.cat([wanted, wanted], -1)),
+            ):
+                self.assertTrue(torch.equal(plain(joined)[0], right), name)
+            for copied in (ours, ours.to("cpu"), ours.clone(), ours.contiguous(), ours.detach()):
+                self.assertEqual(plain(copied)[1], plain(ours)[1])
+
     def test_packed_sequences_do_not_see_each_other(self):
         stock, ours = models.twins("llama", "eager", "kvant")
         tokens, position = models.prompt(30, 1, 0)[0], torch.arange(30)[None] % 12
@@ -76,8 +113,8 @@ class Masks(TestCase):
 
     def test_a_chunked_model(self):
         """Llama 4's layers see their chunk only; every fourth sees all, and has no positions."""
-        options = dict(attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0)
-        models.KINDS["llama4_text"] = options
+        given = dict(attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0)
+        models.KINDS["llama4_text"] = given
         try:
             stock, ours = models.twins("llama4_text", "eager", "kvant")
         finally:

@@ -6,11 +6,19 @@
 
 kvant.transformers.graphs(model) makes decode steps on a GPU several times as fast.
 
-Importing this module registers the attention implementation "kvant"."""
+Importing this module registers the attention implementation "kvant". ImportError where PyTorch or transformers is missing or
+transformers is older than OLDEST."""
 
-from .attention import attention
-from .cache import KvantCache
-from .graphs import graphs
-from .masks import mask
+from ..extras import needs
+
+OLDEST = "5.13.0"
+needs("transformers", "torch")
+needs("transformers", "transformers", OLDEST)
+
+from . import interface  # noqa: E402, F401  refuses some models
+from .attention import attention  # noqa: E402
+from .cache import KvantCache  # noqa: E402
+from .graphs import graphs  # noqa: E402
+from .masks import mask  # noqa: E402
 
 __all__ = ["KvantCache", "attention", "graphs", "mask"]

@@ -3,6 +3,8 @@ those of a KvantCache, over plain rows otherwise."""
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from . import dense
-from .masks import Shape, shape_of
+from .masks import shape_of, plain
 from .rows import Rows
 
 # Arguments of attention functions that change the result and that nothing here knows.
@@ -23,6 +25,16 @@ def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
         raise ValueError(f'attn_implementation="kvant" knows no {", ".join(given)}: use another one for this model')
     if dropout and module.training:
         raise ValueError('attn_implementation="kvant" has no dropout: call model.eval()')
+
+
+@functools.cache
+def warn_of_plain_keys() -> None:
+    """Once: whoever forgets past_key_values= has DynamicCache, which transformers makes."""
+    warnings.warn(
+        'attn_implementation="kvant" reads keys that nothing compresses: give the model, or generate, '
+        "past_key_values=kvant.transformers.KvantCache(model.config), unless a KvantCache said that it leaves this layer alone",
+        stacklevel=3,
+    )
 
 
 def _heads(mask: Tensor | None) -> int:
@@ -49,21 +61,23 @@ def attention(
     _refuse(module, dropout, options)
     scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    shape: Shape | None = getattr(attention_mask, "kvant", None)
+    attention_mask, shape = plain(attention_mask)
     window = int(sliding_window or 0) if shape is None else shape.window
     causal = causal if shape is None else True
     if type(key) is Rows and type(value) is Rows and key.layer is value.layer and _heads(attention_mask) == 1:
-        key.layer.owner.check_weights(module)
         if shape is None and (attention_mask is None or attention_mask.dim() == 2):
             seen = None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
             shape = shape_of(seen, query.shape[0], window)
         out = key.layer.attend(query, attention_mask, shape, key.length, causal, scale, softcap, s_aux)
         return out, None
+    compressed = type(key) is Rows
+    key, value = (x.decoded() if type(x) is Rows else x for x in (key, value))
     tokens = key.shape[2]
+    if not compressed and tokens > query.shape[2] and causal and not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        warn_of_plain_keys()
     added = dense.bias(
         attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device
     )
-    key, value = (x.decoded() if type(x) is Rows else x for x in (key, value))
     return dense.attention(query, key, value, added, scale, softcap, s_aux), None
 
 

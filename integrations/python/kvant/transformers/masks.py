@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AttentionMaskInterface, masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -52,6 +53,9 @@ def shape_of(padding: Tensor | None, batch: int, window: int) -> Shape:
     return Shape(window, tuple(hidden.tolist()), holes)
 
 
+_WHOLE = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}  # never None
+
+
 def mask(
     batch_size: int,
     q_length: int,
@@ -73,7 +77,7 @@ def mask(
         or not isinstance(q_offset, int)
         or q_offset + q_length != kv_length
     ):
-        options["allow_is_causal_skip"] = options["allow_is_bidirectional_skip"] = False
+        options |= _WHOLE
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
     if attention_mask is None:
         made = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu")).expand(batch_size, kv_length)
@@ -83,4 +87,82 @@ def mask(
     return made
 
 
-AttentionMaskInterface.register("kvant", mask)
+# A Mask is asked about itself, copied, and cut or joined with other masks. Everything else would use its numbers as something
+# that a Mask is not, mostly as what is added to scores.
+_QUESTIONS = frozenset(
+    "__get__ __len__ __repr__ __format__ __hash__ size dim ndimension numel nelement stride is_contiguous is_floating_point "
+    "is_complex element_size get_device storage_offset data_ptr".split()
+)
+_COPIES = frozenset("to contiguous clone detach cpu cuda".split())
+_LOGIC = frozenset(
+    "__getitem__ __and__ __rand__ __or__ __ror__ __invert__ bitwise_and bitwise_or bitwise_not logical_and logical_or "
+    "logical_not expand expand_as narrow cat".split()
+)
+_REFUSED = (
+    'attn_implementation="kvant": this model computes attention itself ({}) instead of calling the implementation that was '
+    'chosen: load it with attn_implementation="eager", with which a KvantCache works, too'
+)
+
+
+class Mask(Tensor):
+    """A mask for kvant's attention and for nothing else: bool [batch, 1, q_length, kv_length], True for tokens that are seen.
+
+    Attention that is written into a model adds its mask to scores, where True would count as 1 and hide nothing. So every
+    operator that is not about masks is a ValueError.
+
+    shape_: a Shape that says it all, and then the numbers are those of padding alone; None: the numbers say it all. whole
+    makes the numbers that say it all."""
+
+    shape_: Shape | None
+    whole: Callable[[], Tensor]
+
+    @staticmethod
+    def of(made: Tensor, shape: Shape | None, whole: Callable[[], Tensor]) -> Mask:
+        found = made.as_subclass(Mask)
+        found.shape_, found.whole = shape, whole
+        return found
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, first = getattr(function, "__name__", ""), args[0] if args else None
+        about = isinstance(first, Mask)
+        copies = about and name in _COPIES and not any(isinstance(x, torch.dtype) for x in tree_leaves((args, kwargs)))
+        if not (about and name in _QUESTIONS or copies or name in _LOGIC):
+            raise ValueError(_REFUSED.format(name))
+        others = any(torch.is_tensor(x) and not isinstance(x, Mask) for x in tree_leaves((args, kwargs)))
+        if name == "cat" and others:  # which the model made of numbers to add
+            raise ValueError(_REFUSED.format(name))
+        if name in _LOGIC:
+            args, kwargs = tree_map_only(Mask, lambda mask: mask.whole(), (args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            made = function(*args, **(kwargs or {}))
+        if name in _QUESTIONS and not torch.is_tensor(made):
+            return made
+        if not torch.is_tensor(made) or made.dtype != torch.bool or name in _QUESTIONS:
+            raise ValueError(_REFUSED.format(name))
+        return Mask.of(made, first.shape_, first.whole) if copies else Mask.of(made, None, lambda: made)
+
+
+def plain(made: Tensor | None) -> tuple[Tensor | None, Shape | None]:
+    """What mask made, and its Shape if it has one: for whoever knows what it means."""
+    if not isinstance(made, Mask):
+        return made, None
+    with torch._C.DisableTorchFunctionSubclass():
+        found = made.as_subclass(Tensor)
+        return (found if made.shape_ is None else found[:, 0, 0]), made.shape_
+
+
+def guarded(batch_size: int, q_length: int, *others: Any, **options: Any) -> Mask:
+    """mask as a Mask."""
+    made = mask(batch_size, q_length, *others, **options)
+    shape = getattr(made, "kvant", None)
+    if shape is None:
+        return Mask.of(made, None, lambda: made)
+
+    def whole() -> Tensor:
+        return sdpa_mask(batch_size, q_length, *others, **options | _WHOLE)
+
+    return Mask.of(made[:, None, None].expand(-1, 1, q_length, -1), shape, whole)
+
+
+AttentionMaskInterface.register("kvant", guarded)
