@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from ..cache import Cache as Pages
 from ..codec import needs_calibration
 from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
-from .fingerprint import fingerprint
+from . import saving
+from .fingerprint import calling_module, fingerprint, is_plain
 from .masks import Shape
 from .rope import rope_of
 from .rows import Rows
@@ -43,17 +46,20 @@ class KvantLayer(CacheLayerMixin):
             self.sliding_window = window
         self.store: Store | None = None
         self.pending: tuple[Tensor, Tensor] | None = None
+        self.like: tuple[Tensor, Tensor] | tuple[()] = ()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.store = self.owner._store_of(self, key_states, value_states)
         self.store.lengths.setdefault(self.number, 0)
         # New ones: views would keep the memory of the first rows.
         self.like = tuple(x.new_empty((*x.shape[:2], 0, x.shape[3])) for x in (key_states.detach(), value_states.detach()))
+        self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise RuntimeError("a compressed cache has no gradient: call the model under torch.no_grad()")
+        self.owner.check_weights()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._flush(None)
@@ -67,6 +73,8 @@ class KvantLayer(CacheLayerMixin):
         self.store.begin(key_states, value_states, self.owner._make)
         self.pending = key_states, value_states
         length = self.get_seq_length()
+        if self.owner.wants_tensors:
+            return self.decoded(length)
         return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
 
     def _flush(self, hidden: tuple[int, ...] | None, query: Tensor | None = None) -> None:
@@ -114,6 +122,39 @@ class KvantLayer(CacheLayerMixin):
         self._flush(None)
         assert self.store is not None
         return self.store.read(self.number, length, self.like)
+
+    def _rows(self, role: int) -> Tensor | None:
+        return self.decoded(self.get_seq_length())[role] if self.is_initialized and self.get_seq_length() else None
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """Decoded anew by each look, [batch, kv heads, tokens, head_dim]; None before the first tokens."""
+        return self._rows(0)
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        return self._rows(1)
+
+    @keys.setter
+    def keys(self, rows: Tensor | None) -> None:
+        self._set(rows)
+
+    @values.setter
+    def values(self, rows: Tensor | None) -> None:
+        self._set(rows)
+
+    @staticmethod
+    def _set(rows: Tensor | None) -> None:
+        if rows is not None:  # of CacheLayerMixin's __init__
+            raise AttributeError(
+                "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache and batch_select_indices "
+                "take tokens and sequences away; to evict others use DynamicCache"
+            )
+
+    def offload(self) -> None:
+        raise RuntimeError("a KvantCache is not offloaded: its pages stay where the model's keys are (save writes a file)")
+
+    prefetch = offload
 
     def get_seq_length(self) -> int:
         waiting = 0 if self.pending is None else self.pending[0].shape[2]
@@ -183,7 +224,8 @@ class KvantCache(Cache):
             if number is not None:
                 checks.count(number, name)
         self._limits = max_tokens, max_sequences, n_threads
-        self._weights = 0  # of the calibration's model, until they were compared
+        self._weights = 0  # of the calibration's model, or of the saved cache's, until they were compared
+        self._seen_weights: int | None = None  # of the model that this cache is used with; 0: they cannot be read
         self._check()
         self._stores: dict[Any, Store] = {}
         self._keeps_past = False
@@ -195,6 +237,7 @@ class KvantCache(Cache):
             window = _window(layer)
             layers.append(layer if window is None else KvantLayer(self, number, window))
         super().__init__(layers=layers)
+        self._warn_of_others()
 
     def _check(self) -> None:
         """What can be said before the first rows: of names, files, and the number of layers."""
@@ -222,16 +265,41 @@ class KvantCache(Cache):
                 )
             self._weights = info.model_fingerprint
 
-    def check_weights(self, module: Any) -> None:
-        """Before the first attention: whether the calibration is of the weights that the module has."""
-        wanted, self._weights = self._weights, 0
-        if wanted and fingerprint(module) != wanted:
+    def _warn_of_others(self) -> None:
+        others = [layer for layer in self._others() if isinstance(layer, CacheLayerMixin)]
+        kept = len(self.layers) - len(self._others())
+        if others or not kept:
+            kinds = ", ".join(sorted({type(layer).__name__ for layer in self._others()}))
+            warnings.warn(
+                f"KvantCache compresses {kept} of {len(self.layers)} layers of {self.config.model_type}: others stay as "
+                f"transformers has them ({kinds})",
+                stacklevel=3,
+            )
+
+    def check_weights(self) -> None:
+        """While a layer's update runs: whether the calibration, or a saved cache, is of the weights of the module that called
+        it. A model calls its first layer first, whose weights they know."""
+        if self._seen_weights is not None:
+            return
+        module = calling_module()
+        if module is None:  # nobody's keys: the first model decides
+            return
+        found = fingerprint(module) if self._weights or is_plain(module) else 0
+        if self._weights and found != self._weights:
             raise ValueError(
                 "calibration: it is of a model of the same shape with other weights (a fine-tune, an adapter, or a file of "
                 "llama.cpp): make one with kvant.calibrate"
+                if self._stored["calibration"]
+                else "KvantCache: it was saved with a model of the same shape with other weights"
             )
+        self._seen_weights = found
 
     # What layers ask for
+
+    @property
+    def wants_tensors(self) -> bool:
+        """Whether the model's attention takes plain tensors alone: it is compiled, or not PyTorch's."""
+        return str(getattr(self.config, "_attn_implementation", "")).startswith(("flex", "flash"))
 
     def _store_of(self, layer: KvantLayer, k: Tensor, v: Tensor) -> Store:
         """A store has memory for the layers that have its window."""
@@ -372,6 +440,7 @@ class KvantCache(Cache):
         made = type(self)(self.config, **self._stored, exact=self.exact)
         made._limits, made._schemes, made._keeps_past = self._limits, self._schemes, self._keeps_past
         self._settle()
+        made._weights, made._seen_weights = self._weights, self._seen_weights
         made._stores = {key: store.copy() for key, store in self._stores.items()}
         for i, layer in enumerate(self.layers):
             if not isinstance(layer, KvantLayer):
@@ -380,7 +449,50 @@ class KvantCache(Cache):
                 made.layers[i].lazy_initialization(*layer.like)
         return made
 
+    # Stores (saving.py)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to a file, which load reads in another process or on another device. Pages are not decoded, so the
+        file is as large as the cache. path never holds half of one."""
+        saving.write(path, saving.to_bytes(self))
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], config: Any, *, device: str | torch.device = "cpu", **options: Any
+    ) -> KvantCache:
+        """A cache that save wrote, for a model of the same configuration and weights: others are a ValueError, and so are
+        damaged files. options: those of KvantCache; what it is stored with is by default what the file says."""
+        with open(path, "rb") as file:
+            return cls._of(file.read(), config, torch.device(device), options)
+
+    @classmethod
+    def _of(cls, data: bytes, config: Any, device: torch.device, options: dict[str, Any]) -> KvantCache:
+        head, blocks = saving.parse(data)
+        made = cls(config, **{"exact": bool(head.get("exact"))} | dict(head.get("stored") or {}) | options)
+        saving.fill(made, head, blocks, device)
+        return made
+
+    def __reduce__(self) -> Any:
+        limits = dict(zip(("max_tokens", "max_sequences", "n_threads"), self._limits))
+        devices = {store.device for store in self._settle() if store.device is not None}
+        return type(self)._of, (saving.to_bytes(self), self.config, next(iter(devices), torch.device("cpu")), limits)
+
     # What it says of itself
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Per layer decoded keys and values, and None, as DynamicCache has them."""
+        for layer in self.layers:
+            yield getattr(layer, "keys", None), getattr(layer, "values", None), None
+
+    @property
+    def is_initialized(self) -> bool:
+        layers = [layer for layer in self.layers if isinstance(layer, KvantLayer)]
+        return bool(layers) and all(layer.is_initialized for layer in layers)
+
+    def offload(self, layer_idx: int, only_non_sliding: bool = True) -> None:
+        self.layers[layer_idx].offload()
+
+    prefetch = offload
 
     @property
     def bytes(self) -> int:

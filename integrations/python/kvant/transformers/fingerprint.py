@@ -4,6 +4,7 @@ calibration."""
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import Any
 
 import torch
@@ -22,3 +23,20 @@ def fingerprint(module: Any) -> int:
         rounded = torch.where(some.abs() < _LEAST, 0.0, some).to(torch.bfloat16)
         found.update(name.encode() + rounded.view(torch.int16).numpy().tobytes())
     return int.from_bytes(found.digest()[:8], "little") | 1
+
+
+def is_plain(module: torch.nn.Module) -> bool:
+    """Whether its weights lie in tensors that can be read here: none of another process, or offloaded."""
+    return all(type(x.data) is torch.Tensor and not x.is_meta for x in module.parameters())
+
+
+def calling_module() -> torch.nn.Module | None:
+    """The innermost module with weights whose method runs now: of a cache's update the attention layer, whichever
+    implementation of attention the model has."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and next(module.parameters(), None) is not None:
+            return module
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -25,6 +25,8 @@ class Sequences:
     """Sequences of a kvant.Cache that are freed with this object. Copies of a Store share the
     cache."""
 
+    numbers: list[int] = []  # of an object that was never made: torch.compile makes such, and frees them
+
     def __init__(self, cache: Cache, numbers: list[int]) -> None:
         self.cache, self.numbers = cache, numbers
 
@@ -61,6 +63,7 @@ class Store:
         self.window = window
         self.places = {layer: place for place, layer in enumerate(layers)}  # in the kvant.Cache
         self.sequences: Sequences | None = None
+        self.device: torch.device | None = None  # of its rows
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
         self.keeps_past = keeps_past  # transformers will take tokens back: nothing is dropped until then
@@ -88,7 +91,7 @@ class Store:
         self.settle()
         if self.sequences is None:
             cache, self._number, self._state = make(k, v, list(self.places))
-            self.sequences = Sequences(cache, [])
+            self.sequences, self.device = Sequences(cache, []), k.device
         if not self.starts:
             self.sequences.numbers = [self.sequences.cache.new_sequence() for _ in range(k.shape[0])]
             self.starts = [0] * k.shape[0]
@@ -210,13 +213,13 @@ class Store:
         padding that was not stored and for tokens that were dropped."""
         self.settle()
         assert self.sequences is not None and self.cache is not None
-        made = tuple(x.new_zeros((self.batch, length, x.shape[1], x.shape[3])) for x in like)
+        made = tuple(x.new_zeros((self.batch, x.shape[1], length, x.shape[3])) for x in like)
         for row, number in enumerate(self.sequences.numbers):
             count = length - self.starts[row]
             if count > 0:
                 for to, rows in zip(made, operators.read(self.cache, self.places[layer], number, count, like[0])):
-                    to[row, self.starts[row] :] = rows.to(to.dtype)
-        k, v = (x.transpose(1, 2) for x in made)
+                    to[row, :, self.starts[row] :] = rows.transpose(0, 1)
+        k, v = made
         return k, v
 
     def drop(self) -> None:
@@ -255,6 +258,7 @@ class Store:
     def copy(self) -> Store:
         self.settle()
         made = Store(self.window, self.keeps_past, list(self.places))
+        made.device = self.device
         made.starts, made.lengths = list(self.starts), dict(self.lengths)
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
