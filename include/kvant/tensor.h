@@ -54,8 +54,9 @@ typedef struct kvant_tensor_params {
      * otherwise. */
     uint32_t blocks_per_sequence;
     uint32_t n_open_blocks; /* open blocks, sinks not counted; 0: as many as the codecs need */
-    /* Bytes from one block's pages to the next block's, for memory that holds other things between them: a multiple of
-     * KVANT_PAGE_ALIGN. 0: blocks follow each other. Codecs that keep fp16 rows beside their pages cannot have it. */
+    /* Bytes from one block's pages to the next block's, for memory that holds other things between
+     * them: a multiple of KVANT_PAGE_ALIGN. 0: blocks follow each other. Codecs that also keep
+     * fp16 rows cannot have it. */
     size_t block_stride;
 } kvant_tensor_params;
 

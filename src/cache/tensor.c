@@ -92,7 +92,7 @@ static kvant_status span_blocks(const kvant_tensor_params *p, sizes *s)
 {
     s->block_stride = p->block_stride ? p->block_stride : s->block_bytes;
     if (s->block_stride % KVANT_PAGE_ALIGN || s->block_stride < s->block_bytes)
-        return invalid("block_stride is less than a block's pages, or no multiple of KVANT_PAGE_ALIGN");
+        return invalid("block_stride is less than a block's pages, or not a multiple of 64");
     if (p->block_stride && s->n_pool + s->n_sink_pages)
         return invalid("block_stride is for codecs that keep no fp16 rows");
     if (!kvant_mul_size(p->n_blocks - 1, s->block_stride, &s->sealed_bytes) ||

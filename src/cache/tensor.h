@@ -115,7 +115,8 @@ struct kvant_tensor {
     const kvant_codec **codecs; /* per kv head */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */
     uint32_t n_kv_heads, head_dim, n_sequences, n_blocks, blocks_per_sequence;
-    size_t block_bytes, block_stride, open_page_bytes, bytes; /* block_stride: from one block's pages to the next's */
+    size_t block_bytes, open_page_bytes, bytes;
+    size_t block_stride; /* from one block's pages to the next block's */
     uint32_t sink_blocks; /* per sequence */
     uint32_t n_sink_pages, n_open_pages;
     uint32_t window_blocks; /* of the pool that a sequence's window needs */

@@ -45,7 +45,8 @@ class WriteAndRead(TestCase):
         self.assertEqual((info.written_blocks, info.sealed_bytes), (1, HEADS * tensor.codecs[0].page_bytes))
 
     def test_blocks_apart(self):
-        """In memory of others: pages are those of a tensor of its own, and nothing between them changes."""
+        """Blocks in memory that holds other things hold the same pages, and the other things
+        stay."""
         rows, near = normal(6, 256, HEADS, DIM), made("int-4")
         near.write(np.arange(256), rows)
         size = near.info.sealed_bytes
@@ -55,10 +56,16 @@ class WriteAndRead(TestCase):
         memory[:, :size] = 0
         apart = made("int-4", memory=memory[:, :size])
         apart.write(np.arange(256), rows)
-        self.assertEqual([apart.export_block(i) for i in range(4)], [near.export_block(i) for i in range(4)])
+        self.assertEqual(
+            [apart.export_block(i) for i in range(4)], [near.export_block(i) for i in range(4)]
+        )
         self.assertTrue((memory[:, size:] == 0xA5).all())
         self.assertTrue(np.array_equal(apart.read(0, 256), near.read(0, 256)))
-        for wrong, words in ((memory[:3], "memory"), (memory[:, : size - 64], "block|memory"), (memory[:, ::2], "block_stride|memory")):
+        for wrong, words in (
+            (memory[:3], "memory"),
+            (memory[:, : size - 64], "block|memory"),
+            (memory[:, ::2], "block_stride|memory"),
+        ):
             with self.assertRaisesRegex((ValueError, kvant.Error), words):
                 made("int-4", memory=wrong)
         with self.assertRaisesRegex(kvant.Error, "fp16 rows"):

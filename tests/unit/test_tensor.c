@@ -119,8 +119,8 @@ static void assert_bytes(const uint8_t *data, size_t bytes, uint8_t value)
         assert_int_equal(data[i], value);
 }
 
-/* Blocks in memory that holds other things between them: pages as in a tensor whose blocks follow each other, and
- * nothing else is touched. */
+/* Blocks in memory that holds other things between them: pages as in a tensor whose blocks follow
+ * each other, and nothing else is touched. */
 static void blocks_apart(void **state)
 {
     (void)state;
@@ -162,15 +162,18 @@ static void blocks_apart(void **state)
 
 static void strides_that_cannot_be(void **state)
 {
-    static const char *const open[] = { "int-4:sink=4", "int-4:recent=64", "int-4:axis=channel", "int-4:center=first" };
+    static const char *const open[] = { "int-4:sink=4", "int-4:recent=64", "int-4:axis=channel",
+                                        "int-4:center=first" };
     (void)state;
     size_t bytes = 0;
     fixture f = make("int-4", 1, 2, 0);
-    const size_t block = tensor_info_of(&f).sealed_bytes, wrong[] = { block - 64, block + 32, 64, 1, SIZE_MAX - 63 };
+    const size_t block = tensor_info_of(&f).sealed_bytes;
+    const size_t wrong[] = { block - 64, block + 32, 64, 1, SIZE_MAX - 63 };
     kvant_tensor_params params = params_of(&f);
     for (size_t i = 0; i < COUNT(wrong); i++) {
         params.block_stride = wrong[i];
-        assert_int_equal(kvant_tensor_size(&params, &bytes), i < 4 ? KVANT_ERR_ARGUMENT : KVANT_ERR_MEMORY);
+        kvant_status status = i < 4 ? KVANT_ERR_ARGUMENT : KVANT_ERR_MEMORY;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), status);
     }
     drop(&f);
     for (size_t i = 0; i < COUNT(open); i++) {

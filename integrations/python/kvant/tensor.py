@@ -62,9 +62,9 @@ class Tensor(Owned):
     blocks_per_sequence: a fixed share of blocks per sequence; 0: blocks belong to sequence 0 in
     their order until assign says otherwise. n_open_blocks: fp16 blocks, 0 as many as the codecs
     need. n_threads: of a write; None: all that the process may use. Bytes do not depend on it.
-    memory: where pages lie, uint8 [bytes], aligned to 64 bytes and zeroed, or uint8 [n_blocks, bytes]
-    of which each row holds a block's pages and other things may lie between rows; None: of the
-    tensor's own.
+    memory: where pages lie, uint8 [bytes], aligned to 64 bytes and zeroed, or uint8 [n_blocks,
+    bytes] of which each row holds a block's pages and other things may lie between rows; None: of
+    the tensor's own.
 
     One thread writes at a time, and none reads beside it; any number of threads may read at
     once."""
@@ -83,14 +83,20 @@ class Tensor(Owned):
         given = None if memory is None else arrays.on_host(memory, "memory")
         in_rows = given is not None and given.ndim == 2
         stride = given.strides[0] if in_rows and given.shape[0] > 1 else 0
-        made = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride)
+        made = tensor_params(
+            self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride
+        )
         size = c.c_size_t()
         check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
         self._memory = arrays.zeroed(size.value) if given is None else given
-        arrays.array(self._memory, "memory", np.uint8, (made.n_blocks, None) if in_rows else (None,))
+        arrays.array(
+            self._memory, "memory", np.uint8, (made.n_blocks, None) if in_rows else (None,)
+        )
         least = size.value - (made.n_blocks - 1) * stride
         if self._memory.shape[-1] < least or self._memory.strides[-1] != 1:
-            raise ValueError(f"memory: {least} contiguous bytes are needed, not {self._memory.shape[-1]}")
+            raise ValueError(
+                f"memory: {least} contiguous bytes are needed, not {self._memory.shape[-1]}"
+            )
         self._n_threads = checks.threads(n_threads)
         status = library().kvant_tensor_create(c.byref(made), self._memory.ctypes.data, c.byref(self._handle))
         check("tensor", status, SAID)

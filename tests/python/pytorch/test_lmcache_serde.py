@@ -262,18 +262,25 @@ class Gpu(TestCase):
     )
 
     def test_a_partial_block_holds_its_own_rows_alone(self):
-        """Not those of a chunk that the same threads encoded before, or could not because of a NaN: its bytes are a new serde's."""
+        """The same threads encoded another chunk before, and refused one with a NaN. The bytes are
+        the bytes of a new serde."""
         for words in self.CODECS:
             for pages in (None, GpuPages("cpu")):
                 it, new = serde(**words), serde(**words)
                 it._gpu = new._gpu = pages
                 for n in (1, 37, 65, 127):
-                    before, x = tensor(SHAPES[FUSED], dtype=torch.float32), tensor((1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32)
+                    before, x = tensor(SHAPES[FUSED], dtype=torch.float32), tensor(
+                        (1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32
+                    )
                     stored(it, [before])
                     before[0, 1, 101, 7] = float("nan")  # not of those that give a center
                     self.refused(kvant.Error, "NaN", stored, it, [before])
                     self.assertTrue(np.array_equal(stored(it, [x]), stored(new, [x])))
-                    self.assertTrue(torch.equal(*loaded(it, stored(it, [x]), [x]), *loaded(new, stored(new, [x]), [x])))
+                    self.assertTrue(
+                        torch.equal(
+                            *loaded(it, stored(it, [x]), [x]), *loaded(new, stored(new, [x]), [x])
+                        )
+                    )
 
     def test_the_same_objects(self):
         for words in self.CODECS:

@@ -23,10 +23,28 @@ kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
 import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
+
+def clear_blocks(runner, block_ids):
+    """As a GPU's runner clears blocks. The CPU's takes blocks that are split for whole ones."""
+    layers = runner.compilation_config.static_forward_context
+    for name in {
+        name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names
+    }:
+        if isinstance(layers[name].kv_cache, torch.Tensor):
+            group_kernel_blocks(layers[name].kv_cache, runner.kv_cache_config.num_blocks)[
+                block_ids
+            ] = 0
+
+
 if os.environ.get("TEST_GPU_PAGES"):
-    from kvant.vllm import cpu, gpu
+    from vllm.v1.kv_cache_interface import group_kernel_blocks
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    from kvant.vllm import cpu, gpu, impl
 
     cpu.Backend.get_impl_cls = staticmethod(lambda: gpu.Impl)
+    cpu.Backend.get_supported_kernel_block_sizes = impl.Backend.get_supported_kernel_block_sizes
+    CPUModelRunner._zero_block_ids = clear_blocks
 
 
 def of_device():

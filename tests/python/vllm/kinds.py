@@ -1,25 +1,70 @@
-"""Tiny random models whose layers do not all have the same blocks, of kinds that the installed transformers and vLLM both have."""
+"""Tiny random models whose layers do not all have the same blocks, of kinds that the installed
+transformers and vLLM both have."""
 
 import torch
 import transformers
 
-_SHAPE = dict(vocab_size=300, hidden_size=128, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
-_SHAPE |= dict(max_position_embeddings=2048, initializer_range=0.1, pad_token_id=0, bos_token_id=1, eos_token_id=None)
-_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64)
-_LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=64, linear_value_head_dim=64)
-_MAMBA = dict(mamba_n_heads=8, mamba_d_head=32, mamba_d_state=16)
-_GEMMA = dict(sliding_window=64, vocab_size_per_layer_input=300, hidden_size_per_layer_input=16, global_head_dim=128, tie_word_embeddings=False)
-_LATENT = dict(kv_lora_rank=64, q_lora_rank=64, qk_rope_head_dim=32, qk_nope_head_dim=64, v_head_dim=64, first_k_dense_replace=2)
+_SHAPE = dict(
+    vocab_size=300,
+    hidden_size=128,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+_SHAPE |= dict(
+    max_position_embeddings=2048,
+    initializer_range=0.1,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
+_EXPERTS = dict(
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=64,
+    shared_expert_intermediate_size=64,
+)
+_LINEAR = dict(
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=64,
+    linear_value_head_dim=64,
+)
+_CONVOLUTION = dict(conv_dim=128, block_dim=128, block_auto_adjust_ff_dim=False)
+_GEMMA = dict(
+    sliding_window=64,
+    vocab_size_per_layer_input=300,
+    hidden_size_per_layer_input=16,
+    global_head_dim=128,
+    tie_word_embeddings=False,
+)
+_LATENT = dict(
+    kv_lora_rank=64,
+    q_lora_rank=64,
+    qk_rope_head_dim=32,
+    qk_nope_head_dim=64,
+    v_head_dim=64,
+    first_k_dense_replace=2,
+)
 
 KINDS = {
     # recurrent and attention layers, whose blocks share memory
-    "Qwen3NextConfig": _EXPERTS | _LINEAR | dict(layer_types=["linear_attention", "full_attention"] * 2, head_dim=64),
-    "BambaConfig": _MAMBA | dict(attn_layer_indices=[1, 3]),
-    "Lfm2Config": dict(layer_types=["conv", "full_attention"] * 2),
+    "Qwen3NextConfig": _EXPERTS
+    | _LINEAR
+    | dict(layer_types=["linear_attention", "full_attention"] * 2, head_dim=64),
+    "Lfm2Config": _CONVOLUTION | dict(layer_types=["conv", "full_attention"] * 2),
     # windows, two head dims, layers that share another one's keys
-    "Gemma4TextConfig": _GEMMA | dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], num_kv_shared_layers=0, head_dim=64),
+    "Gemma4TextConfig": _GEMMA
+    | dict(
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        num_kv_shared_layers=0,
+        head_dim=64,
+    ),
     # other attention
-    "DeepseekV3Config": _LATENT | dict(num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1),
+    "DeepseekV3Config": _LATENT
+    | dict(
+        num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1
+    ),
     "BertConfig": dict(num_hidden_layers=2),
 }
 
@@ -32,6 +77,8 @@ def save(kind, folder, **options):
     model = made.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weights in model.named_parameters():
-            if weights.dim() == 2 and any(part in name for part in ("q_proj", "k_proj", "v_proj", "o_proj")):
+            if weights.dim() == 2 and any(
+                part in name for part in ("q_proj", "k_proj", "v_proj", "o_proj")
+            ):
                 weights.normal_(0, 0.15)  # attention decides about tokens
     model.save_pretrained(folder)

@@ -21,6 +21,9 @@ import torch  # noqa: E402
 from common import TestCase, np  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers import rotary_embedding  # noqa: E402
+from vllm.model_executor.layers.attention.chunked_local_attention import (
+    create_chunked_local_attention_backend,
+)  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
@@ -57,13 +60,25 @@ class CpuImpl(impl.Impl):
 
 
 def made_impl(
-    stored, calibration=None, window=None, softcap=None, sinks=None, rank=0, n_ranks=1, total=KV_HEADS, kind=gpu.Impl,
-    dtype="auto", block_size=64, **others
+    stored,
+    calibration=None,
+    window=None,
+    softcap=None,
+    sinks=None,
+    rank=0,
+    n_ranks=1,
+    total=KV_HEADS,
+    kind=gpu.Impl,
+    dtype="auto",
+    block_size=64,
+    **others,
 ):
     model = types.SimpleNamespace(model=None, get_total_num_kv_heads=lambda: total)
     cache = types.SimpleNamespace(user_specified_block_size=True, block_size=block_size)
     layers = types.SimpleNamespace(static_forward_context={})
-    config = types.SimpleNamespace(model_config=model, cache_config=cache, compilation_config=layers)
+    config = types.SimpleNamespace(
+        model_config=model, cache_config=cache, compilation_config=layers
+    )
     environment = {"KVANT_VLLM": stored} | ({"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {})
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict("os.environ", environment))
@@ -71,16 +86,18 @@ def made_impl(
         stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_rank", lambda: rank))
         stack.enter_context(mock.patch.object(impl, "get_tensor_model_parallel_world_size", lambda: n_ranks))
         made = object.__new__(kind)
-        made.__init__(HEADS, DIM, DIM**-0.5, KV_HEADS, None, window, dtype, softcap, sinks=sinks, **others)
+        made.__init__(
+            HEADS, DIM, DIM**-0.5, KV_HEADS, None, window, dtype, softcap, sinks=sinks, **others
+        )
     made.flash = None
     return made
 
 
-def made_builder(drafts=0):
+def made_builder(drafts=0, spec=None):
     speculative = types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False) if drafts else None
     parallel = types.SimpleNamespace(decode_context_parallel_size=1)
     config = types.SimpleNamespace(speculative_config=speculative, parallel_config=parallel, use_v2_model_runner=True)
-    return batch.Builder(None, ["layer"], config, torch.device(DEVICE))
+    return batch.Builder(spec, ["layer"], config, torch.device(DEVICE))
 
 
 class Step:
@@ -154,13 +171,13 @@ def made_memory(layer_impl):
     return torch.zeros(BLOCKS, KV_HEADS, 64, cell, dtype=torch.uint8, device=DEVICE)
 
 
-def attention(q, k, v, window=0, softcap=0.0, sinks=None):
+def attention(q, k, v, window=0, softcap=0.0, sinks=None, chunk=1 << 20):
     q, k, v = (np.asarray(x.float() if torch.is_tensor(x) else x, dtype=np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, GROUP, 1) for x in (k, v))
     scores = np.einsum("qhd,thd->hqt", q, k) * DIM**-0.5
     scores = softcap * np.tanh(scores / softcap) if softcap else scores
     at, token = np.arange(len(k) - len(q), len(k))[:, None], np.arange(len(k))
-    seen = (token <= at) & (at - token < (window or len(k)))
+    seen = (token <= at) & (at - token < (window or len(k))) & (at // chunk == token // chunk)
     weights = np.where(seen, np.exp(scores), 0)
     total = weights.sum(-1) + (0 if sinks is None else np.exp(sinks)[:, None])
     return np.einsum("hqt,thd->qhd", weights / total[..., None], v)
@@ -232,6 +249,18 @@ class Cases:
         for options in ({"window": 50}, {"softcap": 2.0}, {"sinks": sinks}, {"window": 65, "softcap": 3.0}):
             with self.subTest(**options):
                 self.check("int-8/int-8", DECODES + CHUNKS + PROMPTS, **options)
+
+    def test_chunked_attention(self):
+        """Llama 4's, by vLLM's builder, which makes a sequence of each part of a prompt."""
+        local = create_chunked_local_attention_backend(gpu.Backend, 128).get_builder_cls()
+        for stored in ("f32/f32", "turboquant4"):
+            made, step = made_impl(stored, kind=self.kind), Step(
+                [(300, 1), (256, 1), (257, 1), (250, 110), (200, 200), (128, 128)], torch.float32
+            )
+            with mock.patch.object(batch, "Builder", local):
+                builder = made_builder(spec=types.SimpleNamespace(block_size=64))
+            found = step.run(made, builder.build(0, step.common()))
+            self.close(found, step.expected(round_trip(made), chunk=128), torch.float32, stored)
 
     def test_calibrated(self):
         """Specs whose pages need numbers per kv head, of another layer than the first."""
@@ -363,7 +392,8 @@ class Gpu(Cases, TestCase):
             self.close(out.float().cpu().numpy(), last.expected(round_trip(made)), dtype, stored)
 
     def test_a_row_that_is_refused_is_nobody_s(self):
-        """In a block that vLLM cleared its slot holds zeros, and other sequences see nothing of it. (On a GPU the host does not know.)"""
+        """In a block that vLLM cleared its slot holds zeros, and other sequences see nothing of it.
+        (On a GPU the host does not know.)"""
         sequences, at = DECODES + CHUNKS, 200 - 30  # of the third sequence, in its past
         for stored, value in (("f32/f32", np.nan), ("turboquant4", np.inf)):
             expected = Step(sequences, torch.float32)
@@ -371,7 +401,10 @@ class Gpu(Cases, TestCase):
                 rows[at] = 0
             found = Step(sequences, torch.float32)
             found.rows[2][0][at], found.rows[2][1][at] = value, value
-            found, expected = (step.run(made_impl(stored), made_builder().build(0, step.common())) for step in (found, expected))
+            found, expected = (
+                step.run(made_impl(stored), made_builder().build(0, step.common()))
+                for step in (found, expected)
+            )
             np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_memory_of_others(self):
@@ -390,7 +423,11 @@ class Gpu(Cases, TestCase):
         made, layer = made_impl("int4"), types.SimpleNamespace(layer_name="model.layers.0.attn")
         cell = codecs.cell_bytes(made.stored, DIM)
         rows, slots = torch.zeros(1, KV_HEADS, DIM, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        for shape, transposed in (((4, KV_HEADS, 32, cell), False), ((4, 64, KV_HEADS, cell), True), ((4, KV_HEADS, 64, cell - 4), False)):
+        for shape, transposed in (
+            ((4, KV_HEADS, 32, cell), False),
+            ((4, 64, KV_HEADS, cell), True),
+            ((4, KV_HEADS, 64, cell - 4), False),
+        ):
             memory = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
             with self.assertRaisesRegex(ValueError, "block-size 64 and the layout LBHNC"):
                 made.do_kv_cache_update(layer, rows, rows, memory.transpose(1, 2) if transposed else memory, slots)
@@ -411,14 +448,24 @@ class Cpu(Cases, TestCase):
     kind = CpuImpl
 
     def test_rows_that_are_refused(self):
-        """A row of NaNs, or beyond what a codec stores: who sees it gets NaN, nobody else sees anything of it."""
+        """A row of NaNs, or beyond what a codec stores: who sees it gets NaN, nobody else sees
+        anything of it."""
         sequences = DECODES + CHUNKS + PROMPTS
         of = 4  # the sequence: 300 tokens, of which 110 are queries
-        for stored, value in (("f32/f32", np.nan), ("turboquant4", np.inf), ("int8", -np.inf), ("int8", 3e38)):
+        for stored, value in (
+            ("f32/f32", np.nan),
+            ("turboquant4", np.inf),
+            ("int8", -np.inf),
+            ("int8", 3e38),
+        ):
             for role in (0, 1):
                 for token, window in ((250, None), (250, 30), (100, None), (100, 150), (299, None)):
-                    with self.subTest(stored=stored, value=value, role=role, token=token, window=window):
-                        made, step = made_impl(stored, window=window, kind=self.kind), Step(sequences, torch.float32)
+                    with self.subTest(
+                        stored=stored, value=value, role=role, token=token, window=window
+                    ):
+                        made, step = made_impl(stored, window=window, kind=self.kind), Step(
+                            sequences, torch.float32
+                        )
                         expected = step.run(made, made_builder().build(0, step.common()))
                         step.rows[of][role][token, 1, 3] = value
                         made = made_impl(stored, window=window, kind=self.kind)
@@ -426,7 +473,10 @@ class Cpu(Cases, TestCase):
                             found = step.run(made, made_builder().build(0, step.common()))
                         self.assertIn("its request's output is NaN", said.output[0])
                         first = int(step.starts[of]) + token - 190
-                        blind = slice(max(first, int(step.starts[of])), min(first + (window or 300), int(step.starts[of + 1])))
+                        blind = slice(
+                            max(first, int(step.starts[of])),
+                            min(first + (window or 300), int(step.starts[of + 1])),
+                        )
                         self.assertTrue(np.isnan(found[blind]).all())
                         found[blind] = expected[blind]
                         np.testing.assert_array_equal(found, expected)
@@ -435,9 +485,19 @@ class Cpu(Cases, TestCase):
         made, step = made_impl("f32/f32", kind=self.kind), Step(PROMPTS, torch.float32)
         memory, good = made_memory(made), step.rows[1][0]
         for keys in (good.clone().index_fill_(0, torch.tensor([70]), np.nan), good):
-            made.do_kv_cache_update(step.layer, keys, step.rows[1][1], memory, step.slots(1, 0, 129))
+            made.do_kv_cache_update(
+                step.layer, keys, step.rows[1][1], memory, step.slots(1, 0, 129)
+            )
             out = torch.zeros(len(step.queries), HEADS * DIM)
-            made.forward(step.layer, step.queries, keys, step.rows[1][1], memory, made_builder().build(0, step.common()), out)
+            made.forward(
+                step.layer,
+                step.queries,
+                keys,
+                step.rows[1][1],
+                memory,
+                made_builder().build(0, step.common()),
+                out,
+            )
             self.assertEqual(bool(torch.isnan(out[30 + 70 :]).all()), keys is not good)
             self.assertFalse(bool(torch.isnan(out[30 : 30 + 70]).any()))
 
@@ -451,26 +511,42 @@ class Cpu(Cases, TestCase):
         np.testing.assert_array_equal(found, expected)
 
     def test_what_other_layers_left_in_blocks(self):
-        """Recurrent layers' numbers, which as rows or scales may be NaNs, behind a sequence's end."""
+        """Recurrent layers' numbers, which as rows or scales may be NaNs, behind a sequence's
+        end."""
         for stored in ("f32/f32", "f16/f16", "int8", "turboquant4"):
             for left in (0xFF, 0x7C):
-                made, step = made_impl(stored, kind=self.kind), Step(DECODES + CHUNKS + PROMPTS, torch.float32)
+                made, step = made_impl(stored, kind=self.kind), Step(
+                    DECODES + CHUNKS + PROMPTS, torch.float32
+                )
                 expected = step.run(made, made_builder().build(0, step.common()))
                 memory = made_memory(made).fill_(left)
                 with mock.patch(f"{__name__}.made_memory", lambda layer_impl: memory):
-                    found = step.run(made_impl(stored, kind=self.kind), made_builder().build(0, step.common()))
+                    found = step.run(
+                        made_impl(stored, kind=self.kind), made_builder().build(0, step.common())
+                    )
                 np.testing.assert_array_equal(found, expected)
 
     def test_memory(self):
-        """Every layout that vLLM makes of LBHNC is seen where it lies: padded pages, blocks of several pages; copies are refused."""
+        """Every layout that vLLM makes of LBHNC is seen where it lies: padded pages, blocks of
+        several pages; copies are refused."""
         stored = chosen_as("int8")
         cell = codecs.cell_bytes(stored, DIM)
         for tokens, padding in ((64, 0), (64, 64), (64, 24576), (128, 0), (320, 0)):
             for dtype in (torch.float32, torch.bfloat16):
-                spec = FullAttentionSpec(block_size=tokens, num_kv_heads=KV_HEADS, head_size=DIM, dtype=dtype, state_content_bytes=cell)
-                spec = dataclasses.replace(spec, page_size_padded=spec.page_size_bytes + padding if padding else None)
+                spec = FullAttentionSpec(
+                    block_size=tokens,
+                    num_kv_heads=KV_HEADS,
+                    head_size=DIM,
+                    dtype=dtype,
+                    state_content_bytes=cell,
+                )
+                spec = dataclasses.replace(
+                    spec, page_size_padded=spec.page_size_bytes + padding if padding else None
+                )
                 raw = torch.zeros(2 * 5 * spec.page_size_bytes, dtype=torch.int8)
-                placed = KVCacheTensor(len(raw), ["a", "b"], 5 * spec.page_size_bytes, spec.page_size_bytes)
+                placed = KVCacheTensor(
+                    len(raw), ["a", "b"], 5 * spec.page_size_bytes, spec.page_size_bytes
+                )
                 for view in create_kv_cache_views(raw, spec, 5, KVCacheLayout.LBHNC, placed):
                     blocks = pages.rows_of_blocks(view)
                     self.assertEqual(len(blocks), 5 * tokens // 64)
@@ -478,15 +554,34 @@ class Cpu(Cases, TestCase):
                     if tokens == 64:
                         self.assertEqual(at, [view[i].data_ptr() for i in range(5)])
                     else:
-                        self.assertEqual(at, [view.data_ptr() + i * spec.page_size_bytes // (tokens // 64) for i in range(len(blocks))])
+                        self.assertEqual(
+                            at,
+                            [
+                                view.data_ptr() + i * spec.page_size_bytes // (tokens // 64)
+                                for i in range(len(blocks))
+                            ],
+                        )
                     made = pages.LayerPages(stored, view, 0, range(KV_HEADS), DIM)
-                    self.assertTrue(made.k._memory.ctypes.data == view.data_ptr() and np.shares_memory(made.v._memory, raw.numpy()))
+                    self.assertTrue(
+                        made.k._memory.ctypes.data == view.data_ptr()
+                        and np.shares_memory(made.v._memory, raw.numpy())
+                    )
         wrong = torch.zeros(4, 64, KV_HEADS, cell, dtype=torch.uint8).transpose(1, 2)
-        for memory in (wrong, torch.zeros(4, KV_HEADS, 32, cell, dtype=torch.uint8), torch.zeros(5, KV_HEADS, 64, 2 * cell, dtype=torch.uint8)[..., ::2]):
+        for memory in (
+            wrong,
+            torch.zeros(4, KV_HEADS, 32, cell, dtype=torch.uint8),
+            torch.zeros(5, KV_HEADS, 64, 2 * cell, dtype=torch.uint8)[..., ::2],
+        ):
             with self.assertRaisesRegex(ValueError, "kvant: .*(LBHNC|block-size)"):
                 pages.LayerPages(stored, memory, 0, range(KV_HEADS), DIM)
         with self.assertRaisesRegex(ValueError, "too small"):
-            pages.LayerPages(stored, torch.zeros(4, KV_HEADS, 64, cell - 4, dtype=torch.uint8), 0, range(KV_HEADS), DIM)
+            pages.LayerPages(
+                stored,
+                torch.zeros(4, KV_HEADS, 64, cell - 4, dtype=torch.uint8),
+                0,
+                range(KV_HEADS),
+                DIM,
+            )
 
 
 def chosen_as(name):
@@ -495,12 +590,19 @@ def chosen_as(name):
 
 
 class Choices(TestCase):
+
     def test_cells_of_several_sizes(self):
-        """The largest token is a whole multiple of each other one. Where layers are 2^n times as wide as each other, padding is what
-        their bytes per channel differ by, and less than the 64 bytes that all cells of these shapes divide."""
+        """The largest token is a whole multiple of each other one. If layers are 2^n times as wide
+        as each other, padding makes up for unequal bytes per channel, and rounds up to 64 bytes."""
         for name in ("int8", "int4", "turboquant4", "trellis3", "f32/f32"):
             stored = chosen_as(name)
-            for shapes in ({(2, 64), (2, 128)}, {(8, 256), (4, 512)}, {(16, 256), (4, 512)}, {(4, 80), (4, 128)}, {(1, 256), (8, 128), (2, 64)}):
+            for shapes in (
+                {(2, 64), (2, 128)},
+                {(8, 256), (4, 512)},
+                {(16, 256), (4, 512)},
+                {(4, 80), (4, 128)},
+                {(1, 256), (8, 128), (2, 64)},
+            ):
                 cells = codecs.even_cells(stored, shapes)
                 tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
                 self.assertEqual({max(tokens.values()) % n for n in tokens.values()}, {0})
@@ -511,44 +613,86 @@ class Choices(TestCase):
                     widest = max(heads * dim for heads, dim in shapes)
                     per_channel = max(codecs.cell_bytes(stored, dim) / dim for _, dim in shapes)
                     self.assertLess(max(tokens.values()), widest * per_channel + 64)
-            self.assertEqual(codecs.even_cells(stored, {(2, 64)}), {(2, 64): codecs.cell_bytes(stored, 64)})
-        self.assertEqual(codecs.even_cells(chosen_as("turboquant4"), {(2, 64), (2, 128)}), {(2, 64): 68, (2, 128): 136})
+            self.assertEqual(
+                codecs.even_cells(stored, {(2, 64)}), {(2, 64): codecs.cell_bytes(stored, 64)}
+            )
+        self.assertEqual(
+            codecs.even_cells(chosen_as("turboquant4"), {(2, 64), (2, 128)}),
+            {(2, 64): 68, (2, 128): 136},
+        )
 
     def test_specs_that_are_refused(self):
-        """What holds anything else than a row of keys and one of values per token."""
+        """kvant refuses blocks that hold anything else than a row of keys and of values per
+        token."""
         shape = dict(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
-        with mock.patch.dict("os.environ", KVANT_VLLM="int8"), mock.patch.object(impl, "_stored", []):
-            for spec in (FullAttentionSpec(**shape), SlidingWindowSpec(**shape, sliding_window=64), ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64)):
+        with (
+            mock.patch.dict("os.environ", KVANT_VLLM="int8"),
+            mock.patch.object(impl, "_stored", []),
+        ):
+            for spec in (
+                FullAttentionSpec(**shape),
+                SlidingWindowSpec(**shape, sliding_window=64),
+                ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64),
+            ):
                 self.assertEqual(impl.customize_spec(spec).state_content_bytes, 2 * 68)
-            refused = (MLAAttentionSpec(**shape | {"num_kv_heads": 1}), CrossAttentionSpec(**shape), EncoderOnlyAttentionSpec(**shape))
-            refused += (SinkFullAttentionSpec(**shape, sink_len=4), FullAttentionSpec(**shape, head_size_v=128), FullAttentionSpec(**shape, tokens_per_state=2))
+            refused = (
+                MLAAttentionSpec(**shape | {"num_kv_heads": 1}),
+                CrossAttentionSpec(**shape),
+                EncoderOnlyAttentionSpec(**shape),
+            )
+            refused += (
+                SinkFullAttentionSpec(**shape, sink_len=4),
+                FullAttentionSpec(**shape, head_size_v=128),
+                FullAttentionSpec(**shape, tokens_per_state=2),
+            )
             for spec in refused:
-                with self.assertRaisesRegex(NotImplementedError, f"kvant: vLLM's {type(spec).__name__} .*start without KVANT_VLLM"):
+                with self.assertRaisesRegex(
+                    NotImplementedError,
+                    f"kvant: vLLM's {type(spec).__name__} .*start without KVANT_VLLM",
+                ):
                     impl.customize_spec(spec)
 
     def test_options_of_layers(self):
         """Unknown ones are refused, not ignored."""
-        with self.assertRaisesRegex(NotImplementedError, "kvant: attention with dual_chunk_attention_config"):
+        with self.assertRaisesRegex(
+            NotImplementedError, "kvant: attention with dual_chunk_attention_config"
+        ):
             made_impl("int8", dual_chunk_attention_config={"chunk_size": 8192})
         for dtype in ("fp8", "int8_per_token_head"):
-            with self.assertRaisesRegex(ValueError, f"--kv-cache-dtype has to be kvant_NAME or auto with KVANT_VLLM, not {dtype}"):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"--kv-cache-dtype has to be kvant_NAME or auto with KVANT_VLLM, not {dtype}",
+            ):
                 made_impl("int8", dtype=dtype)
         with self.assertRaisesRegex(ValueError, "--block-size has to be a multiple of 64, not 16"):
             made_impl("int8", block_size=16)
 
     def test_vllm_clears_blocks_that_change_hands(self):
-        """Of kvant's alone: what a row that is refused leaves there is another request's."""
+        """vLLM clears kvant's blocks alone, where a refused row would leave another request's
+        row."""
         kvant.vllm.register()
         kvant.vllm.register()
         plain = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
         packed = dataclasses.replace(plain, state_content_bytes=136)
-        for spec, environment, needed in ((plain, "int8", False), (packed, "int8", True), (packed, "", False), (dataclasses.replace(packed, dtype=torch.uint8), "", True)):
+        for spec, environment, needed in (
+            (plain, "int8", False),
+            (packed, "int8", True),
+            (packed, "", False),
+            (dataclasses.replace(packed, dtype=torch.uint8), "", True),
+        ):
             with mock.patch.dict("os.environ", KVANT_VLLM=environment):
-                found = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["a"], spec)])
+                found = KVCacheConfig(
+                    num_blocks=4,
+                    kv_cache_tensors=[],
+                    kv_cache_groups=[KVCacheGroupSpec(["a"], spec)],
+                )
                 self.assertEqual(found.needs_kv_cache_zeroing, needed)
 
     def test_without_vllm(self):
-        with mock.patch("importlib.util.find_spec", lambda name: None), self.assertRaisesRegex(ImportError, "vLLM, which loads this plug-in"):
+        with (
+            mock.patch("importlib.util.find_spec", lambda name: None),
+            self.assertRaisesRegex(ImportError, "vLLM, which loads this plug-in"),
+        ):
             kvant.vllm.register()
 
     def test_names_of_codecs(self):
@@ -613,7 +757,12 @@ class Choices(TestCase):
         made = made_impl("int4")
         memory = made_memory(made)
         made.stored = made.stored._replace(calibration="model.kvcal")
-        for layer in (types.SimpleNamespace(layer_name="draft_model.layers.0.attn"), types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True)):
+        mtp = types.SimpleNamespace(layer_name="mtp.layers.0.self_attn.attn")
+        for layer in (
+            mtp,
+            types.SimpleNamespace(layer_name="draft_model.layers.0.attn"),
+            types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True),
+        ):
             with self.assertRaisesRegex(NotImplementedError, "of one model"):
                 made._pages(layer, memory)
 

@@ -4,11 +4,11 @@
     KVANT_VLLM=turboquant4 vllm serve MODEL --attention-backend KVANT --block-size 64                # a GPU, before
     KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64                                          # a CPU
 
-KVANT_VLLM names what blocks are stored with: a name of STORED or its codec's (turboquant-4), a preset, or specs as K/V (int-8/turboquant-4), which
-the dtype `kvant` takes, too. Presets need KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model;
-KVANT_VLLM_LEARN=path with another name makes such a file from the first prompts, for the next start, and
-KVANT_VLLM_LEARN_POSITIONS=N at positions up to N.
-Without one of these vLLM is as it was."""
+KVANT_VLLM names what blocks are stored with: a name of STORED or its codec's (turboquant-4), a
+preset, or specs as K/V (int-8/turboquant-4), which the dtype `kvant` takes, too. Presets need
+KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal beside the model; KVANT_VLLM_LEARN=path
+with another name makes such a file from the first prompts, for the next start, and
+KVANT_VLLM_LEARN_POSITIONS=N at positions up to N. Without one of these vLLM is as it was."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
         return None
     in_dtype = dtype is not None and dtype.startswith(f"{DTYPE}_")
     name = dtype.removeprefix(f"{DTYPE}_") if in_dtype else os.environ.get("KVANT_VLLM", "")
-    name = next((short for short, stored in STORED.items() if name == stored.k), name)  # turboquant-4 is turboquant4
+    name = next(
+        (short for short, stored in STORED.items() if name == stored.k), name
+    )  # turboquant-4 is turboquant4
     calibration = _calibration(model)
     if name in PRESETS and not calibration:
         needed = f"KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, or {BESIDE_MODEL} beside the model"
@@ -101,20 +103,29 @@ def _register_dtypes() -> None:
 
 
 def _clear_blocks() -> None:
-    """vLLM clears a block before another request gets it where a model has recurrent layers. kvant's blocks always need that: a row
-    that a GPU refuses, such as one of NaNs, leaves its slot as it was, and its request must not read another one's row there."""
+    """vLLM clears a block before another request gets it where a model has recurrent layers.
+    kvant's blocks always need that: a row that a GPU refuses, such as one of NaNs, leaves its slot
+    as it was, and its request must not read another one's row there."""
     from vllm.v1 import kv_cache_interface
 
-    config, given = kv_cache_interface.KVCacheConfig, getattr(kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None)
+    config, given = kv_cache_interface.KVCacheConfig, getattr(
+        kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None
+    )
     if not isinstance(given, property) or hasattr(given.fget, "kvant"):
         return
 
     def is_packed(spec: Any) -> bool:
-        named = bool(os.environ.get("KVANT_VLLM")) or str(getattr(spec, "dtype", "")) == "torch.uint8"
+        named = (
+            bool(os.environ.get("KVANT_VLLM")) or str(getattr(spec, "dtype", "")) == "torch.uint8"
+        )
         return named and getattr(spec, "state_content_bytes", None) is not None
 
     def needed(self: Any) -> bool:
-        specs = (spec for group in self.kv_cache_groups for spec in kv_cache_interface.iter_layer_specs(group.kv_cache_spec))
+        specs = (
+            spec
+            for group in self.kv_cache_groups
+            for spec in kv_cache_interface.iter_layer_specs(group.kv_cache_spec)
+        )
         return bool(given.fget(self)) or any(map(is_packed, specs))
 
     needed.kvant = True  # type: ignore[attr-defined]
@@ -137,9 +148,12 @@ def _reduce(backend: Any) -> tuple[Any, tuple[Any]]:
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, some of them more than once. ImportError where there is no vLLM."""
+    """Called by vLLM in each of its processes, some of them more than once. ImportError where there
+    is no vLLM."""
     if importlib.util.find_spec("vllm") is None:
-        raise ImportError("kvant.vllm: vLLM, which loads this plug-in, is not installed (pip install vllm)")
+        raise ImportError(
+            "kvant.vllm: vLLM, which loads this plug-in, is not installed (pip install vllm)"
+        )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     _register_dtypes()

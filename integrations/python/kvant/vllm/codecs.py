@@ -49,9 +49,9 @@ def cell_bytes(stored: Stored, head_dim: int) -> int:
 
 
 def even_cells(stored: Stored, shapes: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Cells of layers by their kv heads and head_dim, padded so that the largest token of a layer is a whole multiple of each
-    other one. vLLM gives layers of several sizes blocks of the same bytes: with whole ratios these hold more tokens, and
-    without them they are mostly padding."""
+    """Bytes of a token and kv head, for layers by their kv heads and head_dim. vLLM gives layers of
+    several sizes blocks of equal bytes, which are mostly padding unless sizes have whole ratios. So
+    cells are padded until the largest token is a whole multiple of each other one."""
     cells = {shape: cell_bytes(stored, shape[1]) for shape in shapes}
     tokens = {shape: shape[0] * cell for shape, cell in cells.items()}
     if len(set(tokens.values())) < 2:

@@ -125,10 +125,17 @@ class LayerPages:
         """memory: vLLM's tensor [blocks, kv heads, tokens, content], of any type."""
         made = [codecs(stored, role, head_dim, layer, heads) for role in "kv"]
         block, head, token, _ = (stride * memory.element_size() for stride in memory.stride())
-        head_bytes = token * PAGE_TOKENS  # pages, and padding where layers differ in size (even_cells)
+        head_bytes = (
+            token * PAGE_TOKENS
+        )  # pages, and padding where layers differ in size (even_cells)
         head = head_bytes if len(heads) == 1 else head
         fits = sum(codec[0].page_bytes for codec in made) <= head_bytes
-        if memory.shape[2] != PAGE_TOKENS or token != memory.shape[3] * memory.element_size() or not fits or head != head_bytes:
+        if (
+            memory.shape[2] != PAGE_TOKENS
+            or token != memory.shape[3] * memory.element_size()
+            or not fits
+            or head != head_bytes
+        ):
             raise ValueError(f"kvant: --block-size {PAGE_TOKENS} and the layout LBHNC are needed, not {memory.shape[2]}")
         if memory.data_ptr() % 16 or block % 16:
             raise ValueError("kvant: vLLM's blocks are not aligned to 16 bytes")

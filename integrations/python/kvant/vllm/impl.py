@@ -14,7 +14,11 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from ..library import PAGE_TOKENS
 from . import Stored, chosen, is_ours
@@ -26,21 +30,31 @@ from .learn import LOG, Learner
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
 # Of the model whose layers are made, if KVANT_VLLM_LEARN asks for it.
 _learner: list[Learner] = []
-# What the layers made last are stored with, and all layers by name: vLLM asks a backend for the size of blocks without
-# naming the dtype or the model.
+# The codecs of the layers made last, and all layers by name. vLLM asks a backend for the size of
+# blocks and names neither the dtype nor the model.
 _stored: list[tuple[Stored, dict[str, Any]]] = []
-_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)  # whose blocks hold a row of keys and one of values per token
+# Their blocks hold a row of keys and one of values per token.
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+_WITHOUT = "start without KVANT_VLLM"
 
 
 def customize_spec(spec: Any) -> Any:
-    """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there are."""
-    if type(spec) not in _SPECS or spec.head_size_v != spec.head_size or spec.tokens_per_state != 1:
-        shape = f"head_dim {spec.head_size} of keys, {spec.head_size_v} of values"
-        raise NotImplementedError(f"kvant: vLLM's {type(spec).__name__} ({shape}) is not supported; start without KVANT_VLLM")
+    """The true size of a token and kv head, so that vLLM's scheduler counts the blocks that there
+    are."""
+    of_values, per_state = getattr(spec, "head_size_v", None), getattr(spec, "tokens_per_state", 1)
+    if type(spec) not in _SPECS or of_values not in (None, spec.head_size) or per_state != 1:
+        shape = f"head_dim {spec.head_size} of keys, {of_values} of values"
+        raise NotImplementedError(
+            f"kvant: vLLM's {type(spec).__name__} ({shape}) is not supported; {_WITHOUT}"
+        )
     stored, layers = _stored[-1] if _stored else (chosen(), {})
     assert stored is not None
     own = (spec.num_kv_heads, spec.head_size)
-    shapes = {(layer.impl.num_kv_heads, layer.impl.head_size) for layer in layers.values() if isinstance(getattr(layer, "impl", None), Impl)}
+    shapes = {
+        (layer.impl.num_kv_heads, layer.impl.head_size)
+        for layer in layers.values()
+        if isinstance(getattr(layer, "impl", None), Impl)
+    }
     cell = even_cells(stored, shapes | {own})[own]
     _say(stored, spec.head_size, cell)
     return replace(spec, state_content_bytes=cell)
@@ -48,10 +62,17 @@ def customize_spec(spec: Any) -> Any:
 
 @functools.lru_cache
 def _say(stored: Stored, head_dim: int, cell: int) -> None:
-    """One line at start: that blocks are kvant's, and what they take."""
+    """Logs one line at start: the codecs that blocks hold, and their bits per number."""
     of_file = f", calibration {stored.calibration}" if stored.calibration else ""
     bits = 8 * cell / (2 * head_dim)
-    LOG.info("kvant: blocks hold keys as %s, values as %s: %.2f bits per number at head_dim %d%s", stored.k, stored.v, bits, head_dim, of_file)
+    LOG.info(
+        "kvant: blocks hold keys as %s, values as %s: %.2f bits per number at head_dim %d%s",
+        stored.k,
+        stored.v,
+        bits,
+        head_dim,
+        of_file,
+    )
 
 
 def _learning(model: str, n_ranks: int) -> Learner | None:
@@ -66,7 +87,15 @@ def _learning(model: str, n_ranks: int) -> Learner | None:
 def _check_block_size(cache: Any) -> None:
     """vLLM's own words about a size that no kernel takes do not say which ones do."""
     if cache.user_specified_block_size and cache.block_size % PAGE_TOKENS:
-        raise ValueError(f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {cache.block_size}")
+        raise ValueError(
+            f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {cache.block_size}"
+        )
+
+
+def _is_draft(layer: Any, name: str) -> bool:
+    """Whether a layer drafts tokens for the model. vLLM's newer runner says so. Layers of an MTP
+    head count from 0 again, so that their numbers are those of the model's layers."""
+    return getattr(layer, "is_draft_layer", False) or name.startswith(("draft_model.", "mtp."))
 
 
 class Backend:
@@ -106,10 +135,16 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         if alibi_slopes is not None or attn_type != AttentionType.DECODER:
-            raise NotImplementedError("kvant: vLLM's models with ALiBi and its encoders are not supported; start without KVANT_VLLM")
-        unknown = sorted(name for name, value in others.items() if value is not None and value is not False)
+            raise NotImplementedError(
+                f"kvant: vLLM's models with ALiBi and its encoders are not supported; {_WITHOUT}"
+            )
+        unknown = sorted(
+            name for name, value in others.items() if value is not None and value is not False
+        )
         if unknown:
-            raise NotImplementedError(f"kvant: attention with {', '.join(unknown)} is not supported; start without KVANT_VLLM")
+            raise NotImplementedError(
+                f"kvant: attention with {', '.join(unknown)} is not supported; {_WITHOUT}"
+            )
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads or num_heads
         self.scale, self.kv_cache_dtype, self.sinks = float(scale), kv_cache_dtype, sinks
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
@@ -118,8 +153,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         model = config.model_config
         stored = chosen(kv_cache_dtype, model.model)
         if stored is None:
-            named = f"kvant_NAME or auto with KVANT_VLLM, not {kv_cache_dtype}, which vLLM would store itself"
-            raise ValueError(f"kvant: --kv-cache-dtype has to be {named}")
+            named = f"kvant_NAME or auto with KVANT_VLLM, not {kv_cache_dtype}"
+            raise ValueError(f"kvant: --kv-cache-dtype has to be {named}, which is vLLM's own")
         _check_block_size(config.cache_config)
         self.stored = stored
         _stored[:] = [(stored, config.compilation_config.static_forward_context)]
@@ -134,7 +169,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         place = kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride()
         if self.place != place:
             name = self.kv_sharing_target_layer_name or layer.layer_name
-            if self.stored.calibration and (getattr(layer, "is_draft_layer", False) or name.startswith("draft_model.")):
+            if self.stored.calibration and _is_draft(layer, name):
                 raise NotImplementedError("kvant: a calibration is of one model; with draft models take codecs without one")
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
@@ -152,7 +187,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
         """From whole prompts."""
         assert self.learner is not None
-        if getattr(layer, "is_draft_layer", False) or layer.layer_name.startswith("draft_model."):
+        if _is_draft(layer, layer.layer_name):
             return
         starts = batch.query_start_loc[part.first : part.last + 1].tolist()
         for own in map(slice, starts, starts[1:]):
@@ -188,4 +223,3 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):
                 pages.attend(query, out, batch, part, self._options(batch))
         return output
-

@@ -1,7 +1,9 @@
-"""A layer's pages in the memory that vLLM gave it on a CPU: per block the keys' pages of all kv heads, then the values'.
+"""A layer's pages in the memory that vLLM gave it on a CPU: per block the keys' pages of all kv
+heads, then the values'.
 
-vLLM shares memory block by block between layers of different kinds (windows, recurrent states), so a block's bytes are its
-own alone. Rows that hold a NaN or an infinity are refused: whoever attends to their slots gets NaN, as from vLLM's own cache."""
+vLLM shares memory block by block between layers of different kinds (windows, recurrent states), so
+a block's bytes are its own alone. Rows that hold a NaN or an infinity are refused: whoever attends
+to their slots gets NaN, as from vLLM's own cache."""
 
 from __future__ import annotations
 
@@ -23,17 +25,30 @@ _REFUSED = (50, 51)  # KVANT_ERR_NONFINITE, KVANT_ERR_RANGE
 
 
 def rows_of_blocks(memory: Tensor) -> np.ndarray:
-    """vLLM's tensor [blocks, kv heads, tokens, content] as uint8 [blocks of 64 tokens, bytes], at the same addresses.
-    ValueError where a view cannot be had: a copy would hold rows beyond vLLM's memory budget."""
+    """vLLM's tensor [blocks, kv heads, tokens, content] as uint8 [blocks of 64 tokens, bytes], at
+    the same addresses. ValueError where a view cannot be had: a copy would hold rows beyond vLLM's
+    memory budget."""
     n_blocks, n_heads, n_tokens, content = memory.shape
     block, head, token, channel = (stride * memory.element_size() for stride in memory.stride())
     if n_tokens % PAGE_TOKENS:
-        raise ValueError(f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {n_tokens}")
-    dense = channel == memory.element_size() and token == content * channel and (head == n_tokens * token or n_heads == 1)
+        raise ValueError(
+            f"kvant: --block-size has to be a multiple of {PAGE_TOKENS}, not {n_tokens}"
+        )
+    dense = (
+        channel == memory.element_size()
+        and token == content * channel
+        and (head == n_tokens * token or n_heads == 1)
+    )
     parts, bytes_ = n_tokens // PAGE_TOKENS, n_heads * n_tokens * token
     if not dense or block % (parts * 64) or (parts > 1 and block != bytes_):
-        raise ValueError(f"kvant: vLLM's layout LBHNC is needed, not {tuple(memory.shape)} with strides {memory.stride()}")
-    flat = torch.as_strided(memory, (n_blocks, bytes_ // channel), (memory.stride(0), 1)).view(torch.uint8).numpy()
+        raise ValueError(
+            f"kvant: the layout LBHNC is needed, not {tuple(memory.shape)}, {memory.stride()} apart"
+        )
+    flat = (
+        torch.as_strided(memory, (n_blocks, bytes_ // channel), (memory.stride(0), 1))
+        .view(torch.uint8)
+        .numpy()
+    )
     rows = flat if parts == 1 else flat.reshape(n_blocks * parts, bytes_ // parts)
     if rows.ctypes.data != memory.data_ptr():
         raise ValueError("kvant: a layer's memory was copied")
@@ -44,21 +59,31 @@ class LayerPages:
     def __init__(self, stored: Stored, memory: Tensor, layer: int, heads: range, head_dim: int) -> None:
         """memory: vLLM's tensor of the layer."""
         self.n_threads = torch.get_num_threads()
-        self.blocks, self.parts, self.layer = rows_of_blocks(memory), memory.shape[2] // PAGE_TOKENS, layer
+        self.blocks, self.layer = rows_of_blocks(memory), layer
+        self.parts = memory.shape[2] // PAGE_TOKENS  # of one of vLLM's blocks
         self.refused: set[int] = set()  # slots
         made, first = [], 0
         for role in ("k", "v"):
             of_role = codecs(stored, role, head_dim, layer, heads)
             end = first + sum(codec.page_bytes for codec in of_role)
             if end > self.blocks.shape[1]:
-                raise ValueError(f"kvant: vLLM's blocks of {self.blocks.shape[1]} bytes are too small for pages of {end}")
-            made.append(Pages(of_role, n_blocks=len(self.blocks), n_threads=self.n_threads, memory=self.blocks[:, first:end]))
+                size = self.blocks.shape[1]
+                raise ValueError(f"kvant: blocks of {size} bytes are too small for pages of {end}")
+            made.append(
+                Pages(
+                    of_role,
+                    n_blocks=len(self.blocks),
+                    n_threads=self.n_threads,
+                    memory=self.blocks[:, first:end],
+                )
+            )
             first = end
         self.k, self.v = made
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Rows [n, kv heads, head_dim]; slots below 0 are padding. A block whose first slot is written begins anew: what other
-        layers and sequences left there is cleared, so that no slot beyond a sequence's end holds it."""
+        """Rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a
+        block's first slot clears the block, because other layers and sequences have left numbers
+        there, which may be NaNs."""
         kept = slots >= 0
         numbers = slots[kept].to(torch.int64).numpy()
         self.blocks[numbers[numbers % PAGE_TOKENS == 0] // PAGE_TOKENS] = 0
@@ -68,7 +93,8 @@ class LayerPages:
             self._write(pages, numbers, rows[kept].detach().to(torch.float32).contiguous().numpy())
 
     def _write(self, pages: Pages, slots: np.ndarray, rows: np.ndarray) -> None:
-        """A write is all or nothing, so that one request's NaN would end a batch: halves find the rows that are refused."""
+        """A write is all or nothing, so that one request's NaN would end a batch: halves find the
+        rows that are refused."""
         try:
             pages.write(slots, rows)
             return
@@ -77,22 +103,33 @@ class LayerPages:
                 raise
             if len(slots) == 1:
                 if not self.refused:
-                    LOG.warning("kvant: a row of layer %d is refused, its request's output is NaN: %s", self.layer, error)
+                    LOG.warning(
+                        "kvant: a row of layer %d is refused, its request's output is NaN: %s",
+                        self.layer,
+                        error,
+                    )
                 self.refused.add(int(slots[0]))
                 return
         half = len(slots) // 2
         self._write(pages, slots[:half], rows[:half])
         self._write(pages, slots[half:], rows[half:])
 
-    def _blind(self, table: np.ndarray, length: int, n: int, window: int, causal: bool) -> Iterator[slice]:
-        """Of a sequence's newest n tokens those that see a refused slot."""
-        first = length - n
+    def _blind(
+        self, table: np.ndarray, length: int, n: int, window: int, causal: bool
+    ) -> Iterator[slice]:
+        """The newest n tokens of a sequence that see a refused slot."""
+        first, used = length - n, table[: -(-length // PAGE_TOKENS)]
         for slot in self.refused:
-            for index in np.flatnonzero(table[: -(-length // PAGE_TOKENS)] == slot // PAGE_TOKENS).tolist():
+            for index in np.flatnonzero(used == slot // PAGE_TOKENS).tolist():
                 token = PAGE_TOKENS * index + slot % PAGE_TOKENS
                 if token < length:
                     end = min(token + window, length) if window else length
                     yield slice(max(0, token - first) if causal else 0, max(0, end - first))
+
+    def _tables(self, batch: Any) -> np.ndarray:
+        """Blocks of 64 tokens per sequence, of which one of vLLM's has several."""
+        tables = batch.block_table.to(torch.int32)[:, :, None] * self.parts
+        return (tables + torch.arange(self.parts, dtype=torch.int32)).flatten(1).numpy()
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
         """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
@@ -101,12 +138,13 @@ class LayerPages:
         if options.sinks is not None:
             named["sinks"] = options.sinks.detach().to(torch.float32).numpy()
         starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
-        tables = (batch.block_table.to(torch.int32)[:, :, None] * self.parts + torch.arange(self.parts, dtype=torch.int32)).flatten(1).numpy()
+        tables = self._tables(batch)
         for i in range(part.first, part.last):
             rows = slice(starts[i], starts[i + 1])
             if rows.start < rows.stop:
                 queries = q[rows].detach().to(torch.float32).contiguous().numpy()
                 found = attention(self.k, self.v, queries, lengths[i], tables[i], **named)
-                for blind in self._blind(tables[i], lengths[i], len(found), options.window, options.causal) if self.refused else ():
+                seen = (tables[i], lengths[i], len(found), options.window, options.causal)
+                for blind in self._blind(*seen):
                     found[blind] = np.nan
                 out[rows] = torch.from_numpy(found).to(out.dtype)

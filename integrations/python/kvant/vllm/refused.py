@@ -1,4 +1,5 @@
-"""What KVANT_VLLM is refused for on CPUs: vLLM chooses these backends by the model, so that nothing would be compressed."""
+"""Backends that vLLM's CPU build chooses by the model, past kvant. With KVANT_VLLM they refuse to
+start, because nothing would be compressed."""
 
 from __future__ import annotations
 
@@ -10,4 +11,7 @@ from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 class Mla(CPUMLABackend):  # type: ignore[misc]
     @staticmethod
     def get_impl_cls() -> Any:
-        raise NotImplementedError("kvant: models with multi-head latent attention (MLA) are not supported; start without KVANT_VLLM")
+        raise NotImplementedError(
+            "kvant: models with multi-head latent attention (MLA) are not supported; "
+            "start without KVANT_VLLM"
+        )
