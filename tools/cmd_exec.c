@@ -290,8 +290,9 @@ static void say_no_flags(const exec_options *o, const program *p)
         return;
     complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
              file_name(p->argv[0]));
-    hint("a llama.cpp program that it starts may need %s, too: one with linked back ends does",
-         o->accel ? "-fa on -ot none=CPU" : "--device " PLUGIN_DEVICE " -ngl 99 -fa on");
+    hint("a llama.cpp program that it starts needs %s if its back ends are linked in%s",
+         o->accel ? "-fa on -ot none=CPU" : "--device " PLUGIN_DEVICE " -ngl 99 -fa on",
+         o->accel ? "" : "; without CUDA its weights stay on the CPU then");
 }
 
 static int exec_failed(const char *name)

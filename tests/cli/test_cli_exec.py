@@ -424,6 +424,7 @@ class Words(Case):
             self.assertEqual(arguments, out)
             self.assertIn(f"'{pathlib.Path(words[0]).name}' does not begin with llama", said)
             self.assertIn("--device KVANT -ngl 99 -fa on", said)
+            self.assertIn("weights stay on the CPU", said)
             self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
         self.assertIn("-fa on -ot none=CPU", self.exec("true", options=["--accel"])[1])
 
