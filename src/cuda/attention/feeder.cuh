@@ -62,10 +62,10 @@ template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int
         }
     }
 
-    KVANT_INLINE void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)
+    KVANT_INLINE void locate(const PageSource &of_k, const PageSource &of_v, int block, int head)
     {
-        k = of_k.base + (size_t)(uint32_t)block * of_k.block_stride + kv_head * of_k.head_stride;
-        v = of_v.base + (size_t)(uint32_t)block * of_v.block_stride + kv_head * of_v.head_stride;
+        k = of_k.base + (size_t)(uint32_t)block * of_k.block_stride + head * of_k.head_stride;
+        v = of_v.base + (size_t)(uint32_t)block * of_v.block_stride + head * of_v.head_stride;
     }
 
     KVANT_INLINE void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece, int warp,
