@@ -161,9 +161,9 @@ typedef struct kvant_cuda_append_args {
     /* q not NULL: queries of these tokens go through their matrix, too (kvant_cuda_transform_queries), in the same
      * launch where few rows have a matrix */
     kvant_cuda_query_args queries;
-    /* device, or NULL: tokens whose rows were refused get a mark, for kvant_cuda_fill_marked. Token i has the number
-     * mark_numbers[i] (on the device), or with NULL its slot. Word 0 becomes 1, bit n % 32 of word 1 + n / 32 is the mark
-     * of number n. Nothing takes marks away */
+    /* device, or NULL: tokens whose rows were refused get a mark, for kvant_cuda_fill_marked. Token i
+     * has the number mark_numbers[i] (on the device), or with NULL its slot. Word 0 becomes 1, and
+     * bit n % 32 of word 1 + n / 32 is the mark of number n. No call takes marks away */
     uint32_t *marks;
     const int64_t *mark_numbers;
 } kvant_cuda_append_args;
@@ -321,9 +321,10 @@ typedef struct kvant_cuda_marked_args {
     size_t out_batch_stride, out_token_stride, out_head_stride;
 } kvant_cuda_marked_args;
 
-/* After attention on the same stream: the output of a query token that sees a token with a mark becomes NaN, of all
- * heads, as if that token's row had been. Costs a launch where there are no marks. */
-KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream);
+/* Called after attention on the same stream: a query token that sees a token with a mark gets NaN as
+ * the output of all its heads. Without marks the call costs a launch. */
+KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args,
+                                              kvant_cuda_stream stream);
 
 /* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
  * attention runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and

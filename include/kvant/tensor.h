@@ -139,8 +139,9 @@ KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const i
 
 /* Reads n slots in any order into n rows, with at most n_threads threads (at least 1); slots never
  * written give zeros, or the centre where there is one. A negative slot gives zeros. */
-KVANT_API kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n, float *rows,
-                                               size_t stride, uint32_t n_threads);
+KVANT_API kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots,
+                                               size_t n, float *rows, size_t stride,
+                                               uint32_t n_threads);
 
 /* Reads the n slots from first on in one thread. */
 KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,

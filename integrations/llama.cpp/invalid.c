@@ -15,7 +15,8 @@
 
 bool kvp_invalid_create(kvp_invalid *invalid, size_t n_cells)
 {
-    *invalid = (kvp_invalid){ .bits = calloc(n_cells / 64 + 1, sizeof(uint64_t)), .n_cells = n_cells };
+    *invalid =
+        (kvp_invalid){ .bits = calloc(n_cells / 64 + 1, sizeof(uint64_t)), .n_cells = n_cells };
     return invalid->bits != NULL;
 }
 
@@ -42,7 +43,8 @@ void kvp_invalid_clear(kvp_invalid *invalid)
     kvp_invalid_set(invalid, 0, invalid->n_cells, false);
 }
 
-void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first, size_t n)
+void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first,
+                      size_t n)
 {
     for (size_t i = 0; (from->n > 0 || to->n > 0) && i < n; i++)
         kvp_invalid_set(to, to_first + i, 1, kvp_invalid_has(from, first + i));
@@ -64,7 +66,8 @@ void kvp_invalid_report(const kvp_refusal *refusal)
 
     if (since < (refusal->by_graph ? QUIET_GRAPHS : 1))
         return;
-    kvp_error("%s: cannot store %zu rows, the first one for cell %zu: %s; sequences with such rows get NaN (further "
+    kvp_error("%s: cannot store %zu rows, the first one for cell %zu: %s; sequences with such rows "
+              "get NaN (further "
               "lines like this one are left out)",
               refusal->name, refusal->n, refusal->cell, refusal->why);
 }

@@ -1,10 +1,10 @@
 /* invalid.h - cells whose rows were refused.
  *
  * A codec refuses a row with a NaN, an infinity or a number beyond fp16's range, and memory may run
- * out. llama.cpp has no way to hear of this from most calls that write rows, and in a batch of many
- * clients one client's row must not cost the others theirs. So the cell becomes invalid: reading it
- * gives NaN, and a token that sees it gets NaN from attention, as from llama.cpp's f16 cache. What
- * the cell held before is not read again. The next row that is stored makes the cell valid.
+ * out. Most calls of llama.cpp that write rows cannot report this, and one client's bad row must
+ * not fail the batch of all clients. So the cell of such a row becomes invalid: reading the cell
+ * gives NaN, and attention gives NaN to a token that sees the cell, as llama.cpp's f16 cache does.
+ * Nobody reads the row that the cell held before. The next row that is stored makes the cell valid.
  *
  * This file owns the marks of a tensor's cells and the lines that are printed for refusals. */
 #ifndef KVP_INVALID_H
@@ -27,7 +27,8 @@ void kvp_invalid_free(kvp_invalid *invalid);
 /* Marks n cells from the first one on, or takes their marks away. */
 void kvp_invalid_set(kvp_invalid *invalid, size_t first, size_t n, bool marked);
 void kvp_invalid_clear(kvp_invalid *invalid);
-void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first, size_t n);
+void kvp_invalid_copy(const kvp_invalid *from, size_t first, kvp_invalid *to, size_t to_first,
+                      size_t n);
 
 static inline bool kvp_invalid_has(const kvp_invalid *invalid, size_t cell)
 {
@@ -35,10 +36,11 @@ static inline bool kvp_invalid_has(const kvp_invalid *invalid, size_t cell)
 }
 
 /* Fills the rows of marked cells with NaN; rows: of n cells from the first one on. */
-void kvp_invalid_fill(const kvp_invalid *invalid, size_t first, size_t n, float *rows, size_t width);
+void kvp_invalid_fill(const kvp_invalid *invalid, size_t first, size_t n, float *rows,
+                      size_t width);
 
-/* Rows of some cells were refused. A call of llama.cpp's that writes many cells, such as restoring a
- * state, gets one line; so does a client whose rows are refused graph after graph. */
+/* Rows of some cells were refused. A call of llama.cpp's that writes many cells, such as restoring
+ * a state, gets one line; so does a client whose rows are refused graph after graph. */
 typedef struct kvp_refusal {
     const char *name; /* of the tensor */
     size_t cell, n;   /* the first one, and how many */

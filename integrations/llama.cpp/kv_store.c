@@ -1,9 +1,9 @@
 /* kv_store.c - see kv_store.h.
  *
- * Rows are seldom refused, so the whole batch is tried first: a refusal leaves the tensor as it was.
- * Then rows with a NaN or an infinity are left out. When the rest is refused, too, a number of some
- * row leaves fp16's range after the codec's transform. Halves of the batch, and halves of these,
- * find that row. */
+ * Rows are seldom refused, so the whole batch is tried first: a refusal leaves the tensor as it
+ * was. Then rows with a NaN or an infinity are left out. When the rest is refused, too, a number of
+ * some row leaves fp16's range after the codec's transform. Halves of the batch, and halves of
+ * these, find that row. */
 #include "kv_store.h"
 
 #include <float.h>
@@ -85,10 +85,11 @@ static kvant_status attempt(const kvp_batch *batch)
     if (k->positions != NULL)
         status = kvant_tensor_next_positions(k->kv->tensor, k->positions, batch->n);
     if (status == KVANT_OK && batch->n_tensors == 1)
-        return kvant_tensor_write(k->kv->tensor, batch->slots, batch->n, k->at, k->stride, batch->n_threads);
+        return kvant_tensor_write(k->kv->tensor, batch->slots, batch->n, k->at, k->stride,
+                                  batch->n_threads);
     if (status == KVANT_OK)
-        status = kvant_tensor_write_layer(k->kv->tensor, v->kv->tensor, batch->slots, batch->n, k->at, k->stride, v->at,
-                                          v->stride, batch->n_threads);
+        status = kvant_tensor_write_layer(k->kv->tensor, v->kv->tensor, batch->slots, batch->n,
+                                          k->at, k->stride, v->at, v->stride, batch->n_threads);
     return status;
 }
 
@@ -145,7 +146,8 @@ static bool copy_create(struct copy *copy, const kvp_batch *batch, size_t n)
 {
     const size_t floats = n * width_of(batch);
 
-    copy->cells = malloc(n * (2 * sizeof(int64_t) + sizeof(int32_t)) + batch->n_tensors * floats * sizeof(float));
+    copy->cells = malloc(n * (2 * sizeof(int64_t) + sizeof(int32_t)) +
+                         batch->n_tensors * floats * sizeof(float));
     if (copy->cells == NULL)
         return false;
     copy->slots = copy->cells + n;
@@ -164,7 +166,8 @@ static void copy_row(const kvp_batch *batch, size_t i, const struct copy *copy, 
     if (batch->rows->positions != NULL)
         copy->positions[to] = batch->rows->positions[i];
     for (size_t t = 0; t < batch->n_tensors; t++)
-        memcpy(copy->rows[t] + to * width, batch->rows[t].at + i * batch->rows[t].stride, width * sizeof(float));
+        memcpy(copy->rows[t] + to * width, batch->rows[t].at + i * batch->rows[t].stride,
+               width * sizeof(float));
 }
 
 /* The batch without the rows that are not finite, whose cells become invalid. */
@@ -222,7 +225,7 @@ static kvant_status store_some(const kvp_batch *batch, kvant_status why)
 
 kvant_status kvp_kv_store(const kvp_batch *batch)
 {
-    /* A GPU stores the rows of a batch that it takes, and learns from the others, too. */
+    /* A GPU would learn from all rows of the batch before it refuses some of them. */
     const bool unfit = batch->rows->kv->remote != NULL && count_finite(batch) < batch->n;
     kvant_status status = unfit ? KVANT_ERR_NONFINITE : attempt(batch);
 

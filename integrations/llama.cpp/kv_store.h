@@ -1,13 +1,14 @@
 /* kv_store.h - stores rows at their slots, whether a codec takes them or not.
  *
- * Rows that a codec refuses become invalid (invalid.h), and the other rows of the batch are stored as
- * if these had not been there: nothing is learned from them. */
+ * The cell of a row that a codec refuses becomes invalid (invalid.h). kvant stores the remaining
+ * rows of the batch as if the refused rows were not in it, and learns nothing from the refused
+ * rows. */
 #ifndef KVP_KV_STORE_H
 #define KVP_KV_STORE_H
 
 #include "kv_tensor.h"
 
-/* Rows of one tensor, or of the keys and the values of a layer, which have equal cells and slots. */
+/* Rows of one tensor, or of a layer's keys and values, which have equal cells and slots. */
 typedef struct kvp_batch {
     kvp_rows rows[2];
     size_t n_tensors;
@@ -18,8 +19,8 @@ typedef struct kvp_batch {
     bool by_graph; /* for the log: a node of a graph writes them */
 } kvp_batch;
 
-/* KVANT_OK: each row is stored, or its cell is invalid. Else, as without memory, all cells of the
- * batch are invalid. */
+/* Returns KVANT_OK when each row is stored or its cell is invalid. On an error, such as
+ * KVANT_ERR_MEMORY, all cells of the batch are invalid. */
 kvant_status kvp_kv_store(const kvp_batch *batch);
 
 /* The cells become invalid for a reason that no row has. */

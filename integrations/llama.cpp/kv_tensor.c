@@ -113,7 +113,9 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
 static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 {
     const size_t width = rows->kv->shape.row;
-    const kvp_batch batch = { .rows = { *rows }, .n_tensors = 1, .cells = cells, .n = n, .by_graph = true };
+    const kvp_batch batch = {
+        .rows = { *rows }, .n_tensors = 1, .cells = cells, .n = n, .by_graph = true
+    };
     int64_t *copy = malloc(n * (sizeof(*cells) + width * sizeof(float) + sizeof(*rows->positions)));
 
     if (copy == NULL) {
@@ -179,7 +181,8 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 {
-    const kvp_batch batch = { .rows = { { kv, kv->waiting.rows, kv->shape.row, kv->waiting.positions } },
+    const kvp_batch batch = { .rows = { { kv, kv->waiting.rows, kv->shape.row,
+                                          kv->waiting.positions } },
                               .n_tensors = 1,
                               .cells = kv->waiting.cells,
                               .n = kv->waiting.n,
@@ -263,11 +266,13 @@ static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *
         return kv->remote->read(kv, cell, n, rows);
     if (!kvp_kv_is_bound(kv))
         memset(rows, 0, n * width * sizeof(*rows)); /* never written */
-    for (size_t done = 0, here; kvp_kv_is_bound(kv) && done < n && status == KVANT_OK; done += here) {
+    for (size_t done = 0, here; kvp_kv_is_bound(kv) && done < n && status == KVANT_OK;
+         done += here) {
         here = n - done < BATCH_CELLS ? n - done : BATCH_CELLS;
         for (size_t i = 0; i < here; i++)
             slots[i] = kvp_kv_slot(kv, (int64_t)(cell + done + i));
-        status = kvant_tensor_read_slots(kv->tensor, slots, here, rows + done * width, width, n_processors());
+        status = kvant_tensor_read_slots(kv->tensor, slots, here, rows + done * width, width,
+                                         n_processors());
     }
     return status;
 }
@@ -280,12 +285,14 @@ kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     return status;
 }
 
-static kvant_status decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
+static kvant_status decode_batch(const kvp_kv *kv, const struct batch *batch,
+                                 struct scratch *scratch)
 {
     const kvant_status status = kvp_kv_read_rows(kv, batch->cell, batch->n_cells, scratch->rows);
 
     if (status == KVANT_OK)
-        kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
+        kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves,
+                                 (int64_t)batch->n_cells * kv->shape.row);
     return status;
 }
 
@@ -315,7 +322,8 @@ struct bytes {
     uint8_t value;
 };
 
-static kvant_status read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, char *out)
+static kvant_status read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch,
+                               char *out)
 {
     const kvant_status status = decode_batch(kv, batch, scratch);
 
@@ -381,14 +389,16 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
         return false;
     status = translate(kv, offset, size, &bytes);
     if (status != KVANT_OK)
-        kvp_error("%s: cannot read %zu bytes at %zu: %s", kv->name, size, offset, kvant_strerror(status));
+        kvp_error("%s: cannot read %zu bytes at %zu: %s", kv->name, size, offset,
+                  kvant_strerror(status));
     return status == KVANT_OK;
 }
 
 /* Cells that nominal bytes belong to, wholly or in part, become invalid. */
 static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
 {
-    const size_t first = offset / row_bytes(kv), n = (offset + size - 1) / row_bytes(kv) - first + 1;
+    const size_t first = offset / row_bytes(kv),
+                 n = (offset + size - 1) / row_bytes(kv) - first + 1;
     const kvp_refusal refusal = { .name = kv->name, .cell = first, .n = n, .why = why };
 
     kvp_invalid_set(&kv->invalid, first, n, true);
@@ -406,7 +416,8 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
         status = translate(kv, offset, size, bytes);
     if (!ready || status != KVANT_OK)
         lose(kv, offset, size,
-             ready ? kvant_strerror(status) : "head_dim is not known yet; set KVANT_HEAD_DIM to the model's");
+             ready ? kvant_strerror(status)
+                   : "head_dim is not known yet; set KVANT_HEAD_DIM to the model's");
 }
 
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)

@@ -175,9 +175,10 @@ typedef struct kvp_rows {
     const int32_t *positions; /* of keys (rope.h); NULL: as they are stored */
 } kvp_rows;
 
-/* New rows for the cells. Those that are refused become invalid cells, which is no error. Rows are of one tensor, or of the keys and the values of a layer, which have equal
- * cells and one placement or none. Where a mask has to say where they go they wait for
- * kvp_kv_flush, which every other function here does without a mask when it must. */
+/* New rows for the cells. Those that are refused become invalid cells, which is no error. Rows are
+ * of one tensor, or of the keys and the values of a layer, which have equal cells and one placement
+ * or none. Where a mask has to say where they go they wait for kvp_kv_flush, which every other
+ * function here does without a mask when it must. */
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
@@ -207,8 +208,9 @@ size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row
  * and copies a part, writing decodes, replaces and encodes again. A failure to read is printed, and
- * false is returned. llama.cpp does not hear of a failure to write: cells whose rows cannot be stored
- * become invalid (invalid.h), and so do cells of unbound tensors, unless they become zeros. */
+ * false is returned. llama.cpp does not hear of a failure to write: cells whose rows cannot be
+ * stored become invalid (invalid.h), and so do cells of unbound tensors, unless they become zeros.
+ */
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out);
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value);

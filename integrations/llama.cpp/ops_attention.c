@@ -223,14 +223,16 @@ static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t
     }
 }
 
-/* A token that sees a row that was refused gets what it gets from llama.cpp's f16 cache, which has a
- * NaN there. stream: of the tensors. */
-static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream, const kvant_attention_problem *problem)
+/* A token that sees the cell of a refused row gets NaN, as with llama.cpp's f16 cache, where the cell
+ * holds a NaN. stream: of the tensors. */
+static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream,
+                          const kvant_attention_problem *problem)
 {
     const size_t first = stream * k->shape.n_cells;
 
     for (uint32_t cell = 0; k->invalid.n + v->invalid.n > 0 && cell < problem->n_tokens; cell++)
-        if (kvp_invalid_has(&k->invalid, first + cell) || kvp_invalid_has(&v->invalid, first + cell))
+        if (kvp_invalid_has(&k->invalid, first + cell) ||
+            kvp_invalid_has(&v->invalid, first + cell))
             spoil_tokens(problem, cell, v->head_dim);
 }
 
@@ -249,7 +251,8 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     cells_view(node->src[1], &first_stream);
     problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
                                      KVANT_PAGE_TOKENS);
-    status = k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
+    status =
+        k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
     spoil_outputs(k, v, first_stream + stream, &problem);
     return status;
 }

@@ -303,8 +303,8 @@ static void decode_slot(const kvant_tensor *tensor, const kvant_kernels *kernels
 }
 
 /* n slots of one block, of one kv head. */
-static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first, size_t n, uint32_t head,
-                      float *rows, size_t stride)
+static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t first,
+                      size_t n, uint32_t head, float *rows, size_t stride)
 {
     const uint32_t block = (uint32_t)(first / KVANT_PAGE_TOKENS), version = tensor->blocks[block].version;
     float room[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
@@ -313,7 +313,8 @@ static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, 
     rows += (size_t)head * tensor->head_dim;
     for (size_t i = 0; i < n; i++) {
         decode_slot(tensor, kernels, block, (uint32_t)((first + i) % KVANT_PAGE_TOKENS), &ref, y);
-        kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y, rows + i * stride);
+        kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y,
+                                rows + i * stride);
     }
 }
 
@@ -354,7 +355,7 @@ static size_t slots_in_order(const read_job *job, size_t i, size_t end)
     return n;
 }
 
-/* A kv head of a page's worth of rows. */
+/* Reads one kv head of up to 64 rows. */
 static void read_unit(void *context, size_t unit, uint32_t worker)
 {
     const read_job *job = context;
@@ -372,16 +373,19 @@ static void read_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
-kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n, float *rows, size_t stride,
-                                     uint32_t n_threads)
+kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                     float *rows, size_t stride, uint32_t n_threads)
 {
     read_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), slots, n, stride, rows };
-    KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads || (n > 1 && stride < kvant_tensor_width(tensor)),
+    KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads ||
+                        (n > 1 && stride < kvant_tensor_width(tensor)),
                     KVANT_ERR_ARGUMENT);
     for (size_t i = 0; i < n; i++)
-        KVANT_RETURN_IF(slots[i] >= 0 && (uint64_t)slots[i] / KVANT_PAGE_TOKENS >= tensor->n_blocks, KVANT_ERR_ARGUMENT);
+        KVANT_RETURN_IF(slots[i] >= 0 && (uint64_t)slots[i] / KVANT_PAGE_TOKENS >= tensor->n_blocks,
+                        KVANT_ERR_ARGUMENT);
     const size_t pages = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    kvant_parallel_for(pages * tensor->n_kv_heads, n >= ROWS_FOR_THREADS ? n_threads : 1, read_unit, &job);
+    kvant_parallel_for(pages * tensor->n_kv_heads, n >= ROWS_FOR_THREADS ? n_threads : 1, read_unit,
+                       &job);
     return KVANT_OK;
 }
 

@@ -21,14 +21,18 @@ KVANT_INLINE bool is_marked(const uint32_t *marks, int64_t number)
 }
 
 /* A thread block per query token. */
-__global__ void __launch_bounds__(THREADS) fill_marked_kernel(const __grid_constant__ kvant_cuda_marked_args args)
+__global__ void __launch_bounds__(THREADS)
+    fill_marked_kernel(const __grid_constant__ kvant_cuda_marked_args args)
 {
     if (args.marks[0] == 0)
         return;
     const int query = (int)blockIdx.x, b = (int)blockIdx.y;
-    const int length = args.lengths[b], seen = args.causal ? length - (int)args.query_tokens + query + 1 : length;
+    const int length = args.lengths[b],
+              seen = args.causal ? length - (int)args.query_tokens + query + 1 : length;
     const int64_t first = args.first + b * args.stride;
-    const uint16_t *mask = args.mask ? args.mask + ((size_t)b * args.query_tokens + query) * args.mask_token_stride : nullptr;
+    const uint16_t *mask =
+        args.mask ? args.mask + ((size_t)b * args.query_tokens + query) * args.mask_token_stride
+                  : nullptr;
     bool sees = false;
     for (int t = (int)threadIdx.x; t < seen; t += THREADS)
         sees |= is_marked(args.marks, first + t) && !(mask && mask[t] == HIDDEN);
@@ -46,14 +50,17 @@ __global__ void __launch_bounds__(THREADS) fill_marked_kernel(const __grid_const
 
 } // namespace kvant
 
-kvant_status kvant_cuda_table_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_fill_marked(const kvant_cuda_marked_args *args,
+                                          kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !args->marks || !args->lengths || !args->out || args->query_tokens == 0 ||
-        args->query_tokens > INT_MAX || args->batch > kvant::MOST_GRID_Y || args->n_heads == 0 || args->head_dim == 0 ||
+    if (!args || args->size != sizeof *args || !args->marks || !args->lengths || !args->out ||
+        args->query_tokens == 0 || args->query_tokens > INT_MAX ||
+        args->batch > kvant::MOST_GRID_Y || args->n_heads == 0 || args->head_dim == 0 ||
         args->n_heads > UINT_MAX / args->head_dim)
         return KVANT_ERR_ARGUMENT;
     if (args->batch == 0)
         return KVANT_OK;
-    kvant::fill_marked_kernel<<<dim3(args->query_tokens, args->batch), kvant::THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*args);
+    kvant::fill_marked_kernel<<<dim3(args->query_tokens, args->batch), kvant::THREADS, 0,
+                                static_cast<cudaStream_t>(stream)>>>(*args);
     return kvant::from_cuda(cudaGetLastError());
 }

@@ -1,5 +1,5 @@
-/* test_marks.c - rows that are refused: each kernel that appends marks their tokens and no others, and output of query tokens
- * that see a mark becomes NaN. */
+/* test_marks.c - rows that are refused: each kernel that appends marks their tokens and no others,
+ * and output of query tokens that see a mark becomes NaN. */
 #include <math.h>
 
 #include "cuda_support.h"
@@ -63,9 +63,11 @@ static void check_marks(const mark_case *c)
     number(c, slots, numbers, want);
     uint32_t *marks = device_new(sizeof want, 0);
     void *gpu_rows = device_copy(rows, c->n * HEADS * c->head_dim * sizeof *rows);
-    void *gpu_slots = device_copy(slots, sizeof slots), *gpu_numbers = device_copy(numbers, sizeof numbers);
+    void *gpu_slots = device_copy(slots, sizeof slots),
+         *gpu_numbers = device_copy(numbers, sizeof numbers);
     const kvant_cuda_rows of = { c->open ? open.gpu_codec[KVANT_ROLE_V] : cache.gpu_v,
-                                 c->open ? open_pages(&open, KVANT_ROLE_V) : cache_pages(&cache, KVANT_ROLE_V),
+                                 c->open ? open_pages(&open, KVANT_ROLE_V)
+                                         : cache_pages(&cache, KVANT_ROLE_V),
                                  gpu_rows,
                                  HEADS * c->head_dim,
                                  c->head_dim,
@@ -83,7 +85,8 @@ static void check_marks(const mark_case *c)
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
     device_read(got, marks, sizeof got);
     if (memcmp(got, want, sizeof got) != 0)
-        print_message("%s of %u, %u rows%s\n", c->spec, (unsigned)c->head_dim, (unsigned)c->n, c->open ? ", open" : "");
+        print_message("%s of %u, %u rows%s\n", c->spec, (unsigned)c->head_dim, (unsigned)c->n,
+                      c->open ? ", open" : "");
     assert_memory_equal(got, want, sizeof got);
     cudaFree(marks);
     cudaFree(gpu_rows);
@@ -93,11 +96,16 @@ static void check_marks(const mark_case *c)
     cache_close(&cache);
 }
 
-/* One of each kernel: few and many rows, uniform codes, codebooks, wide ones, chunks, trellises, head_dim known or not. */
+/* One of each kernel: few and many rows, uniform codes, codebooks, wide ones, chunks, trellises,
+ * head_dim known or not. */
 static void refused_rows_get_marks(void **unused)
 {
-    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "turboquant-6:rotate=hadamard",
-                                         "octopus-4:rotate=hadamard", "hqmq-s96r4", "trellis-4:rotate=hadamard" };
+    static const char *const specs[] = { "int-4",
+                                         "turboquant-4:rotate=hadamard",
+                                         "turboquant-6:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard",
+                                         "hqmq-s96r4",
+                                         "trellis-4:rotate=hadamard" };
     static const uint32_t dims[] = { 64, 128, 80 }, counts[] = { 6, 40, MOST_ROWS };
     (void)unused;
     for (size_t i = 0; i < sizeof specs / sizeof *specs * 3 * 3 * 2; i++)
@@ -118,7 +126,8 @@ typedef struct fill_case {
 } fill_case;
 
 static const int32_t lengths[BATCH] = { 90, 33 };
-static const int32_t marked[] = { 5 + 70, 5 + 89, 5 + (int)STRIDE + 30, 5 + (int)STRIDE + 50 }; /* the last one is beyond its sequence */
+static const int32_t marked[] = { 5 + 70, 5 + 89, 5 + (int)STRIDE + 30,
+                                  5 + (int)STRIDE + 50 }; /* the last one is beyond its sequence */
 
 static uint32_t is_hidden(uint32_t row, uint32_t token)
 {
@@ -127,11 +136,13 @@ static uint32_t is_hidden(uint32_t row, uint32_t token)
 
 static bool sees_mark(const fill_case *c, uint32_t b, uint32_t query)
 {
-    const int32_t seen = c->causal ? lengths[b] - (int32_t)c->query_tokens + (int32_t)query + 1 : lengths[b];
+    const int32_t seen =
+        c->causal ? lengths[b] - (int32_t)c->query_tokens + (int32_t)query + 1 : lengths[b];
     bool any = false;
     for (size_t i = 0; i < sizeof marked / sizeof *marked; i++) {
         const int32_t token = marked[i] - 5 - (int32_t)(b * STRIDE);
-        any = any || (token >= 0 && token < seen && !(c->masked && is_hidden(b * c->query_tokens + query, (uint32_t)token)));
+        any = any || (token >= 0 && token < seen &&
+                      !(c->masked && is_hidden(b * c->query_tokens + query, (uint32_t)token)));
     }
     return any;
 }
@@ -174,7 +185,8 @@ static void check_fill(const fill_case *c, bool any)
     device_read(typed, gpu_out, bytes);
     for (size_t i = 0; i < n; i++) {
         const size_t row = i / (HEADS * DIM);
-        if (any && sees_mark(c, (uint32_t)(row / c->query_tokens), (uint32_t)(row % c->query_tokens)))
+        if (any &&
+            sees_mark(c, (uint32_t)(row / c->query_tokens), (uint32_t)(row % c->query_tokens)))
             assert_true(isnan(from_type(typed, i, c->type)));
         else
             assert_true(from_type(typed, i, c->type) == (float)(i % 61));
@@ -200,8 +212,14 @@ static void wrong_arguments_are_refused(void **unused)
 {
     (void)unused;
     void *memory = device_new(4096, 0);
-    const kvant_cuda_marked_args good = { .size = sizeof good, .marks = memory, .lengths = memory, .batch = 1, .query_tokens = 1,
-                                          .n_heads = 1, .head_dim = 64, .out = memory };
+    const kvant_cuda_marked_args good = { .size = sizeof good,
+                                          .marks = memory,
+                                          .lengths = memory,
+                                          .batch = 1,
+                                          .query_tokens = 1,
+                                          .n_heads = 1,
+                                          .head_dim = 64,
+                                          .out = memory };
     kvant_cuda_marked_args args = good;
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_OK);
     args.marks = NULL;

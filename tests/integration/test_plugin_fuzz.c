@@ -1,10 +1,13 @@
-/* test_plugin_fuzz.c - random sequences of what programs do with llama.cpp's memory, on its own caches and on kvant's side by side.
+/* test_plugin_fuzz.c - random sequences of what programs do with llama.cpp's memory, on its own
+ * caches and on kvant's side by side.
  *
- * Three contexts get the same calls: stock's f16 cache, kvant's fp16 pages, and stock's f32 cache without flash attention. All must
- * accept and refuse the same, and the logits of the first two must agree up to rounding. How much that is the third one says.
- * With the default preset in kvant's place only what is accepted is compared, and whether logits are numbers.
+ * Three contexts get the same calls: stock's f16 cache, kvant's fp16 pages, and stock's f32 cache
+ * without flash attention. All must accept and refuse the same, and the logits of the first two
+ * must agree up to rounding. How much that is the third one says. With the default preset in
+ * kvant's place only what is accepted is compared, and whether logits are numbers.
  *
- * Without an argument a fixed set of seeds runs. KVANT_FUZZ_SECONDS: as many as fit in that time, from KVANT_FUZZ_SEED on. */
+ * Without an argument a fixed set of seeds runs. KVANT_FUZZ_SECONDS: as many as fit in that time,
+ * from KVANT_FUZZ_SEED on. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 
 #include <setjmp.h>
@@ -37,7 +40,8 @@ struct run {
     int pos[N_SEQ], room, at; /* at: the operation's number */
     bool unified, compares;
     const char *what;
-    double rounding, worst; /* largest differences of logits: of stock's two caches, and of kvant's from stock's */
+    double rounding, worst; /* largest differences of logits: of stock's two caches, and of kvant's
+                               from stock's */
 };
 
 static uint32_t below(struct run *run, uint32_t n)
@@ -54,8 +58,9 @@ static llama_memory_t memory_of(const struct run *run, int c)
 
 static void describe(const struct run *run)
 {
-    print_message("seed %lu, operation %d (%s), %s, %s\n", (unsigned long)run->seed, run->at, run->what,
-                  run->unified ? "unified" : "streams", run->compares ? "f16" : "default preset");
+    print_message("seed %lu, operation %d (%s), %s, %s\n", (unsigned long)run->seed, run->at,
+                  run->what, run->unified ? "unified" : "streams",
+                  run->compares ? "f16" : "default preset");
 }
 
 static void check(const struct run *run, bool ok, const char *what)
@@ -66,7 +71,7 @@ static void check(const struct run *run, bool ok, const char *what)
     fail_msg("%s", what);
 }
 
-/* What a call returned in each context. */
+/* Compares the results that a call had in each context. */
 static void check_same(const struct run *run, const size_t results[N_CONTEXTS], const char *what)
 {
     if (results[STOCK] != results[OURS])
@@ -89,8 +94,9 @@ static double distance(const float *a, const float *b)
     return most / (sqrt(variance) + 1e-9);
 }
 
-/* Rounding that stock's two caches differ by grows with what a sequence went through: its largest one so far counts, and no less than
- * that of a prompt. Attention over a row at a wrong place, or over one too many, is off by about a deviation. */
+/* Rounding that stock's two caches differ by grows with what a sequence went through: its largest
+ * one so far counts, and no less than that of a prompt. Attention over a row at a wrong place, or
+ * over one too many, is off by about a deviation. */
 static void compare_row(struct run *run, int32_t i)
 {
     const float *rows[N_CONTEXTS];
@@ -104,7 +110,8 @@ static void compare_row(struct run *run, int32_t i)
     const double ours = distance(rows[STOCK], rows[OURS]);
     run->worst = fmax(run->worst, ours);
     if (!(ours <= 4 * run->rounding))
-        print_message("output %d: kvant's is %.4f deviations off, stock's rounding makes %.4f\n", (int)i, ours, run->rounding);
+        print_message("output %d: kvant's is %.4f deviations off, stock's rounding makes %.4f\n",
+                      (int)i, ours, run->rounding);
     check(run, ours <= 4 * run->rounding, "logits differ");
 }
 
@@ -204,7 +211,8 @@ static void many(struct run *run, int s)
 static void remove_tail(struct run *run, int s)
 {
     if (run->pos[s] > 0)
-        remove_part(run, s, below(run, 6) == 0 ? -1 : (int)below(run, (uint32_t)run->pos[s] + 1), -1);
+        remove_part(run, s, below(run, 6) == 0 ? -1 : (int)below(run, (uint32_t)run->pos[s] + 1),
+                    -1);
 }
 
 /* A part in the middle of a sequence. False: it is too short. */
@@ -235,7 +243,8 @@ static void shift(struct run *run, int s)
     if (!right)
         remove_part(run, s, from, to);
     for (int c = 0; c < N_CONTEXTS; c++)
-        llama_memory_seq_add(memory_of(run, c), s, right ? from : to, -1, right ? 1 + to % 20 : from - to);
+        llama_memory_seq_add(memory_of(run, c), s, right ? from : to, -1,
+                             right ? 1 + to % 20 : from - to);
 }
 
 static void divide(struct run *run, int s)
@@ -249,7 +258,9 @@ static void divide(struct run *run, int s)
 static void copy(struct run *run, int s)
 {
     const int to = (s + 1 + (int)below(run, N_SEQ - 1)) % N_SEQ;
-    const int end = run->unified && run->pos[s] > 2 && below(run, 2) ? 1 + (int)below(run, (uint32_t)run->pos[s]) : -1;
+    const int end = run->unified && run->pos[s] > 2 && below(run, 2)
+                        ? 1 + (int)below(run, (uint32_t)run->pos[s])
+                        : -1;
 
     for (int c = 0; c < N_CONTEXTS; c++) {
         llama_memory_seq_rm(memory_of(run, c), to, -1, -1);
@@ -281,11 +292,15 @@ static void state_of_sequence(struct run *run, int s)
     for (int c = 0; c < N_CONTEXTS; c++) {
         size[c] = llama_state_seq_get_size(run->contexts[c], s);
         data[c] = malloc(size[c] + 1);
-        check(run, data[c] != NULL && llama_state_seq_get_data(run->contexts[c], data[c], size[c], s) == size[c], "saving");
+        check(run,
+              data[c] != NULL &&
+                  llama_state_seq_get_data(run->contexts[c], data[c], size[c], s) == size[c],
+              "saving");
     }
     check_same(run, size, "sizes of states");
     for (int c = 0; c < N_CONTEXTS; c++)
-        restored[c] = llama_state_seq_set_data(run->contexts[c], data[exchanged && c != EXACT ? !c : c], size[c], to);
+        restored[c] = llama_state_seq_set_data(run->contexts[c],
+                                               data[exchanged && c != EXACT ? !c : c], size[c], to);
     check_same(run, restored, "restoring");
     restored[OURS] = restored[EXACT] != 0;
     restored[STOCK] = restored[STOCK] != 0;
@@ -320,9 +335,17 @@ struct operation {
 };
 
 static const struct operation operations[] = {
-    { "prompt", prompt, 9 },      { "many", many, 7 },   { "remove", remove_tail, 2 }, { "hole", hole, 1 },
-    { "shift", shift, 3 },        { "divide", divide, 1 }, { "copy", copy, 2 },        { "clear", clear, 1 },
-    { "keep", keep, 1 },          { "state", state_of_sequence, 3 }, { "everything", whole_state, 1 },
+    { "prompt", prompt, 9 },
+    { "many", many, 7 },
+    { "remove", remove_tail, 2 },
+    { "hole", hole, 1 },
+    { "shift", shift, 3 },
+    { "divide", divide, 1 },
+    { "copy", copy, 2 },
+    { "clear", clear, 1 },
+    { "keep", keep, 1 },
+    { "state", state_of_sequence, 3 },
+    { "everything", whole_state, 1 },
 };
 
 static const struct operation *choose(struct run *run)
@@ -339,7 +362,11 @@ static const struct operation *choose(struct run *run)
 
 static void run_seed(uint64_t seed)
 {
-    struct run run = { .random = seed, .seed = seed, .unified = seed % 2, .compares = seed % 3 != 0, .what = "start" };
+    struct run run = { .random = seed,
+                       .seed = seed,
+                       .unified = seed % 2,
+                       .compares = seed % 3 != 0,
+                       .what = "start" };
     const uint32_t n_ctx = run.unified ? N_CTX : N_CTX * N_SEQ;
     const harness_options stock = { .n_ctx = n_ctx, .n_seq = N_SEQ, .unified = run.unified };
     harness_options ours = stock, exact = stock;
@@ -358,8 +385,8 @@ static void run_seed(uint64_t seed)
         find_positions(&run);
         operation->act(&run, (int)below(&run, N_SEQ));
     }
-    print_message("seed %lu: largest difference %.4f deviations, stock's rounding %.4f\n", (unsigned long)seed, run.worst,
-                  run.rounding);
+    print_message("seed %lu: largest difference %.4f deviations, stock's rounding %.4f\n",
+                  (unsigned long)seed, run.worst, run.rounding);
     llama_batch_free(run.batch);
     for (int c = 0; c < N_CONTEXTS; c++)
         llama_free(run.contexts[c]);

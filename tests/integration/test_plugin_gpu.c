@@ -516,7 +516,8 @@ static bool is_nan(struct llama_context *context, int32_t row)
     return isnan(llama_get_logits_ith(context, row)[0]);
 }
 
-/* The answer is NaN from there on, in steps that are captured and in a batch. Afterwards all is as before. */
+/* The answer is NaN from there on, in steps that are captured and in a batch. Afterwards all is as
+ * before. */
 static void check_refusal(const char *spec)
 {
     const harness_options options = { .spec = spec, .n_ctx = 512 };

@@ -209,13 +209,15 @@ static float *result(const struct node *n)
     return out;
 }
 
-/* A cache whose rows enter through SET_ROWS in the order of index; row i of in->k belongs to cell i. */
+/* A cache whose rows enter through SET_ROWS in the order of index; row i of in->k belongs to cell
+ * i. */
 struct filled {
     struct device device;
     struct node node;
 };
 
-static struct filled fill_kvant(const struct attention_case *c, const struct inputs *in, int n_threads)
+static struct filled fill_kvant(const struct attention_case *c, const struct inputs *in,
+                                int n_threads)
 {
     struct filled filled = { .device = open_device(kvant_device(), n_threads) };
     struct ggml_context *context = filled.device.context;
@@ -448,7 +450,8 @@ static size_t bad_cell(const struct attention_case *c)
     return (size_t)c->first_stream * N_CELLS + BAD_CELL;
 }
 
-static struct ggml_tensor *row_of(struct ggml_context *context, struct ggml_tensor *cache, size_t cell)
+static struct ggml_tensor *row_of(struct ggml_context *context, struct ggml_tensor *cache,
+                                  size_t cell)
 {
     struct ggml_tensor *view = ggml_view_1d(context, cache, cache->ne[0], cell * cache->nb[1]);
 
@@ -462,8 +465,8 @@ static void copy_row(struct device *device, struct ggml_tensor *to, const ggml_f
     struct ggml_init_params params = { .mem_size = 4 * ggml_tensor_overhead(), .no_alloc = true };
     struct ggml_context *context = ggml_init(params);
     struct ggml_tensor *from = ggml_new_tensor_1d(context, GGML_TYPE_F16, to->ne[0]);
-    ggml_backend_buffer_t buffer =
-        ggml_backend_alloc_ctx_tensors_from_buft(context, ggml_backend_dev_buffer_type(device->device));
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(
+        context, ggml_backend_dev_buffer_type(device->device));
 
     ggml_backend_tensor_set(from, row, 0, ggml_nbytes(from));
     ggml_backend_tensor_copy(from, to);
@@ -471,7 +474,8 @@ static void copy_row(struct device *device, struct ggml_tensor *to, const ggml_f
     ggml_free(context);
 }
 
-static void write_row(struct filled *filled, struct ggml_tensor *cache, size_t cell, enum way way, const float *row)
+static void write_row(struct filled *filled, struct ggml_tensor *cache, size_t cell, enum way way,
+                      const float *row)
 {
     struct ggml_tensor *to = row_of(filled->device.context, cache, cell);
     const size_t n = (size_t)cache->ne[0], bytes = n * sizeof(ggml_fp16_t);
@@ -489,8 +493,8 @@ static void write_row(struct filled *filled, struct ggml_tensor *cache, size_t c
     free(halves);
 }
 
-/* Tokens whose output on the CPU, from an f32 cache with the bad row, is finite must have it from kvant.
- * The others see that row: each of their heads gets NaN. */
+/* Tokens whose output on the CPU, from an f32 cache with the bad row, is finite must have it from
+ * kvant. The others see that row: each of their heads gets NaN. */
 static void check_outputs(const struct attention_case *c, const float *cpu, const float *ours)
 {
     const size_t row = (size_t)(c->v_dim * c->heads);

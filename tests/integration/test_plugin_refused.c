@@ -1,6 +1,6 @@
-/* test_plugin_refused.c - rows that a codec refuses: a state with bad rows takes the cells of a client
- * that left, and one client's embeddings are NaN in a batch of two. What llama.cpp's own f16 cache
- * answers, NaN or a number, kvant has to answer, too. */
+/* test_plugin_refused.c - rows that a codec refuses: a state with bad rows takes the cells of a
+ * client that left, and one client's embeddings are NaN in a batch of two. What llama.cpp's own f16
+ * cache answers, NaN or a number, kvant has to answer, too. */
 #define _POSIX_C_SOURCE 200809L /* dup, fileno */
 
 #include <setjmp.h>
@@ -37,7 +37,8 @@ static int start(void **state)
 static const llama_token *const first_text = tokens, *const second_text = tokens + N_TEXT;
 
 /* Decodes one token; its logits, or NULL when llama_decode fails. */
-static const float *next_logits(struct llama_context *context, llama_token token, llama_pos pos, llama_seq_id seq)
+static const float *next_logits(struct llama_context *context, llama_token token, llama_pos pos,
+                                llama_seq_id seq)
 {
     struct llama_batch batch = llama_batch_init(1, 0, 1);
     int status;
@@ -83,11 +84,14 @@ struct damage {
 
 static size_t row_bytes(const struct llama_model *model)
 {
-    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) * llama_model_n_head_kv(model)) * 2;
+    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
+                    llama_model_n_head_kv(model)) *
+           2;
 }
 
 /* Rows of a state: keys of all layers, then values of all layers, at its end. */
-static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, size_t size, const struct damage *damage)
+static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, size_t size,
+                             const struct damage *damage)
 {
     const size_t n_layers = (size_t)llama_model_n_layer(model), row = row_bytes(model);
     const size_t block = BLOCK_HEAD + N_TEXT * row;
@@ -110,9 +114,12 @@ static uint8_t *save(struct llama_context *context, llama_seq_id seq, size_t *si
 
 /* A state of the second text in stock's own cache, of the last of n_seq sequences, where one row is
  * damaged; the caller frees. */
-static uint8_t *damaged_state(const struct damage *damage, const harness_options *options, size_t *size)
+static uint8_t *damaged_state(const struct damage *damage, const harness_options *options,
+                              size_t *size)
 {
-    const harness_options stock = { .n_ctx = options->n_ctx, .n_seq = options->n_seq, .unified = options->unified };
+    const harness_options stock = { .n_ctx = options->n_ctx,
+                                    .n_seq = options->n_seq,
+                                    .unified = options->unified };
     const llama_seq_id seq = options->n_seq > 1 ? 1 : 0;
     struct llama_context *context = harness_context(&stock);
     const struct llama_model *model = llama_get_model(context);
@@ -138,10 +145,10 @@ static bool is_nan_row(const uint16_t *row, size_t n)
     return all;
 }
 
-/* The state again, from a sequence that got the damaged one: the row is NaN, and so is an answer from a
- * cache that this state is restored into. */
-static void check_saved_again(struct llama_context *context, const harness_options *options, const struct damage *damage,
-                              size_t size)
+/* The state again, from a sequence that got the damaged one: the row is NaN, and so is an answer
+ * from a cache that this state is restored into. */
+static void check_saved_again(struct llama_context *context, const harness_options *options,
+                              const struct damage *damage, size_t size)
 {
     const struct llama_model *model = llama_get_model(context);
     struct llama_context *other;
@@ -149,7 +156,8 @@ static void check_saved_again(struct llama_context *context, const harness_optio
     uint8_t *again = save(context, 1, &size_again);
 
     assert_int_equal(size, size_again);
-    assert_true(is_nan_row((uint16_t *)(void *)row_in_state(model, again, size, damage), row_bytes(model) / 2));
+    assert_true(is_nan_row((uint16_t *)(void *)row_in_state(model, again, size, damage),
+                           row_bytes(model) / 2));
     other = harness_context(options);
     assert_int_equal(llama_state_seq_set_data(other, again, size, 1), size);
     assert_true(all_nan(next_logits(other, second_text[0], N_TEXT, 1)));
@@ -158,9 +166,12 @@ static void check_saved_again(struct llama_context *context, const harness_optio
 }
 
 /* Sequence 1 had the first text and gets the damaged state. Sequence 0 is another client. */
-static void check_restored(const char *spec, bool unified, const struct damage *damage, bool same_bits)
+static void check_restored(const char *spec, bool unified, const struct damage *damage,
+                           bool same_bits)
 {
-    const harness_options options = { .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified };
+    const harness_options options = {
+        .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified
+    };
     struct llama_context *context = harness_context(&options);
     llama_memory_t memory = llama_get_memory(context);
     const size_t bytes = harness_n_vocab() * sizeof(float);
@@ -192,7 +203,8 @@ static void check_restored(const char *spec, bool unified, const struct damage *
 
 static void restored_bad_rows_are_nan(void **state)
 {
-    static const char *const learning[] = { "", "trellis-4:center=first,norm=first", "trellis-4:transform=first" };
+    static const char *const learning[] = { "", "trellis-4:center=first,norm=first",
+                                            "trellis-4:transform=first" };
 
     (void)state;
     for (int i = 0; i < 4 * N_FAULTS; i++) {
@@ -206,8 +218,8 @@ static void restored_bad_rows_are_nan(void **state)
 }
 
 /* Lines that the plug-in prints meanwhile about rows that it cannot store. */
-static int count_lines(void (*act)(struct llama_context *, uint8_t *, size_t), struct llama_context *context, uint8_t *saved,
-                       size_t size)
+static int count_lines(void (*act)(struct llama_context *, uint8_t *, size_t),
+                       struct llama_context *context, uint8_t *saved, size_t size)
 {
     FILE *file = tmpfile();
     const int former = dup(STDERR_FILENO);
@@ -249,7 +261,8 @@ static void refusals_are_said_in_a_line(void **state)
     const struct llama_model *model = llama_get_model(context);
     struct damage damage = { .fault = A_NAN };
     size_t size;
-    uint8_t *saved = damaged_state(&damage, &options, &size), *first = row_in_state(model, saved, size, &damage);
+    uint8_t *saved = damaged_state(&damage, &options, &size),
+            *first = row_in_state(model, saved, size, &damage);
 
     (void)state;
     for (int i = 1; i < 2 * llama_model_n_layer(model); i++)
@@ -272,9 +285,10 @@ static void refusals_are_said_in_a_line(void **state)
 /* What sequence 1 is. Without the number that is none, its rows from there on are left out. */
 enum client { FINE, BAD, LEAVES };
 
-/* A batch of n rows of each sequence, in turns. From row N_EACH / 2 on sequence 1 is as the client says: its
- * row there begins with x. Returns how many rows of sequence 1 there are. */
-static int decode_rows(struct llama_context *context, enum client client, float x, llama_pos pos, int n)
+/* A batch of n rows of each sequence, in turns. From row N_EACH / 2 on sequence 1 is as the client
+ * says: its row there begins with x. Returns how many rows of sequence 1 there are. */
+static int decode_rows(struct llama_context *context, enum client client, float x, llama_pos pos,
+                       int n)
 {
     const int width = llama_model_n_embd(llama_get_model(context));
     struct llama_batch batch = llama_batch_init(2 * n, width, 1);
@@ -303,8 +317,8 @@ static int decode_rows(struct llama_context *context, enum client client, float 
 
 #define N_ROWS (2 * (N_EACH + N_AFTER))
 
-/* Logits of both sequences in turns, those of the second one as far as it has some: of a batch, then of
- * N_AFTER tokens of each. */
+/* Logits of both sequences in turns, those of the second one as far as it has some: of a batch,
+ * then of N_AFTER tokens of each. */
 static float *logits_of_both(const harness_options *options, enum client client, float x)
 {
     const size_t n = harness_n_vocab();
@@ -315,7 +329,8 @@ static float *logits_of_both(const harness_options *options, enum client client,
     assert_non_null(logits);
     for (int step = 0; step <= N_AFTER; step++) {
         const int n_rows = step == 0 ? N_EACH : 1;
-        const int of_second = decode_rows(context, client, x, step == 0 ? 0 : N_EACH + step - 1, n_rows);
+        const int of_second =
+            decode_rows(context, client, x, step == 0 ? 0 : N_EACH + step - 1, n_rows);
         for (int i = 0, from = 0; i < 2 * n_rows; i++, at++)
             if (i % 2 == 0 || i / 2 < of_second)
                 memcpy(logits + at * n, llama_get_logits_ith(context, from++), n * sizeof(float));
@@ -350,12 +365,14 @@ static int count_nan(const float *ours, const float *stock)
     return n_nan;
 }
 
-/* Sequence 0 beside bad rows is to the bit what it is beside good ones, where nothing is learned from rows.
- * Else it comes closer to stock's than with the same codec that learns nothing (plain): with a bad row among
- * those that it learns from, a centre or a matrix would be NaN. */
+/* Sequence 0 beside bad rows is to the bit what it is beside good ones, where nothing is learned
+ * from rows. Else it comes closer to stock's than with the same codec that learns nothing (plain):
+ * with a bad row among those that it learns from, a centre or a matrix would be NaN. */
 static void check_batch(const char *spec, const char *plain, bool unified, float x)
 {
-    const harness_options options = { .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified };
+    const harness_options options = {
+        .spec = spec, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified
+    };
     const harness_options stock = { .n_ctx = options.n_ctx, .n_seq = 2, .unified = unified };
     harness_options other = options;
     float *ours = logits_of_both(&options, BAD, x), *of_stock = logits_of_both(&stock, BAD, x);

@@ -344,18 +344,23 @@ static void slots_are_read_in_any_order(void **state)
         slots[i] = i % 9 == 8 ? -1 : i < 100 ? i + 37 : (i * 53) % 384;
     for (uint32_t n_threads = 1; n_threads < 4; n_threads++) {
         memset(rows, 0xff, N * WIDTH * sizeof *rows);
-        assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads), KVANT_OK);
+        assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads),
+                         KVANT_OK);
         for (int i = 0; i < N; i++) {
             memset(one, 0, sizeof one);
             if (slots[i] >= 0)
-                assert_int_equal(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH), KVANT_OK);
+                assert_int_equal(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH),
+                                 KVANT_OK);
             assert_memory_equal(rows + i * WIDTH, one, sizeof one);
         }
     }
     slots[3] = 384;
-    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH - 1, 1), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH - 1, 1),
+                     KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, 2, rows, WIDTH, 0),
+                     KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_read_slots(NULL, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
     free(rows);
     drop(&f);

@@ -193,34 +193,37 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
     return kvant_cuda_attention(&args, b->gpu->stream);
 }
 
-/* A graph of a few tokens is captured, and each launch in it takes time that a token waits for: so as long as no refused
- * row is known, its last attention alone looks for marks, which is enough to make the answer NaN. */
+/* A graph of a few tokens is captured, and each of its launches delays a token. So while no refused
+ * row is known, only the last attention of such a graph looks for marks: that makes the answer NaN. */
 static bool fills(const kvp_gpu_backend *b, const abi_tensor *node)
 {
     return node == b->last || node->src[0]->ne[1] * node->src[0]->ne[3] > KVP_FEW_TOKENS ||
            kvp_gpu_marks_any(kvp_gpu_cells_of(node->src[1])->cache);
 }
 
-static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams)
+static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node,
+                                streams_at_once streams)
 {
     const kvant_cuda_attention_args of = arguments_of(b, node, streams, NULL);
-    const kvant_cuda_marked_args args = { .size = sizeof(args),
-                                          .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
-                                          .first = of.new_first,
-                                          .stride = of.new_stride,
-                                          .lengths = of.lengths,
-                                          .batch = of.batch,
-                                          .query_tokens = of.query_tokens,
-                                          .n_heads = of.n_heads,
-                                          .head_dim = (uint32_t)node->ne[0],
-                                          .causal = of.causal,
-                                          .type = of.type,
-                                          .mask = of.mask,
-                                          .mask_token_stride = of.mask_token_stride,
-                                          .out = of.out,
-                                          .out_batch_stride = of.out_batch_stride,
-                                          .out_token_stride = of.out_token_stride,
-                                          .out_head_stride = of.out_head_stride };
+    const kvant_cuda_marked_args args = {
+        .size = sizeof(args),
+        .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
+        .first = of.new_first,
+        .stride = of.new_stride,
+        .lengths = of.lengths,
+        .batch = of.batch,
+        .query_tokens = of.query_tokens,
+        .n_heads = of.n_heads,
+        .head_dim = (uint32_t)node->ne[0],
+        .causal = of.causal,
+        .type = of.type,
+        .mask = of.mask,
+        .mask_token_stride = of.mask_token_stride,
+        .out = of.out,
+        .out_batch_stride = of.out_batch_stride,
+        .out_token_stride = of.out_token_stride,
+        .out_head_stride = of.out_head_stride
+    };
 
     return kvant_cuda_fill_marked(&args, b->gpu->stream);
 }
@@ -338,7 +341,8 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
     if (streams.n < n_streams)
         new_cells = NULL;
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        if ((status = attend(b, node, streams, new_cells, transformed)) == KVANT_OK && fills(b, node))
+        if ((status = attend(b, node, streams, new_cells, transformed)) == KVANT_OK &&
+            fills(b, node))
             status = fill_marked(b, node, streams);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));

@@ -349,8 +349,8 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
-/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that: attention looks at what
- * kernels marked, whether the computer knows or not. */
+/* Rows that kernels refused (a NaN) are known when their graph is done. Nobody waits for that:
+ * attention looks at what kernels marked, whether the computer knows or not. */
 static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_take_word(b->refused);

@@ -584,9 +584,9 @@ static inline uint32_t *kvp_gpu_word(atomic_uint *word)
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
 
-/* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason; waits for the stream.
- * prepare: before a graph that writes a step's cells (NULL: none, or not known). any: the computer knows of some. The
- * lock is held. */
+/* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason;
+ * waits for the stream. prepare: before a graph that writes a step's cells (NULL: none, or not
+ * known). any: the computer knows of some. The lock is held. */
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
 void kvp_gpu_marks_free(kvp_gpu_cache *cache);
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);

@@ -1,11 +1,13 @@
 /* marks.c - rows that a GPU refused (../invalid.h).
  *
- * Kernels that append rows mark the cells of those that they refuse, in GPU memory, and kernels behind attention give
- * NaN to tokens that see a mark: in the same graph, and without the computer's knowledge. When a graph is done and some
- * row was refused, the cells become invalid here, of all tensors of the cache. Before a graph the marks of cells that
- * it writes go away, and the GPU gets those that are left, with those of rows that came from the computer's memory.
+ * When a kernel refuses a row, it marks the row's cell in GPU memory. A kernel behind attention
+ * gives NaN to tokens that see a marked cell. Both work within one graph, and the computer does not
+ * take part. When a graph is done and a row was refused, the marked cells become invalid in all
+ * tensors of the cache. Before a graph, cells that the graph writes become valid, and the GPU gets
+ * the marks of all invalid cells. Some of these got their rows from the computer's memory.
  *
- * As long as no cell is invalid, that costs a launch per graph of a few tokens, and one per attention node otherwise. */
+ * While no cell is invalid, the marks cost one launch per graph of a few tokens. In other graphs
+ * they cost a launch per attention node. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -46,13 +48,13 @@ void kvp_gpu_marks_free(kvp_gpu_cache *cache)
 
 static bool download(const kvp_gpu_cache *cache, uint32_t *words, size_t n)
 {
-    return kvp_cu_ok(kvp_cu.copy_out(words, (cu_address)(uintptr_t)cache->marks.memory.at, n * sizeof(*words),
-                                     cache->gpu->stream),
+    return kvp_cu_ok(kvp_cu.copy_out(words, (cu_address)(uintptr_t)cache->marks.memory.at,
+                                     n * sizeof(*words), cache->gpu->stream),
                      "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "copying");
 }
 
-/* Cells that the GPU marked since the computer knew. */
+/* Makes cells invalid that the GPU marked since the last call; returns how many. */
 static size_t take_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
 {
     uint32_t *host = cache->marks.host;
@@ -83,9 +85,15 @@ bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
         return true;
     if (!download(cache, words, n_words(cache)))
         return false;
+    if (!kvp_gpu_marks_any(cache))
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs fill too few outputs */
     n = take_new(cache, words, &first);
     if (n > 0) {
-        const kvp_refusal refusal = { .name = cache->gpu->name, .cell = first, .n = n, .why = kvant_strerror(why), .by_graph = true };
+        const kvp_refusal refusal = { .name = cache->gpu->name,
+                                      .cell = first,
+                                      .n = n,
+                                      .why = kvant_strerror(why),
+                                      .by_graph = true };
         kvp_invalid_report(&refusal);
     }
     return true;
@@ -96,13 +104,14 @@ bool kvp_gpu_marks_any(const kvp_gpu_cache *cache)
     return cache->marks.host[0] != 0;
 }
 
-/* What the tensors of the cache have in common. */
+/* The cells that are invalid in some tensor of the cache. */
 static void collect(const kvp_gpu_cache *cache, uint32_t *words)
 {
     memset(words, 0, n_words(cache) * sizeof(*words));
     for (size_t i = 0; i < cache->n_tensors; i++) {
         const kvp_invalid *invalid = &cache->tensors[i]->invalid;
-        for (size_t w = 0; invalid->n > 0 && w < n_words(cache) - 1 && w < 2 * (invalid->n_cells / 64 + 1); w++)
+        for (size_t w = 0;
+             invalid->n > 0 && w < n_words(cache) - 1 && w < 2 * (invalid->n_cells / 64 + 1); w++)
             words[1 + w] |= (uint32_t)(invalid->bits[w / 2] >> w % 2 * WORD_BITS);
         words[0] |= invalid->n > 0;
     }
@@ -120,8 +129,11 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
     if (memcmp(words, host, bytes) == 0)
         return true;
     if (words[0] != host[0])
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs fill other outputs */
+        atomic_fetch_add(&cache->gpu->epoch,
+                         1); /* captured graphs fill too few outputs, or too many */
     memcpy(host, words, bytes);
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->marks.memory.at, host, bytes, stream), "copying") &&
+    return kvp_cu_ok(
+               kvp_cu.copy_in((cu_address)(uintptr_t)cache->marks.memory.at, host, bytes, stream),
+               "copying") &&
            kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
 }

@@ -163,7 +163,8 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
                                     .refused = kvp_gpu_word(b->refused),
                                     .slots_ready = 1,
                                     .marks = first->cache->marks.memory.at,
-                                    .mark_numbers = (const int64_t *)nodes[0]->src[1]->data + run.first };
+                                    .mark_numbers =
+                                        (const int64_t *)nodes[0]->src[1]->data + run.first };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);

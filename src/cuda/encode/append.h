@@ -92,7 +92,8 @@ KVANT_INLINE bool is_finite(float x)
 }
 
 /* Says why the row of a token of the call is not stored, and marks the token. By one thread. */
-template <class Args> KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, bool finite)
+template <class Args>
+KVANT_INLINE void note_refusal(const Args &args, uint32_t token, int64_t slot, bool finite)
 {
     if (args.refused)
         atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);

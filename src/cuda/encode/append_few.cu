@@ -509,7 +509,8 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.marks, args.mark_numbers, args.slots_ready, args.type, {}, {}, (uint32_t)n_roles, args.queries };
+    FewArgs<Book> p{ args.slots, args.refused, args.marks, args.mark_numbers, args.slots_ready,
+                     args.type,  {},           {},         (uint32_t)n_roles, args.queries };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);

@@ -227,12 +227,16 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
 
 static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t query)
 {
-    const int32_t length = a->lengths[b], seen = a->causal ? length - (int32_t)a->query_tokens + (int32_t)query + 1 : length;
-    const uint16_t *mask = a->mask ? a->mask + ((size_t)b * a->query_tokens + query) * a->mask_token_stride : NULL;
+    const int32_t length = a->lengths[b],
+                  seen =
+                      a->causal ? length - (int32_t)a->query_tokens + (int32_t)query + 1 : length;
+    const uint16_t *mask =
+        a->mask ? a->mask + ((size_t)b * a->query_tokens + query) * a->mask_token_stride : NULL;
     bool any = false;
     for (int32_t t = 0; t < seen; t++) {
         const int64_t number = a->first + b * a->stride + t;
-        any = any || ((a->marks[1 + number / 32] >> number % 32 & 1) && !(mask && mask[t] == 0xfc00));
+        any =
+            any || ((a->marks[1 + number / 32] >> number % 32 & 1) && !(mask && mask[t] == 0xfc00));
     }
     return any;
 }
@@ -240,9 +244,11 @@ static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t quer
 kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream)
 {
     ANSWER(fill_marked, args, stream);
-    if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 || args->n_heads == 0 || args->head_dim == 0)
+    if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 ||
+        args->n_heads == 0 || args->head_dim == 0)
         return KVANT_ERR_ARGUMENT;
-    if (!host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) || !host_is_here(args->mask))
+    if (!host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
+        !host_is_here(args->mask))
         return KVANT_ERR_CUDA;
     for (uint32_t i = 0; args->marks[0] && i < args->batch * args->query_tokens; i++) {
         const uint32_t b = i / args->query_tokens, query = i % args->query_tokens;

@@ -106,9 +106,10 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
     ANSWER(append, args, stream);
     const kvant_cuda_rows *roles[] = { &args->k, &args->v };
     for (int r = 0; r < 2; r++)
-        if (roles[r]->codec && !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
-                                 host_is_here(roles[r]->center) && host_is_here(args->slots) && host_is_here(args->marks) &&
-                                 host_is_here(args->mark_numbers)))
+        if (roles[r]->codec &&
+            !(host_is_here(roles[r]->pages.base) && host_is_here(roles[r]->rows) &&
+              host_is_here(roles[r]->center) && host_is_here(args->slots) &&
+              host_is_here(args->marks) && host_is_here(args->mark_numbers)))
             return KVANT_ERR_CUDA;
     append_role(args, &args->k);
     append_role(args, &args->v);
