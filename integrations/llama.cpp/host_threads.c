@@ -41,6 +41,7 @@ typedef void free_fn(abi_backend *backend);
 static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
+    void (*set_n_threads)(abi_backend *cpu, int n); /* NULL: none found */
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
     /* Counted with the first back end: later, ggml may have bound this thread to one CPU. */
     uint32_t n_cpus;
@@ -60,6 +61,7 @@ static struct lender *lenders;
 
 /* Between the two calls before a graph; 0: nobody. */
 static _Thread_local uint64_t last_lender;
+static _Thread_local bool last_waits;
 
 /* Callers hold the lock. */
 static struct lender **find_cpu(const abi_backend *cpu)
@@ -133,7 +135,8 @@ static abi_backend *living_lender(uint64_t number)
 static void set_threadpool(abi_backend *cpu, void *threadpool)
 {
     host.set_threadpool(cpu, threadpool);
-    last_lender = threadpool != NULL || host.openmp ? number_of(cpu) : 0;
+    last_lender = number_of(cpu);
+    last_waits = threadpool != NULL || host.openmp;
 }
 
 /* ggml reads the pointer to this function plainly, so what was stored before it may arrive later on
@@ -178,6 +181,8 @@ static void watch(void)
     if (symbol == NULL)
         return;
     memcpy(&host.set_threadpool, &symbol, sizeof(symbol));
+    symbol = host.get_proc_address(reg, "ggml_backend_set_n_threads");
+    memcpy(&host.set_n_threads, &symbol, sizeof(symbol));
     host.openmp = has_openmp(reg);
     host.n_cpus = kvant_available_cpus();
     atomic_store_explicit(&ready, true, memory_order_release);
@@ -194,11 +199,11 @@ void kvp_host_threads_use(kvp_host_threads *threads)
 
 uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 {
-    const bool crowded = host.n_cpus > 0 && n > host.n_cpus;
-
-    threads->lender = threads->wanted && !(crowded && host.openmp) ? last_lender : 0;
-    threads->n_useful = crowded ? host.n_cpus : n;
-    return threads->n_useful;
+    threads->lender = threads->wanted ? last_lender : 0;
+    threads->waits = last_waits;
+    threads->crowded = host.n_cpus > 0 && n > host.n_cpus;
+    threads->n = threads->crowded ? host.n_cpus : n;
+    return threads->n;
 }
 
 static int64_t nanoseconds(void)
@@ -283,10 +288,6 @@ static void help(kvp_host_threads *threads, uint32_t worker)
 {
     unsigned turn;
 
-    if (worker >= threads->n_useful) {
-        sleep_while(&threads->over, 0);
-        return;
-    }
     while ((turn = atomic_load(&threads->turn.value)) != OVER) {
         if (turn % 2 == 1)
             join_loop(threads, worker, turn);
@@ -303,8 +304,6 @@ static void lead(kvp_host_threads *threads)
     threads->computed = true;
     atomic_store(&threads->turn.value, OVER);
     wake(&threads->turn);
-    atomic_store(&threads->over.value, 1);
-    wake(&threads->over);
 }
 
 /* The node, on each of the lender's threads. */
@@ -347,7 +346,6 @@ static bool build_graph(kvp_host_threads *threads)
     kvp_api.build_forward_expand(threads->graph, node);
     init_awaited(&threads->turn);
     init_awaited(&threads->running);
-    init_awaited(&threads->over);
     threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
     return true;
 }
@@ -362,8 +360,9 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
     threads->user = user;
     threads->computed = false;
     atomic_store(&threads->turn.value, 0);
-    atomic_store(&threads->over.value, 0);
-    if (threads->cpu != NULL && build_graph(threads))
+    if (threads->cpu != NULL && threads->crowded && host.set_n_threads != NULL)
+        host.set_n_threads(threads->cpu, (int)threads->n);
+    if (threads->cpu != NULL && threads->waits && threads->n > 1 && build_graph(threads))
         (void)kvp_api.graph_compute(threads->cpu, threads->graph);
     if (!threads->computed)
         compute(user);
@@ -374,7 +373,6 @@ void kvp_host_threads_release(kvp_host_threads *threads)
     if (threads->graph != NULL) {
         destroy_awaited(&threads->turn);
         destroy_awaited(&threads->running);
-        destroy_awaited(&threads->over);
     }
     if (threads->context != NULL)
         kvp_api.free(threads->context);

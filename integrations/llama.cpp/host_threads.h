@@ -7,10 +7,10 @@
  * the loops of kvant in it. They spin for some microseconds, in which most loops begin, then yield
  * their core to whoever wants it, then sleep. A node begins within some microseconds.
  *
- * kvant computes with at most as many threads as the process has CPUs; the lender's other threads
- * sleep until the node ends. OpenMP's threads sleep between nodes where there are more threads than
- * CPUs. To wake all of them for a node takes longer than the node, so nothing is lent then: kvant
- * uses its own threads.
+ * A process may have fewer CPUs than llama.cpp has threads, as in a container. ggml's threads then
+ * wait for one another at every barrier, which takes seconds for a token. So this file lowers the
+ * lender's number of threads to the number of CPUs, from the first node of kvant's to the end of the
+ * graph. llama.cpp sets its own number before the next graph.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
  * has the same default. */
@@ -35,7 +35,9 @@ typedef struct kvp_awaited {
 /* Of one back end instance. Zeros: nothing lent. */
 typedef struct kvp_host_threads {
     bool wanted;
-    uint64_t lender;  /* number of the CPU back end of the instance's context; 0 while its threads are not known to wait */
+    uint64_t lender;  /* number of the CPU back end of the instance's context; 0: not known */
+    bool waits;       /* the lender's threads wait between graphs */
+    bool crowded;     /* there are more of them than CPUs */
     abi_backend *cpu; /* that back end, while a graph is computed */
     abi_context *context;
     abi_graph *graph; /* one node, which computes */
@@ -44,12 +46,12 @@ typedef struct kvp_host_threads {
     void (*compute)(void *user);
     void *user;
     bool computed;
-    uint32_t n_useful; /* threads that join loops */
-    /* The loop that runs while turn is odd, and how many threads are in it. over: the node ends. */
+    uint32_t n; /* threads to compute with */
+    /* The loop that runs while turn is odd, and how many threads are in it. */
     kvant_executor_work work;
     void *loop;
     atomic_uint n_workers;
-    kvp_awaited turn, running, over;
+    kvp_awaited turn, running;
 } kvp_host_threads;
 
 /* The instance borrows from now on. The first call in a process changes ggml's registry entry, to
