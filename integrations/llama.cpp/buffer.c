@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ggml_api.h"
+#include "gpu/gpu.h"
 #include "log.h"
 
 /* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but
@@ -174,6 +175,7 @@ static size_t resident_bytes(const struct region *region)
 size_t kvp_buffer_kv_memory(size_t *reserved)
 {
     size_t resident = 0, mapped = 0;
+    bool on_gpus = false;
 
     pthread_mutex_lock(&live_lock);
     for (const struct region *region = live; region != NULL; region = region->next) {
@@ -183,11 +185,12 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
         for (size_t i = 0; i < region->n_tensors; i++)
             resident += kvp_kv_bytes_beside(region->tensors[i]);
         mapped += region->size;
+        on_gpus = on_gpus || region->remote != NULL;
     }
     pthread_mutex_unlock(&live_lock);
     if (reserved != NULL)
         *reserved = mapped;
-    return resident;
+    return resident + (on_gpus ? kvp_gpu_held() : 0);
 }
 
 /* Buffer */

@@ -31,6 +31,7 @@ struct kvp_layers {
     double bytes;             /* of the same with all cells written by one sequence per stream */
     double working;           /* bytes that learning takes until it ends */
     bool told;
+    bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
     bool other_state; /* layers without keys and values */
     kvp_settings settings;
@@ -141,6 +142,11 @@ static void layers_leave(struct kvp_layers *layers)
     layers->refused = layers->refused && layers->n_alive > 0;
     pthread_mutex_unlock(&layers_lock);
     layers_release(layers);
+}
+
+void kvp_kv_note_rotation(const kvp_kv *kv)
+{
+    kv->layers->rotated = true;
 }
 
 static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
@@ -287,6 +293,17 @@ static bool has_open_pages(const char *spec)
         if (strstr(spec, words[i]) != NULL)
             return true;
     return false;
+}
+
+bool kvp_kv_learns(const kvp_kv_shape *shape)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+    const struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    if (layers == NULL || shape->role != KVANT_ROLE_K)
+        return false;
+    kvant_scheme_get_info(layers->settings.scheme, &info);
+    return info.settings != NULL || strstr(info.k, "transform=first") != NULL;
 }
 
 size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
@@ -520,6 +537,9 @@ static void tell(struct kvp_layers *layers)
             layers->n_here < n ? layers->n_here : n, n, layers->bytes / mib,
             (unsigned long long)layers->n_cells, 2 * layers->numbers / mib, learning,
             layers->settings.remark);
+    if (layers->rotated)
+        kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
+                "power of two: these are not the codecs that the preset has on a CPU");
     if (layers->n_here < n && !layers->other_state)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: "
                   "set -ngl 99 and --device KVANT alone, or -ts so that KVANT has all layers",

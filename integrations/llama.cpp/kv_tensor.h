@@ -116,6 +116,9 @@ bool kvp_kv_refused(void);
 /* Some layers of the context being created have another state instead, as recurrent layers have. */
 void kvp_kv_note_state(void);
 
+/* A GPU's codecs rotate otherwise than those of a CPU; the start says so. */
+void kvp_kv_note_rotation(const kvp_kv *kv);
+
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */
@@ -140,6 +143,9 @@ uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 #define KVP_MOST_OPEN 20u
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape);
 size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+
+/* Whether keys of this shape learn matrices, in the context that this thread creates. */
+bool kvp_kv_learns(const kvp_kv_shape *shape);
 
 void kvp_kv_free(kvp_kv *kv);
 

@@ -23,6 +23,7 @@ typedef struct harness_options {
     uint32_t n_ctx;
     uint32_t n_seq; /* 0 means 1 */
     bool unified;
+    bool on_cpu; /* keys and values stay in the computer's memory (--no-kv-offload) */
 } harness_options;
 
 /* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without

@@ -72,6 +72,8 @@ int main(int argc, char **argv)
         return 2;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
+    if (getenv("KVANT_TEST_STANDIN") != NULL && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
+        return 2;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     return plugin == NULL ? 3 : run(plugin, argv[1], strcmp(argv[2], "on") == 0, argc > 3 ? atoi(argv[3]) : 99);
 }

@@ -299,6 +299,29 @@ static void wrong_head_dim_is_refused(void **state)
     }
 }
 
+/* Kernels know no dense rotation, the default where head_dim is no power of two. */
+static void other_rotations_of_a_gpu_are_told(void **state)
+{
+    static const char told[] = "the GPU rotates by Hadamard matrices in place of rotate=dense";
+    static const char gpu[] = KVANT_TEST_GPU " PROBE_MODEL=" KVANT_TEST_TINY;
+    char environment[1024];
+    struct outcome outcome;
+
+    (void)state;
+    snprintf(environment, sizeof(environment), "%s/llama80.gguf", gpu);
+    outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, told));
+    assert_int_equal(lines_of(&outcome), 2); /* with that of the cache: one for all layers */
+    snprintf(environment, sizeof(environment), "%s/llama.gguf", gpu);
+    outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+    assert_int_equal(outcome.status, 0);
+    assert_int_equal(lines_of(&outcome), 1);
+    outcome = run("PROBE_MODEL=" KVANT_TEST_TINY "/llama80.gguf", KVANT_TEST_PROBE, "f16 on");
+    assert_int_equal(outcome.status, 0);
+    assert_int_equal(lines_of(&outcome), 1);
+}
+
 /* Attention reads values out of the keys. */
 static void keys_without_values_are_refused(void **state)
 {
@@ -453,6 +476,7 @@ int main(void)
         cmocka_unit_test(head_dim_can_be_given),
         cmocka_unit_test(wrong_head_dim_is_refused),
         cmocka_unit_test(keys_without_values_are_refused),
+        cmocka_unit_test(other_rotations_of_a_gpu_are_told),
         cmocka_unit_test(bad_values_name_variable_and_valid_values),
         cmocka_unit_test(flash_attention_off_says_which_flag),
         cmocka_unit_test(other_cache_types_say_which_flag),

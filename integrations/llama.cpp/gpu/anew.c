@@ -161,6 +161,19 @@ static bool change(kvp_gpu_cells *cells, kvp_gpu_version *made, const struct lis
     return ok;
 }
 
+size_t kvp_gpu_learning_room(const abi_tensor *tensor)
+{
+    char err[512];
+    kvp_kv_shape shape;
+    size_t n, row;
+
+    if (!kvp_kv_shape_read(tensor, true, &shape, err, sizeof(err)) || !kvp_kv_learns(&shape))
+        return 0;
+    n = kvp_kv_blocks(&shape);
+    row = shape.row * sizeof(float) + sizeof(int64_t); /* and its slot */
+    return ((n < MOST_BLOCKS ? n : MOST_BLOCKS) + KVP_MOST_PAGES) * KVANT_PAGE_TOKENS * row;
+}
+
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done)
 {
     struct list *lists = malloc(2 * sizeof(*lists));
@@ -169,6 +182,7 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float
     const bool ok = few ? change(cells, made, lists, rows, n < cache->plain.n ? n : cache->plain.n) : lists != NULL;
 
     *done = few && ok;
+    kvp_gpu_batch_done(cells->gpu);
     free(lists);
     return ok;
 }
@@ -199,5 +213,6 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made)
     for (int to = 0; to <= open && ok; to++)
         ok = store(cells, to, cells->waiting, cache->n_wait, cache->wait_slots + (size_t)to * cache->n_wait);
     cells->waits = false;
+    kvp_gpu_batch_done(cells->gpu);
     return ok;
 }

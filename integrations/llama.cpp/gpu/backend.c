@@ -30,13 +30,14 @@ static kvp_gpu_backend *state_of(abi_backend *backend)
     return b;
 }
 
-void kvp_gpu_finish(kvp_gpu *gpu)
+void kvp_gpu_finish(kvp_gpu *gpu, const void *context)
 {
     pthread_mutex_lock(&gpu->lock);
     kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting");
     pthread_mutex_lock(&gpu->list_lock);
     for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next)
-        b->inner.synchronize(b->backend);
+        if (context != NULL && b->context == context)
+            b->inner.synchronize(b->backend);
     pthread_mutex_unlock(&gpu->list_lock);
     pthread_mutex_unlock(&gpu->lock);
 }
@@ -255,10 +256,47 @@ static bool prepares(const kvp_gpu_cache *cache)
     return cache->keeps || cache->learns;
 }
 
+/* The positions of a node's tokens, or NULL: what RoPE turns by, under whatever name, or an input
+ * of llama.cpp's name for them. */
+static const abi_tensor *positions_of(const abi_tensor *node)
+{
+    if (node->op == kvp_api.op.rope)
+        return kvp_gpu_touches(node) ? NULL : node->src[1];
+    for (int i = 0; i < ABI_MAX_SRC; i++)
+        if (node->src[i] != NULL && node->src[i]->type == ABI_TYPE_I32 &&
+            strstr(node->src[i]->name, "inp_pos") != NULL)
+            return node->src[i];
+    return NULL;
+}
+
+/* With -sm tensor a step is several graphs: those without positions go by the ones before. */
+static void find_positions(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const abi_tensor *found = positions_of(graph->nodes[i]);
+        if (found == NULL)
+            continue;
+        b->positions = found->data;
+        return;
+    }
+}
+
+/* Once a context. */
+static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
+{
+    if (b->warned || (cache->sink_tokens == 0 && !cache->weighs))
+        return;
+    b->warned = true;
+    kvp_error("warning: %s does not see where tokens are: their first ones are not kept in fp16, and keys "
+              "have no centres by position",
+              b->gpu->name);
+}
+
 /* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_writes = 0;
+    find_positions(b, graph);
     for (int i = 0; i < graph->n_nodes; i++) {
         kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
         int at = 0;
@@ -284,7 +322,8 @@ static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
     for (int i = 0; i < graph->n_nodes; i++) {
         if (graph->nodes[i]->op != kvp_api.op.flash_attn_ext || !is_ours(graph->nodes[i]))
             continue;
-        kvp_attention_supported(graph->nodes[i]);
+        if (kvp_attention_supported(graph->nodes[i]) && kvp_kv_of(graph->nodes[i]->src[1]) != NULL)
+            b->context = kvp_kv_of(graph->nodes[i]->src[1])->layers;
         b->last = graph->nodes[i];
         if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
             kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
@@ -307,12 +346,15 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         const abi_tensor *cells = b->writes[i].cells;
         kvp_gpu_cache *cache = b->writes[i].cache;
         kvp_gpu_step step;
-        const bool found = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
+        const bool found =
+            kvp_gpu_find_step(b->gpu, cells->data, b->positions, (size_t)cells->ne[0], &step);
         ok = kvp_gpu_marks_prepare(cache, found ? &step : NULL, b->gpu->stream);
         if (!prepares(cache))
             continue;
         if (!found)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
+        else if (step.positions == NULL)
+            warn_of_positions(b, cache);
         ok = ok && found && kvp_gpu_cache_prepare(cache, &step, b->gpu->stream);
         *waits = *waits && (!cache->keeps || cache->waits);
     }
@@ -368,6 +410,12 @@ static void backend_synchronize(abi_backend *backend)
     kvp_gpu_backend *b = state_of(backend);
 
     b->inner.synchronize(backend);
+    if (!b->captured && kvp_gpu_enter(b->gpu)) { /* no work is left that uses former sizes */
+        kvp_gpu_release_former(&b->workspace);
+        kvp_gpu_release_former(&b->queries);
+        kvp_gpu_release_former(&b->centered);
+        kvp_gpu_release_former(&b->offsets);
+    }
     notice_refusals(b);
 }
 
@@ -436,10 +484,13 @@ static void backend_free(abi_backend *backend)
     kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs, b->n_parts,
              b->n_captures, b->n_launches);
     if (kvp_gpu_enter(b->gpu))
-        kvp_gpu_finish(b->gpu);
+        kvp_gpu_finish(b->gpu, b->context);
     take_from_list(b);
-    if (b->gpu->backends == NULL && kvp_gpu_enter(b->gpu))
+    if (b->gpu->backends == NULL && kvp_gpu_enter(b->gpu)) {
         kvp_gpu_copies_release(b->gpu);
+        kvp_gpu_forget_inputs(b->gpu);
+        kvp_gpu_release(&b->gpu->batch);
+    }
     release(b);
     inner_free(backend);
 }

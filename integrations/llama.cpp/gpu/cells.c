@@ -244,6 +244,7 @@ static bool replace_dense_rotations(const kvp_kv *kv, kvp_gpu_cells *cells, char
             return false;
     }
     cells->sources = (const kvant_codec *const *)cells->own;
+    kvp_kv_note_rotation(kv);
     return cells->own != NULL;
 }
 
@@ -253,7 +254,7 @@ static void destroy(kvp_kv *kv)
 
     kvp_gpu_weigh_free(cells); /* its thread reads what follows */
     if (kvp_gpu_enter(cells->gpu)) {
-        kvp_gpu_finish(cells->gpu);
+        kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
@@ -338,15 +339,28 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                               .weights = kvp_gpu_matrix_of(cells, run.range).weights };
 }
 
-/* Room on the GPU for a batch of rows and their slots; gpu->lock is held. */
+/* States are read and written in batches of 512 rows, which for most models have 2048 numbers or
+ * fewer. With less, each of these batches would allocate. */
+#define KEPT_ROOM ((size_t)5 << 20)
+
+/* Room on the GPU for a batch of rows and their slots; gpu->lock is held. No captured graph uses
+ * it. */
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {
-    const size_t bytes = n * width * sizeof(float);
+    const size_t bytes = n * width * sizeof(float), all = bytes + n * sizeof(**slots);
 
-    if (!kvp_gpu_grow(gpu, &gpu->batch, bytes + n * sizeof(**slots), false))
+    if (all > gpu->batch.bytes && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting"))
+        kvp_gpu_release(&gpu->batch);
+    if (!kvp_gpu_grow(gpu, &gpu->batch, all, false))
         return NULL;
     *slots = (int64_t *)(void *)((char *)gpu->batch.at + bytes);
     return gpu->batch.at;
+}
+
+void kvp_gpu_batch_done(kvp_gpu *gpu)
+{
+    if (gpu->batch.bytes > KEPT_ROOM && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting"))
+        kvp_gpu_release(&gpu->batch);
 }
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
@@ -406,7 +420,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
 
     if (!kvp_gpu_enter(cells->gpu))
         return KVANT_ERR_CUDA;
-    kvp_gpu_finish(cells->gpu);
+    kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
@@ -417,6 +431,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
                                           "copying") &&
                                 kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
         status = KVANT_ERR_CUDA;
+    kvp_gpu_batch_done(cells->gpu);
     pthread_mutex_unlock(&cells->gpu->lock);
     return status;
 }
@@ -470,7 +485,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
 
     if (!kvp_gpu_enter(gpu))
         return KVANT_ERR_CUDA;
-    kvp_gpu_finish(gpu);
+    kvp_gpu_finish(gpu, kv->layers);
     pthread_mutex_lock(&gpu->lock);
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     if (kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
@@ -481,6 +496,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
         status = kvp_gpu_take_word(gpu->refused);
+    kvp_gpu_batch_done(gpu);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }
@@ -490,7 +506,7 @@ static void clear(kvp_kv *kv)
     kvp_gpu_cells *cells = kv->cells;
 
     if (kvp_gpu_enter(cells->gpu))
-        kvp_gpu_finish(cells->gpu);
+        kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
@@ -523,7 +539,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
         return false;
     if (!kvp_gpu_enter(source->gpu))
         return false;
-    kvp_gpu_finish(source->gpu);
+    kvp_gpu_finish(source->gpu, from->layers);
     pthread_mutex_lock(&source->gpu->lock);
     kvp_gpu_marks_notice(source->cache, KVANT_ERR_NONFINITE);
     ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);

@@ -31,6 +31,25 @@ bool kvp_gpu_enter(const kvp_gpu *gpu)
     return kvp_cu_ok(kvp_cu.context_set(gpu->context), "its context");
 }
 
+static atomic_size_t held; /* bytes, on all GPUs */
+
+size_t kvp_gpu_held(void)
+{
+    return atomic_load(&held);
+}
+
+/* By at least half, where it grows: so all former sizes together are less than two times the last.
+ * What is larger is a back end's, which gives former sizes back, and might not be there half as
+ * much again. */
+#define MOST_GROWN ((size_t)64 << 20)
+
+static size_t grown(const kvp_gpu_memory *memory, size_t bytes)
+{
+    const size_t more = memory->bytes + memory->bytes / 2;
+
+    return bytes > more || more > MOST_GROWN ? bytes : more;
+}
+
 bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
 {
     kvp_gpu_memory *former = NULL;
@@ -38,6 +57,7 @@ bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
 
     if (bytes <= memory->bytes)
         return true;
+    bytes = grown(memory, bytes);
     if (memory->at != NULL) {
         former = malloc(sizeof(*former));
         if (former == NULL)
@@ -48,20 +68,33 @@ bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
         free(former);
         return false;
     }
+    atomic_fetch_add(&held, bytes);
     *memory = (kvp_gpu_memory){ (void *)(uintptr_t)at, bytes, former };
     return !zero || (kvp_cu_ok(kvp_cu.fill(at, 0, bytes, gpu->stream), "memory") &&
                      kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "memory"));
 }
 
-void kvp_gpu_release(kvp_gpu_memory *memory)
+static void free_memory(const kvp_gpu_memory *memory)
+{
+    kvp_cu.memory_free((cu_address)(uintptr_t)memory->at);
+    atomic_fetch_sub(&held, memory->bytes);
+}
+
+void kvp_gpu_release_former(kvp_gpu_memory *memory)
 {
     for (kvp_gpu_memory *former = memory->former, *next; former != NULL; former = next) {
         next = former->former;
-        kvp_cu.memory_free((cu_address)(uintptr_t)former->at);
+        free_memory(former);
         free(former);
     }
+    memory->former = NULL;
+}
+
+void kvp_gpu_release(kvp_gpu_memory *memory)
+{
+    kvp_gpu_release_former(memory);
     if (memory->at != NULL)
-        kvp_cu.memory_free((cu_address)(uintptr_t)memory->at);
+        free_memory(memory);
     *memory = (kvp_gpu_memory){ 0 };
 }
 
@@ -139,12 +172,13 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return kvp_buffer_bytes(tensor, true);
 }
 
-/* Of all tensors of a buffer that is only planned (--fit). */
+/* Of all tensors of a buffer that is only planned (--fit), and what is beside it while a layer's
+ * rows take another matrix. */
 static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
 {
     const kvp_gpu *gpu = gpu_of_buft(buft);
     bool values = false;
-    size_t bytes = 0;
+    size_t bytes = 0, room = 0;
 
     for (int i = 0; i < n_tensors; i++)
         values = values || (is_cache(tensors[i]) && tensors[i]->name[6] == 'v');
@@ -152,7 +186,11 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
         if (tensors[i]->data == NULL && tensors[i]->view_src == NULL)
             bytes += padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
                                                                 : inner_alloc_size(gpu, tensors[i]));
-    return bytes;
+    for (int i = 0; i < n_tensors; i++) {
+        const size_t own = values && is_cache(tensors[i]) ? kvp_gpu_learning_room(tensors[i]) : 0;
+        room = own > room ? own : room; /* layers learn one after the other */
+    }
+    return bytes + room;
 }
 
 /* Of a buffer that is there. */
@@ -177,7 +215,7 @@ static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data,
     return true;
 }
 
-/* Cell numbers of this place, or a new entry. */
+/* What was written to this place, or a new entry. */
 static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
 {
     kvp_gpu_seen *seen = gpu->seen;
@@ -191,16 +229,32 @@ static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
     return seen;
 }
 
-/* Cell numbers, positions and masks. */
+void kvp_gpu_forget_inputs(kvp_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    for (kvp_gpu_seen *seen = gpu->seen, *next; seen != NULL; seen = next) {
+        next = seen->next;
+        free(seen->copy);
+        free(seen);
+    }
+    gpu->seen = NULL;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+/* Inputs of whole numbers, under whatever names: graphs say which of them are cells and positions.
+ * What is longer than any batch has of these is a model's. */
+#define MOST_INPUT ((size_t)8 << 20)
+
+static bool is_numbers(const abi_tensor *tensor, size_t size)
+{
+    return (tensor->type == ABI_TYPE_I64 || tensor->type == ABI_TYPE_I32) && size <= MOST_INPUT;
+}
+
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_seen *seen = NULL;
+    kvp_gpu_seen *seen = is_numbers(tensor, size) ? entry_of(gpu, tensor->data) : NULL;
 
-    if (tensor->type == ABI_TYPE_I64 && strstr(tensor->name, "k_idxs") != NULL)
-        seen = entry_of(gpu, tensor->data);
-    else if (tensor->type == ABI_TYPE_I32 && strstr(tensor->name, "inp_pos") != NULL)
-        seen = &gpu->positions;
-    else if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
+    if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
         kvp_gpu_note_mask(gpu, tensor, data, size);
     if (seen != NULL && !keep(seen, tensor, data, size))
         seen->bytes = 0;
@@ -222,17 +276,28 @@ static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
     inner(buffer, tensor, data, offset, size);
 }
 
-bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step)
+/* What was written there last; NULL: nothing. */
+static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
 {
     const kvp_gpu_seen *seen = gpu->seen;
 
-    while (seen != NULL && seen->at != cells)
+    while (seen != NULL && seen->at != at)
         seen = seen->next;
+    return seen;
+}
+
+/* A token may have several positions (M-RoPE): the first ones of all tokens come first. */
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
+                       kvp_gpu_step *step)
+{
+    const kvp_gpu_seen *seen = seen_at(gpu, cells);
+    const kvp_gpu_seen *at = positions != NULL ? seen_at(gpu, positions) : NULL;
+
     if (seen == NULL || seen->bytes != n * sizeof(int64_t))
         return false;
     *step = (kvp_gpu_step){ seen->copy, NULL, n };
-    if (gpu->positions.bytes >= n * sizeof(int32_t))
-        step->positions = gpu->positions.copy;
+    if (at != NULL && at->bytes >= n * sizeof(int32_t))
+        step->positions = at->copy;
     return true;
 }
 

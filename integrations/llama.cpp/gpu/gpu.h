@@ -201,7 +201,8 @@ typedef struct kvp_gpu_cache {
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
-/* What llama.cpp wrote to an input: cell numbers, by where they lie on the GPU. */
+/* What llama.cpp wrote to an input of numbers: cells and positions, by where they lie on the GPU.
+ * */
 typedef struct kvp_gpu_seen {
     struct kvp_gpu_seen *next;
     const void *at;
@@ -257,7 +258,7 @@ struct kvp_gpu {
     atomic_uint epoch;         /* another one: captured graphs are of the past */
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
     kvp_gpu_cache *caches;                          /* under the lock */
-    kvp_gpu_seen *seen, positions;                  /* under the lock */
+    kvp_gpu_seen *seen;                             /* under the lock */
     kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
@@ -331,6 +332,8 @@ struct kvp_gpu_backend {
         const abi_tensor *cells;
     } writes[8];
     int n_writes;
+    const void *positions; /* where those of the tokens lie; NULL: nothing told */
+    bool warned;           /* that caches need them */
     struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
         const void *mask;
         size_t n_cells, n_rows, n_streams;
@@ -344,6 +347,7 @@ struct kvp_gpu_backend {
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     const abi_tensor *last; /* attention node of the graph */
     struct kvp_layers *layers; /* of the llama context that made it */
+    const void *context; /* whose caches its graphs attend to: the layers of these caches */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
     cu_graph_exec exec;
@@ -364,12 +368,21 @@ static inline kvp_gpu *kvp_gpu_of(abi_device *device)
 /* Makes the GPU current for this thread. */
 bool kvp_gpu_enter(const kvp_gpu *gpu);
 
-/* At least so many bytes, zeroed if zero is set; false with a message. */
+/* At least so many bytes, zeroed if zero is set; false with a message. What grew in steps holds at
+ * most four times what was asked for last, former sizes among them. */
 bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero);
 void kvp_gpu_release(kvp_gpu_memory *memory);
 
-/* Waits for all back ends of the GPU (backend.c). */
-void kvp_gpu_finish(kvp_gpu *gpu);
+/* Gives former sizes back, when no work that uses them is left and no captured graph. */
+void kvp_gpu_release_former(kvp_gpu_memory *memory);
+
+/* Bytes that kvp_gpu_grow holds on all GPUs. */
+size_t kvp_gpu_held(void);
+
+/* Waits for our stream, and for the back ends whose graphs had attention on caches of this context
+ * (backend.c). Others may be at work in their own threads: ggml-cuda may be capturing a graph
+ * there, which a wait would end. NULL: no back ends. */
+void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
 /* cells.c */
 extern const kvp_remote kvp_gpu_remote;
@@ -381,6 +394,10 @@ kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
 size_t kvp_gpu_width(const kvp_gpu_cells *cells);
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes);
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots);
+
+/* Gives the room back where it is more than reading and writing of states takes. Waits for the
+ * stream then. */
+void kvp_gpu_batch_done(kvp_gpu *gpu);
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
 
 /* Rows of one, in the computer's memory when this returns; false with a message. */
@@ -427,6 +444,9 @@ typedef struct kvp_gpu_version {
 /* anew.c. A version comes in force; all rows take it. A codec that is kept becomes NULL. rows: copies of those of cache->plain, as far as
  * there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
+
+/* Bytes on the GPU that this takes for a cache tensor at most, which is only planned yet. */
+size_t kvp_gpu_learning_room(const abi_tensor *tensor);
 
 /* The same of rows that wait, and of those of few tokens since; numbers were brought. The version may be none. */
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made);
@@ -581,8 +601,11 @@ static inline uint32_t *kvp_gpu_word(atomic_uint *word)
     return (uint32_t *)(uintptr_t)word;
 }
 
-/* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
-bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
+/* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not
+ * seen. positions: where those of the batch lie, or NULL. forget: when nobody computes any more. */
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
+                       kvp_gpu_step *step);
+void kvp_gpu_forget_inputs(kvp_gpu *gpu);
 
 /* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason;
  * waits for the stream. prepare: before a graph that writes a step's cells (NULL: none, or not

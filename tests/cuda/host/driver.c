@@ -96,6 +96,17 @@ EXPORT(int, cuCtxSetCurrent, (void *context))
     return 0;
 }
 
+/* Bytes that were asked for and not freed, on all devices. */
+EXPORT size_t host_bytes(void);
+
+EXPORT size_t host_bytes(void)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < MOST_SPANS; i++)
+        bytes += spans[i].at ? spans[i].bytes : 0;
+    return bytes;
+}
+
 /* 32 MiB more than a benchmark leaves free, or as many bytes as KVANT_TEST_FREE_BYTES says. */
 EXPORT(int, cuMemGetInfo_v2, (size_t *available, size_t *total))
 {

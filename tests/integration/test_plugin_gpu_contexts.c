@@ -1,0 +1,218 @@
+/* test_plugin_gpu_contexts.c - contexts that share a GPU, on the stand-in (standin_cuda.c): each
+ * waits for its own work, and finds its own inputs, whatever they are called. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { N_PROMPT = 96, N_ROUNDS = 6 };
+
+static llama_token tokens[N_PROMPT];
+
+static int start(void **state)
+{
+    harness_need_gpu();
+    if (!harness_has_standin() || harness_start(state) != 0)
+        return -1;
+    harness_tokens(tokens, N_PROMPT);
+    return 0;
+}
+
+static unsigned long synchronized(void)
+{
+    return *(unsigned long *)ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"),
+                                                               "standin_synchronized");
+}
+
+static unsigned long synchronized_by_saving(struct llama_context *context)
+{
+    const unsigned long before = synchronized();
+    size_t size;
+
+    free(harness_save_state(context, &size));
+    return synchronized() - before;
+}
+
+/* ggml-cuda may be capturing a graph of another context, in a thread of its own. */
+static void a_context_waits_for_its_own_work(void **state)
+{
+    const harness_options ours = { .spec = "turboquant-4", .n_ctx = 256 };
+    const harness_options other = { .spec = "", .n_ctx = 256 };
+    harness_options on_cpu = other;
+    struct llama_context *context = harness_context(&ours), *others[2];
+    unsigned long alone;
+
+    (void)state;
+    on_cpu.on_cpu = true;
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    alone = synchronized_by_saving(context);
+    others[0] = harness_context(&on_cpu);
+    others[1] = harness_context(&other);
+    for (int i = 0; i < 2; i++)
+        harness_decode(others[i], tokens, N_PROMPT, 0, 0, false);
+    assert_int_equal(synchronized_by_saving(context), alone);
+    for (int i = 0; i < 2; i++)
+        llama_free(others[i]);
+    llama_free(context);
+}
+
+/* Logits of a prompt at a position, and of a second one behind it. */
+static void prompt_at(struct llama_context *context, int pos, float *logits)
+{
+    const size_t bytes = harness_n_vocab() * sizeof(*logits);
+
+    llama_memory_clear(llama_get_memory(context), true);
+    harness_decode(context, tokens, N_PROMPT, pos, 0, false);
+    memcpy(logits, llama_get_logits_ith(context, -1), bytes);
+}
+
+/* The first tokens of a sequence are fp16 with this codec: they are known by their positions. */
+static const harness_options sinks = { .spec = "int-4:sink=64", .n_ctx = 256 };
+
+static float *new_logits(void)
+{
+    float *logits = malloc(harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
+static void inputs_are_found_under_any_name(void **state)
+{
+    const size_t bytes = harness_n_vocab() * sizeof(float);
+    float *named = new_logits(), *renamed = new_logits(), *late = new_logits();
+    struct llama_context *context = harness_context(&sinks);
+
+    (void)state;
+    prompt_at(context, 0, named);
+    prompt_at(context, 100, late);
+    llama_free(context);
+    assert_memory_not_equal(named, late, bytes);
+    setenv("KVANT_TEST_RENAME", "1", 1);
+    context = harness_context(&sinks);
+    prompt_at(context, 0, renamed);
+    llama_free(context);
+    unsetenv("KVANT_TEST_RENAME");
+    assert_memory_equal(named, renamed, bytes);
+    free(named);
+    free(renamed);
+    free(late);
+}
+
+typedef struct client {
+    struct llama_context *context;
+    int pos; /* where its prompts begin */
+    float *expected, *logits;
+    int n_wrong;
+} client;
+
+static void *ask(void *user)
+{
+    client *c = user;
+
+    for (int i = 0; i < N_ROUNDS; i++) {
+        prompt_at(c->context, c->pos, c->logits);
+        c->n_wrong += memcmp(c->logits, c->expected, harness_n_vocab() * sizeof(float)) != 0;
+    }
+    return NULL;
+}
+
+/* Two threads, each with a context of its own, whose prompts have other positions. */
+static void contexts_have_positions_of_their_own(void **state)
+{
+    client clients[2] = { { .pos = 0 }, { .pos = 100 } };
+    pthread_t threads[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        client *c = &clients[i];
+        c->expected = new_logits();
+        c->logits = new_logits();
+        c->context = harness_context(&sinks);
+        prompt_at(c->context, c->pos, c->expected);
+    }
+    setenv("KVANT_TEST_SLOW_INPUTS", "1", 1);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask, &clients[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    unsetenv("KVANT_TEST_SLOW_INPUTS");
+    for (int i = 0; i < 2; i++) {
+        client *c = &clients[i];
+        llama_free(c->context);
+        free(c->expected);
+        free(c->logits);
+        assert_int_equal(c->n_wrong, 0);
+    }
+}
+
+/* Bytes on the GPU, as the driver's stand-in counts them. */
+static size_t gpu_bytes(void)
+{
+    size_t (*count)(void);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_bytes");
+
+    assert_non_null(symbol);
+    memcpy(&count, &symbol, sizeof(symbol));
+    return count();
+}
+
+/* What the second context takes beside its cache when its last prompt was one of n tokens, after
+ * others of fewer, in so many steps. */
+static size_t bytes_after(int step)
+{
+    struct llama_context *context;
+    const size_t before = gpu_bytes();
+    float *logits = new_logits();
+    size_t bytes;
+
+    context = harness_context(&(harness_options){ .spec = "", .n_ctx = 256 });
+    for (int n = step; n <= N_PROMPT; n += step) {
+        llama_memory_clear(llama_get_memory(context), true);
+        harness_decode(context, tokens, n, 0, 0, false);
+        memcpy(logits, llama_get_logits_ith(context, -1), sizeof(*logits));
+    }
+    llama_synchronize(context);
+    bytes = gpu_bytes() - before;
+    llama_free(context);
+    assert_int_equal(gpu_bytes(), before);
+    free(logits);
+    return bytes;
+}
+
+/* Longer and longer prompts take no more than the longest one alone, but for half as much again of
+ * what grew: 1.5 times the whole covers that. */
+static void former_sizes_are_given_back(void **state)
+{
+    size_t once, often;
+
+    (void)state;
+    bytes_after(N_PROMPT); /* what the GPU keeps of any context is there now */
+    once = bytes_after(N_PROMPT);
+    often = bytes_after(8);
+    print_message("%d tokens: %zu bytes; after shorter prompts %zu\n", N_PROMPT, once, often);
+    assert_true(often <= once + once / 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_context_waits_for_its_own_work),
+        cmocka_unit_test(inputs_are_found_under_any_name),
+        cmocka_unit_test(contexts_have_positions_of_their_own),
+        cmocka_unit_test(former_sizes_are_given_back),
+    };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
