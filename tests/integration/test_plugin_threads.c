@@ -8,6 +8,8 @@
 #include <cmocka.h>
 
 #include <dirent.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -98,9 +100,73 @@ static void the_contexts_threads_are_used(void **state)
     free(own);
 }
 
+typedef struct poll {
+    size_t (*kv_memory)(size_t *reserved);
+    atomic_bool stop;
+    size_t most;
+    unsigned long n;
+} poll;
+
+static void *ask_for_memory(void *user)
+{
+    poll *p = user;
+
+    while (!atomic_load(&p->stop)) {
+        size_t reserved, bytes = p->kv_memory(&reserved);
+        p->most = bytes > p->most ? bytes : p->most;
+        p->n++;
+        nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+    }
+    return NULL;
+}
+
+/* Caches learn, are saved and restored, cleared and freed, while another thread asks what they
+ * take. */
+static void live(void)
+{
+    const harness_options options = { .spec = "", .n_ctx = 512, .n_seq = 2 };
+    struct llama_context *context = harness_context(&options);
+    llama_token tokens[N_PROMPT + 8];
+    size_t size;
+
+    harness_tokens(tokens, N_PROMPT + 8);
+    for (int again = 0; again < 2; again++) {
+        uint8_t *state;
+        harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+        for (int i = 0; i < 8; i++)
+            harness_decode(context, tokens + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
+        state = harness_save_state(context, &size);
+        assert_int_equal(llama_state_seq_set_data(context, state, size, 1), size);
+        llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
+        llama_memory_clear(llama_get_memory(context), true);
+        free(state);
+    }
+    llama_free(context);
+}
+
+static void another_thread_asks_for_memory(void **state)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_memory");
+    poll p = { .most = 0 };
+    pthread_t thread;
+
+    (void)state;
+    assert_non_null(symbol);
+    memcpy(&p.kv_memory, &symbol, sizeof(symbol));
+    assert_int_equal(pthread_create(&thread, NULL, ask_for_memory, &p), 0);
+    live();
+    live();
+    atomic_store(&p.stop, true);
+    pthread_join(thread, NULL);
+    assert_true(p.n > 0 && p.most > 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_contexts_threads_are_used) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_contexts_threads_are_used),
+        cmocka_unit_test(another_thread_asks_for_memory),
+    };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
 }
