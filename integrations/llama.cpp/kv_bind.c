@@ -516,8 +516,8 @@ static uint32_t count_layers(const struct kvp_layers *layers)
     return n > layers->n ? n : layers->n;
 }
 
-/* Once per context, when all of its tensors are bound. llama.cpp gives a device the last layers,
- * or all but the last ones; the others stay uncompressed. */
+/* Once per context, when all of its tensors are bound. llama.cpp may give the first or the last
+ * layers to another device, where their caches stay uncompressed. */
 static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;

@@ -85,7 +85,7 @@ struct kvp_kv {
     struct kvp_waiting waiting;
     kvp_invalid invalid; /* cells whose rows were refused */
     int32_t alone; /* position of a token that came alone and is stored, while its queries are still to be noted; else -1 */
-    atomic_size_t beside; /* bytes beside the memory, for other threads (kvp_kv_count) */
+    atomic_size_t beside; /* kvp_kv_bytes_beside: what other threads may read */
     bool bind_failed; /* said once, not for every node */
     bool roped;                /* the tensor was told the RoPE of its keys */
 };
@@ -116,7 +116,7 @@ bool kvp_kv_refused(void);
 /* Some layers of the context being created have another state instead, as recurrent layers have. */
 void kvp_kv_note_state(void);
 
-/* A GPU's codecs rotate otherwise than those of a CPU; the start says so. */
+/* Notes that a GPU's codec rotates differently from a CPU's; the line at the start says so. */
 void kvp_kv_note_rotation(const kvp_kv *kv);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
@@ -149,9 +149,8 @@ bool kvp_kv_learns(const kvp_kv_shape *shape);
 
 void kvp_kv_free(kvp_kv *kv);
 
-/* Bytes on the CPU that lie beside the memory: learnt matrices, what learning works with, rows that
- * wait. Any thread may ask. count: the context's thread says what they are now, after each change.
- * */
+/* Bytes in the computer's memory next to the buffer's: learned matrices, learning's working memory,
+ * rows that wait. Any thread may ask. The context's thread calls kvp_kv_count after each change. */
 size_t kvp_kv_bytes_beside(kvp_kv *kv);
 void kvp_kv_count(kvp_kv *kv);
 

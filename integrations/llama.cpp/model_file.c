@@ -73,8 +73,8 @@ bool kvp_find_model(char *model)
     return n == 1;
 }
 
-/* Metadata. A length is never believed: a string or an array that is longer than what is left of
- * the file ends the reading. */
+/* Metadata. No length is trusted: a string or an array that is longer than the rest of the file
+ * ends the reading. */
 
 #define MOST_KEYS 65536u
 #define MOST_KEY 256u
@@ -145,8 +145,8 @@ static bool ends_with(const char *key, const char *end)
     return n >= m && strcmp(key + n - m, end) == 0;
 }
 
-/* What keys say of layers: how many there are, how many of these have no keys of their own, and
- * whether they are of one kind. */
+/* Layers as the metadata describes them: all, those without keys of their own, whether kinds
+ * differ. */
 struct layers {
     uint32_t all, without;
     bool mixed;

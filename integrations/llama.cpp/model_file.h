@@ -12,8 +12,8 @@
  * several, of which a context may run any. */
 bool kvp_find_model(char *model);
 
-/* How many layers of a GGUF file have keys and values of their own. 0: the file does not say, or
- * has layers of several kinds (recurrent ones, or other kv heads in each). */
+/* The number of layers of a GGUF file that have keys and values of their own. 0: the file does not
+ * say. That is so, too, where layers differ in kind or in their kv heads. */
 uint32_t kvp_model_layers(const char *path);
 
 #endif /* KVP_MODEL_FILE_H */

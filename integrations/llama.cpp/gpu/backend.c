@@ -256,8 +256,8 @@ static bool prepares(const kvp_gpu_cache *cache)
     return cache->keeps || cache->learns;
 }
 
-/* The positions of a node's tokens, or NULL: what RoPE turns by, under whatever name, or an input
- * of llama.cpp's name for them. */
+/* The input that holds the positions of a node's tokens, or NULL. RoPE takes it under any name;
+ * other nodes are asked for the name that llama.cpp gives it. */
 static const abi_tensor *positions_of(const abi_tensor *node)
 {
     if (node->op == kvp_api.op.rope)

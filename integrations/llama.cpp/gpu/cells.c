@@ -343,7 +343,7 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
  * fewer. With less, each of these batches would allocate. */
 #define KEPT_ROOM ((size_t)5 << 20)
 
-/* Room on the GPU for a batch of rows and their slots; gpu->lock is held. No captured graph uses
+/* Room on the GPU for a batch and its slots. The caller holds gpu->lock. No captured graph uses
  * it. */
 float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {

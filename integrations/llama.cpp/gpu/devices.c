@@ -38,9 +38,9 @@ size_t kvp_gpu_held(void)
     return atomic_load(&held);
 }
 
-/* By at least half, where it grows: so all former sizes together are less than two times the last.
- * What is larger is a back end's, which gives former sizes back, and might not be there half as
- * much again. */
+/* Memory grows by at least half, so all former sizes together are less than two times the last one.
+ * Larger memory belongs to back ends, which give former sizes back; half as much again might not be
+ * free. */
 #define MOST_GROWN ((size_t)64 << 20)
 
 static size_t grown(const kvp_gpu_memory *memory, size_t bytes)
@@ -172,8 +172,8 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return kvp_buffer_bytes(tensor, true);
 }
 
-/* Of all tensors of a buffer that is only planned (--fit), and what is beside it while a layer's
- * rows take another matrix. */
+/* Bytes of all tensors of a buffer that is only planned (--fit), and the room that one layer needs
+ * while its rows take another matrix. */
 static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
 {
     const kvp_gpu *gpu = gpu_of_buft(buft);
@@ -188,7 +188,7 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
                                                                 : inner_alloc_size(gpu, tensors[i]));
     for (int i = 0; i < n_tensors; i++) {
         const size_t own = values && is_cache(tensors[i]) ? kvp_gpu_learning_room(tensors[i]) : 0;
-        room = own > room ? own : room; /* layers learn one after the other */
+        room = own > room ? own : room; /* one layer after another does */
     }
     return bytes + room;
 }
@@ -215,7 +215,7 @@ static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data,
     return true;
 }
 
-/* What was written to this place, or a new entry. */
+/* The entry of this place, or a new one. */
 static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
 {
     kvp_gpu_seen *seen = gpu->seen;
@@ -241,8 +241,8 @@ void kvp_gpu_forget_inputs(kvp_gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-/* Inputs of whole numbers, under whatever names: graphs say which of them are cells and positions.
- * What is longer than any batch has of these is a model's. */
+/* Inputs of whole numbers are kept under any name: graphs say which of them are cells and
+ * positions. Longer tensors are a model's weights: no batch has a million tokens. */
 #define MOST_INPUT ((size_t)8 << 20)
 
 static bool is_numbers(const abi_tensor *tensor, size_t size)
@@ -276,7 +276,7 @@ static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data,
     inner(buffer, tensor, data, offset, size);
 }
 
-/* What was written there last; NULL: nothing. */
+/* The entry of this place; NULL: nothing was written there. */
 static const kvp_gpu_seen *seen_at(const kvp_gpu *gpu, const void *at)
 {
     const kvp_gpu_seen *seen = gpu->seen;

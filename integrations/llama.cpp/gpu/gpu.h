@@ -332,7 +332,7 @@ struct kvp_gpu_backend {
         const abi_tensor *cells;
     } writes[8];
     int n_writes;
-    const void *positions; /* where those of the tokens lie; NULL: nothing told */
+    const void *positions; /* the place of the tokens' positions; NULL: unknown */
     bool warned;           /* that caches need them */
     struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
         const void *mask;
@@ -368,8 +368,7 @@ static inline kvp_gpu *kvp_gpu_of(abi_device *device)
 /* Makes the GPU current for this thread. */
 bool kvp_gpu_enter(const kvp_gpu *gpu);
 
-/* At least so many bytes, zeroed if zero is set; false with a message. What grew in steps holds at
- * most four times what was asked for last, former sizes among them. */
+/* Makes the memory at least this large, zeroed if zero is set; false with a message. */
 bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero);
 void kvp_gpu_release(kvp_gpu_memory *memory);
 
