@@ -1,0 +1,144 @@
+/* test_model_file.c - what the plug-in reads of a model's file: its layers, and nothing of a damaged file. */
+#include "testing.h"
+
+#include "../../integrations/llama.cpp/model_file.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct file {
+    unsigned char bytes[4096];
+    size_t n;
+} file;
+
+static void put(file *f, const void *data, size_t bytes)
+{
+    assert_true(f->n + bytes <= sizeof f->bytes);
+    memcpy(f->bytes + f->n, data, bytes);
+    f->n += bytes;
+}
+
+static void put_u32(file *f, uint32_t x)
+{
+    put(f, &x, sizeof x);
+}
+
+static void put_u64(file *f, uint64_t x)
+{
+    put(f, &x, sizeof x);
+}
+
+static void put_text(file *f, const char *text)
+{
+    put_u64(f, strlen(text));
+    put(f, text, strlen(text));
+}
+
+static file begin(uint64_t n_keys)
+{
+    file f = { .n = 0 };
+    put(&f, "GGUF", 4);
+    put_u32(&f, 3);
+    put_u64(&f, 0);
+    put_u64(&f, n_keys);
+    return f;
+}
+
+static void put_number(file *f, const char *key, uint32_t x)
+{
+    put_text(f, key);
+    put_u32(f, 4);
+    put_u32(f, x);
+}
+
+/* The architecture, a list of texts and one of numbers before what matters. */
+static file begin_model(uint64_t n_more)
+{
+    file f = begin(4 + n_more);
+    put_text(&f, "general.architecture");
+    put_u32(&f, 8);
+    put_text(&f, "llama");
+    put_text(&f, "general.tags");
+    put_u32(&f, 9);
+    put_u32(&f, 8);
+    put_u64(&f, 2);
+    put_text(&f, "one");
+    put_text(&f, "two");
+    put_text(&f, "llama.rope.factors");
+    put_u32(&f, 9);
+    put_u32(&f, 6);
+    put_u64(&f, 3);
+    put(&f, (float[3]){ 1, 2, 3 }, 3 * sizeof(float));
+    put_number(&f, "llama.block_count", 30);
+    return f;
+}
+
+static uint32_t layers_of(const void *bytes, size_t n)
+{
+    char path[] = "/tmp/kvant-model-XXXXXX";
+    const int at = mkstemp(path);
+    uint32_t layers;
+    assert_true(at >= 0);
+    assert_int_equal(write(at, bytes, n), n);
+    close(at);
+    layers = kvp_model_layers(path);
+    remove(path);
+    return layers;
+}
+
+static void layers_with_keys_of_their_own_are_counted(void **state)
+{
+    static const struct {
+        const char *key;
+        uint32_t value, expected;
+    } cases[] = { { "llama.context_length", 4096, 30 },
+                  { "glm4moe.nextn_predict_layers", 1, 29 },
+                  { "gemma3n.attention.shared_kv_layers", 10, 20 },
+                  { "gemma3n.attention.shared_kv_layers", 40, 0 },
+                  { "mamba.ssm.state_size", 16, 0 },
+                  { "lfm2.shortconv.l_cache", 3, 0 },
+                  { "t5.decoder_block_count", 6, 0 } };
+    file f = begin_model(0);
+    (void)state;
+    assert_int_equal(layers_of(f.bytes, f.n), 30);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        f = begin_model(1);
+        put_number(&f, cases[i].key, cases[i].value);
+        assert_int_equal(layers_of(f.bytes, f.n), cases[i].expected);
+    }
+    f = begin_model(1); /* kv heads of each layer */
+    put_text(&f, "x.attention.head_count_kv");
+    put_u32(&f, 9);
+    put_u32(&f, 5);
+    put_u64(&f, 2);
+    put(&f, (int32_t[2]){ 0, 2 }, 8);
+    assert_int_equal(layers_of(f.bytes, f.n), 0);
+    f = begin_model(2); /* nothing is read of a tokenizer */
+    put_text(&f, "tokenizer.ggml.tokens");
+    put_u32(&f, 77);
+    assert_int_equal(layers_of(f.bytes, f.n), 30);
+    assert_int_equal(kvp_model_layers("/nowhere/model.gguf"), 0);
+}
+
+/* Cut files, and files with any four bytes set: an answer, and no access beyond what is there. */
+static void damaged_files_are_not_believed(void **state)
+{
+    const file whole = begin_model(0);
+    (void)state;
+    for (size_t n = 0; n < whole.n; n++)
+        assert_int_equal(layers_of(whole.bytes, n), 0);
+    for (size_t at = 0; at + 8 <= whole.n; at += 4) {
+        file f = whole;
+        memset(f.bytes + at, 0xff, 8);
+        layers_of(f.bytes, f.n);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_with_keys_of_their_own_are_counted),
+        cmocka_unit_test(damaged_files_are_not_believed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
