@@ -62,9 +62,10 @@ typedef struct kvant_attention_problem {
     bool exact;
 } kvant_attention_problem;
 
-/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x head_dim x
- * the versions in use, and with n_threads. KVANT_ERR_ARGUMENT with the reason in
- * kvant_error_message(). */
+/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x
+ * head_dim x the versions in use, and with n_threads. Where keys were shifted
+ * (kvant_tensor_shift) it grows with the pairs of version and shift that query tokens see, so
+ * the mask is read. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(). */
 KVANT_API kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
                                                  const kvant_attention_problem *problem, size_t *bytes);
 

@@ -137,6 +137,20 @@ KVANT_API kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_r
  * in its sequence: 64 x index of the block + offset. Below 0: not known; nothing is learnt from the row. */
 KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const int32_t *positions, size_t n);
 
+/* Keys move to other positions without being encoded again: slot i of the first n by by[i]
+ * positions, as if RoPE had turned them that much further. by[i] = KVANT_ANY_SHIFT says that
+ * nobody reads the slot before it is written again. Reading, attention, copies and exports give
+ * the shifted keys; rows that are written later are at their own positions. rope: of the keys;
+ * its first four fields count, and they stay the same while a slot is shifted. A tensor has at
+ * most 32 different sums of shifts at a time. Where a call needs more, all shifted keys are
+ * encoded once more. Takes about a nanosecond per slot. A writer's call. On an error the keys
+ * are where they were: KVANT_ERR_ARGUMENT (values, a shift beyond 2^30), KVANT_ERR_UNSUPPORTED
+ * (a kvant_cache on a GPU, a channel that turns with no other one), KVANT_ERR_FULL (more than 32
+ * in one call), KVANT_ERR_MEMORY, KVANT_ERR_RANGE. */
+#define KVANT_ANY_SHIFT INT32_MIN
+KVANT_API kvant_status kvant_tensor_shift(kvant_tensor *tensor, const kvant_rope *rope,
+                                          const int32_t *by, size_t n, uint32_t n_threads);
+
 /* Reads n slots in any order into n rows, with at most n_threads threads (at least 1); slots never
  * written give zeros, or the centre where there is one. A negative slot gives zeros. */
 KVANT_API kvant_status kvant_tensor_read_slots(const kvant_tensor *tensor, const int64_t *slots,
@@ -237,8 +251,7 @@ typedef struct kvant_tensor_info {
     size_t sealed_bytes;   /* of one sealed block */
     size_t open_bytes;     /* of one open block */
     size_t written_blocks; /* blocks that are not empty */
-    /* Of matrices of transform=first and their centres, beside the memory; a GPU's copies are
-     * counted. */
+    /* Next to the memory: matrices of transform=first, a GPU's copies counted, and shifts. */
     size_t learnt_bytes;
     size_t learnt_most;    /* that a sequence of all blocks, or of the rope's n_positions, makes of them: a version per octave */
     /* What learning takes beside the matrices, now and at most: sums, and rows and queries that

@@ -30,22 +30,24 @@ static size_t row_index(const kvant_attention_plan *plan, uint32_t query, uint32
     return ((size_t)kv_head * plan->problem.n_queries + query) * plan->group_heads + g;
 }
 
-static float *queries_of(const job *j, uint32_t version, size_t row)
+static float *queries_of(const job *j, uint32_t view, size_t row)
 {
-    return j->workspace + j->plan->queries + (version * j->plan->n_rows + row) * j->plan->k_dim;
+    return j->workspace + j->plan->queries + (view * j->plan->n_rows + row) * j->plan->k_dim;
 }
 
-static float *offsets_of(const job *j, uint32_t version, size_t row)
+static float *offsets_of(const job *j, uint32_t view, size_t row)
 {
-    return j->workspace + j->plan->offsets + version * j->plan->n_rows + row;
+    return j->workspace + j->plan->offsets + view * j->plan->n_rows + row;
 }
 
-static float *products_of(const job *j, uint32_t version, size_t row)
+static float *products_of(const job *j, uint32_t view, size_t row)
 {
-    return j->plan->centered ? j->workspace + j->plan->products + (version * j->plan->n_rows + row) * j->plan->k_dim : NULL;
+    return j->plan->centered
+               ? j->workspace + j->plan->products + (view * j->plan->n_rows + row) * j->plan->k_dim
+               : NULL;
 }
 
-/* All queries of a kv head for a version. */
+/* All queries of a kv head for a view. */
 static void prepare(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
@@ -208,11 +210,9 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     unit.n_rows = unit.n_queries * plan->group_heads;
     unit.end_page = unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
     size_t row = row_index(plan, unit.first_query, unit.kv_head * plan->group_heads);
-    for (uint32_t v = 0; v < plan->k_versions.n; v++) {
-        unit.queries[v] = queries_of(j, v, row);
-        unit.offsets[v] = offsets_of(j, v, row);
-        unit.products[v] = products_of(j, v, row);
-    }
+    unit.queries = queries_of(j, 0, row);
+    unit.offsets = offsets_of(j, 0, row);
+    unit.products = products_of(j, 0, row);
     kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
         store_split(j, &unit, row, split, &counters_of(j)[rest]);
@@ -231,7 +231,8 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
     for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
         atomic_init(&counters_of(&j)[i], 0);
     if (plan->n_splits > 1)
-        kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_versions.n, plan->n_preparing, prepare, &j);
+        kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_views.n, plan->n_preparing, prepare,
+                           &j);
     kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
     return KVANT_OK;
 }

@@ -78,7 +78,7 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
     kvant_block_page k = page_of(plan, &source->k, unit->kv_head, page);
     fetch_next(plan, &source->k, unit, page);
     if (unit->n_rows <= DIRECT_ROWS) {
-        kernels->block_scores(&k, unit->queries[0], plan->k_dim, unit->scores, unit->n_rows);
+        kernels->block_scores(&k, unit->queries, plan->k_dim, unit->scores, unit->n_rows);
         return;
     }
     kernels->block_columns_tile(&k, unit->k_tile);
@@ -135,7 +135,7 @@ static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows 
         return invalid("k and v have different numbers of kv heads, or none");
     *plan = (kvant_attention_plan){ .reader = &reader,
                                     .source = source,
-                                    .k_versions.n = 1,
+                                    .k_views.n = 1,
                                     .v_versions.n = 1,
                                     .k_dim = source->k.head_dim,
                                     .v_dim = source->v.head_dim };

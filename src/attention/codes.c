@@ -50,6 +50,27 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_product
     *integers = (kvant_attention_integers){ x, steps, zeros, sums };
 }
 
+/* The arrays of a view's queries, and how many floats they take. */
+static size_t lay_out_query(const kvant_attention_plan *plan, const kvant_codec *k, float *scratch,
+                            kvant_attention_query *query)
+{
+    const size_t rows = kvant_attention_rows(plan);
+    size_t used = 0;
+    void *queries = NULL;
+    take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
+    take_integers(scratch, &used, &k->product, rows, &query->integers);
+    query->rows = queries;
+    return used;
+}
+
+static kvant_attention_query query_of(const kvant_attention_plan *plan, const kvant_codec *k,
+                                      const kvant_attention_codes *codes, uint32_t view)
+{
+    kvant_attention_query query;
+    lay_out_query(plan, k, codes->views + view * codes->view_floats, &query);
+    return query;
+}
+
 /* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is
  * NULL. */
 static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
@@ -62,11 +83,11 @@ static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_
     codes->v_suits = suits(plan, v);
     if (!codes->k_suits && !codes->v_suits)
         return 0;
-    for (uint32_t version = 0; codes->k_suits && version < plan->k_versions.n; version++) {
-        void *queries = NULL;
-        take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
-        take_integers(scratch, &used, &k->product, rows, &codes->query[version]);
-        codes->queries[version] = queries;
+    if (codes->k_suits) {
+        kvant_attention_query query;
+        codes->views = scratch;
+        codes->view_floats = lay_out_query(plan, k, NULL, &query);
+        used = plan->k_views.n * codes->view_floats;
     }
     if (codes->v_suits)
         take_integers(scratch, &used, &v->product, rows, &codes->weight);
@@ -276,20 +297,22 @@ static void multiply(multiplication *m, const float *a, kvant_attention_integers
         multiply_by_column(m);
 }
 
-void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+void kvant_attention_codes_set_queries(const kvant_attention_plan *plan,
+                                       const kvant_kernels *kernels, const kvant_codec *codec,
+                                       kvant_attention_codes *codes, uint32_t view,
                                        const float *queries, uint32_t n_rows)
 {
     const kvant_code_product *product = &codec->product;
     uint32_t places[KVANT_MAX_HEAD_DIM];
     kvant_codec_query_places(codec, plan->k_dim, places);
-    float *placed = codes->queries[version];
+    kvant_attention_query query = query_of(plan, codec, codes, view);
+    float *placed = query.rows;
     memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
             placed[(size_t)row * product->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
     if (product->by_row)
-        round_rows(kernels, product, placed, n_rows, &codes->query[version]);
+        round_rows(kernels, product, placed, n_rows, &query.integers);
 }
 
 static multiplication multiplication_of(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -300,12 +323,13 @@ static multiplication multiplication_of(const kvant_attention_plan *plan, const 
 }
 
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
-                                 float *scores)
+                                 kvant_attention_codes *codes, uint32_t view, kvant_page_ref k,
+                                 uint32_t n_rows, float *scores)
 {
     multiplication m = multiplication_of(plan, kernels, codes, k, n_rows);
     m.sums = scores, m.stride = KVANT_PAGE_TOKENS;
-    multiply(&m, codes->queries[version], &codes->query[version]);
+    kvant_attention_query query = query_of(plan, k.codec, codes, view);
+    multiply(&m, query.rows, &query.integers);
 }
 
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -32,10 +32,17 @@ typedef struct kvant_attention_integers {
     int32_t *sums; /* [row][column tile]: of integers */
 } kvant_attention_integers;
 
+/* Queries of one view. */
+typedef struct kvant_attention_query {
+    float *rows; /* n_rows x columns of K, in the order of positions */
+    kvant_attention_integers integers;
+} kvant_attention_query;
+
 typedef struct kvant_attention_codes {
     bool k_suits, v_suits; /* whether sealed pages of the kv head are multiplied as codes */
-    float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x columns of K, in the order of positions */
-    kvant_attention_integers query[KVANT_MAX_VERSIONS], weight;
+    float *views; /* arrays of a kvant_attention_query per view (plan.h), view_floats each */
+    size_t view_floats;
+    kvant_attention_integers weight;
     kvant_code_lines *lines; /* of the page in hand: too large for a small stack */
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
@@ -45,15 +52,16 @@ size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                                 float *scratch);
 
-/* Takes a unit's queries, n_rows x k_dim, for pages of codec and of one version. */
-void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+/* Takes a unit's queries, n_rows x k_dim, for pages of codec and of one view. */
+void kvant_attention_codes_set_queries(const kvant_attention_plan *plan,
+                                       const kvant_kernels *kernels, const kvant_codec *codec,
+                                       kvant_attention_codes *codes, uint32_t view,
                                        const float *queries, uint32_t n_rows);
 
 /* scores = queries x K of the page, n_rows x 64. */
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
-                                 float *scores);
+                                 kvant_attention_codes *codes, uint32_t view, kvant_page_ref k,
+                                 uint32_t n_rows, float *scores);
 
 /* sums += weights x V of the page; weights: n_rows x 64, sums: n_rows x v_dim. */
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -53,24 +53,26 @@ static bool reserve(size_t *total, size_t count, size_t size, size_t *offset)
 static bool lay_out_workspace(kvant_attention_plan *plan)
 {
     size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
-    size_t k_versions = plan->k_versions.n, v_versions = plan->v_versions.n;
-    size_t scratch = (size_t)KVANT_PAGE_TOKENS * (plan->k_dim + plan->v_dim)  /* tiles */
-                     + rows * KVANT_PAGE_TOKENS                               /* scores */
-                     + v_versions * rows * plan->v_dim                        /* sums */
-                     + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS         /* masks */
-                     + (1 + v_versions) * padded_rows                         /* maxima, totals */
-                     + (plan->centered ? k_versions * rows * KVANT_ATTENTION_CHUNK : 0)
-                     + kvant_attention_codes_floats(plan);
+    size_t k_views = plan->k_views.n, v_versions = plan->v_versions.n;
+    size_t scratch = (size_t)KVANT_PAGE_TOKENS * (plan->k_dim + plan->v_dim) /* tiles */
+                     + rows * KVANT_PAGE_TOKENS                              /* scores */
+                     + v_versions * rows * plan->v_dim                       /* sums */
+                     + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS        /* masks */
+                     + (1 + v_versions) * padded_rows                        /* maxima, totals */
+                     + (plan->centered ? k_views * rows * KVANT_ATTENTION_CHUNK : 0) +
+                     (plan->mixed ? rows * KVANT_PAGE_TOKENS : 0) /* scores of some slots */
+                     + kvant_attention_ready_floats(plan) + kvant_attention_codes_floats(plan);
     plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
     plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
     plan->scratch_stride = (scratch + 15) / 16 * 16;
-    return reserve(&plan->total, plan->n_rows * k_versions, plan->k_dim, &plan->queries) &&
-           reserve(&plan->total, plan->n_rows, k_versions, &plan->offsets) &&
-           reserve(&plan->total, plan->centered ? plan->n_rows * k_versions : 0, plan->k_dim, &plan->products) &&
-           reserve(&plan->total, plan->centered ? kvant_attention_chunks(plan) + 1 : 0, kvant_attention_chunk_floats(plan),
-                   &plan->phases) &&
-           reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0, plan->partial_stride,
-                   &plan->partials) &&
+    return reserve(&plan->total, plan->n_rows * k_views, plan->k_dim, &plan->queries) &&
+           reserve(&plan->total, plan->n_rows, k_views, &plan->offsets) &&
+           reserve(&plan->total, plan->centered ? plan->n_rows * k_views : 0, plan->k_dim,
+                   &plan->products) &&
+           reserve(&plan->total, plan->centered ? kvant_attention_chunks(plan) + 1 : 0,
+                   kvant_attention_chunk_floats(plan), &plan->phases) &&
+           reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0,
+                   plan->partial_stride, &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
@@ -94,8 +96,8 @@ static uint32_t threads_for(const kvant_attention_plan *plan, double work)
 static bool has_matrices(const kvant_attention_plan *plan)
 {
     bool any = false;
-    for (uint32_t i = 0; plan->k && i < plan->k_versions.n; i++)
-        any |= plan->k->versions[plan->k_versions.versions[i]].weights != NULL;
+    for (uint32_t i = 0; plan->k && i < plan->k_views.n; i++)
+        any |= plan->k->versions[plan->k_views.version[i]].weights != NULL;
     return any;
 }
 
@@ -114,7 +116,8 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
     const double rows = (double)p->n_queries * p->n_heads;
     plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
-    const double per_row = (double)plan->k_versions.n * plan->k_dim * plan->k_dim * (has_matrices(plan) ? FROM_MEMORY : 1);
+    const double per_row = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
+                           (has_matrices(plan) ? FROM_MEMORY : 1);
     plan->n_preparing = threads_for(plan, rows * per_row);
     return lay_out_workspace(plan);
 }

@@ -17,12 +17,25 @@ typedef struct kvant_used_versions {
     uint8_t number[KVANT_MAX_VERSIONS]; /* of each version */
 } kvant_used_versions;
 
+/* Keys of one version whose slots have one shift (cache/shift.h) need the same queries. A view
+ * is such a pair. */
+#define KVANT_MAX_VIEWS (KVANT_MAX_VERSIONS * KVANT_MOST_SHIFTS)
+#define KVANT_NO_VIEW UINT16_MAX
+
+/* The views that query tokens of a problem see, numbered from 0. */
+typedef struct kvant_used_views {
+    uint32_t n;
+    uint8_t version[KVANT_MAX_VIEWS], shift[KVANT_MAX_VIEWS];
+    uint16_t number[KVANT_MAX_VERSIONS][KVANT_MOST_SHIFTS]; /* KVANT_NO_VIEW: none */
+} kvant_used_views;
+
 typedef struct kvant_attention_plan {
     kvant_attention_problem problem;
     const struct kvant_attention_reader *reader; /* unit.h */
     const kvant_tensor *k, *v;                   /* what the reader of tensors reads, or NULL */
     const void *source;                          /* private data of the reader */
-    kvant_used_versions k_versions, v_versions;
+    kvant_used_views k_views;
+    kvant_used_versions v_versions;
     uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
     uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
@@ -30,11 +43,12 @@ typedef struct kvant_attention_plan {
     uint32_t n_threads, n_preparing; /* threads worth using, and before for queries that units share */
     float score_scale;  /* on the query: scale, or scale / softcap */
     bool centered;      /* some blocks of the keys have centres of their own (cache/center.h) */
+    bool mixed;         /* slots of some blocks have different shifts */
     /* Workspace, in floats from its start. A row is (kv head, query token, group head). */
     size_t n_rows;
-    size_t queries;  /* [version of k][row][k_dim], transformed and scaled */
-    size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
-    size_t products; /* [version of k][row][k_dim]: kvant_center_products, if centered */
+    size_t queries;  /* [view of k][row][k_dim], transformed and scaled */
+    size_t offsets;  /* [view of k][row]: what the scores of the view's pages lack */
+    size_t products; /* [view of k][row][k_dim]: kvant_center_products, if centered */
     /* If centered, cosines, then sines. First [k_dim][page] of KVANT_ATTENTION_CHUNK blocks from
      * position 0 on. Then a part per chunk, which ends with 1 where the chunk's blocks follow each
      * other, else with 0. With 1 it begins with [k_dim] of the first block's position, with 0 it has
@@ -69,6 +83,12 @@ static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
 static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
 {
     return (plan->n_pages + (size_t)KVANT_ATTENTION_CHUNK - 1) / KVANT_ATTENTION_CHUNK;
+}
+
+/* What a unit knows of its views (unit.h), in whole cache lines. */
+static inline size_t kvant_attention_ready_floats(const kvant_attention_plan *plan)
+{
+    return (2 * (size_t)plan->k_views.n + 15) / 16 * 16;
 }
 
 /* Of a chunk's phases, in whole cache lines. */

@@ -6,6 +6,7 @@
 #include "../base/error.h"
 #include "../blocks/format.h"
 #include "../cache/center.h"
+#include "../cache/shift.h"
 #include "unit.h"
 
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
@@ -24,16 +25,31 @@ static void scale(uint32_t n, const float *restrict x, float factor, float *rest
         out[i] = x[i] * factor;
 }
 
+/* A query as keys with a shift take it: rotated back, in room. */
+static const float *turn_query(const kvant_attention_plan *plan, uint32_t shift, const float *q,
+                               float *room)
+{
+    if (!shift)
+        return q;
+    memcpy(room, q, plan->k->head_dim * sizeof *q);
+    kvant_shift_turn(plan->k->shifts, shift, true, room);
+    return room;
+}
+
 /* Query rows of a kv head (plan.h) from the given one on. */
-static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t kv_head,
-                      uint32_t row, uint32_t n, float *out, float *offsets, float *products)
+static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t view,
+                      uint32_t kv_head, uint32_t row, uint32_t n, float *out, float *offsets,
+                      float *products)
 {
     const kvant_attention_problem *p = &plan->problem;
-    const uint32_t d = plan->k->head_dim, number = plan->k_versions.versions[version], group = plan->group_heads;
+    const uint32_t d = plan->k->head_dim, number = plan->k_views.version[view],
+                   group = plan->group_heads;
     const kvant_affine affine = kvant_version_affine(plan->k, number, kv_head);
-    float x[KVANT_TRANSFORM_TOGETHER], y[KVANT_TRANSFORM_TOGETHER];
+    float x[KVANT_TRANSFORM_TOGETHER], y[KVANT_TRANSFORM_TOGETHER], room[KVANT_MAX_HEAD_DIM];
     for (uint32_t r = 0; r < n; r++) {
-        const float *q = p->q + (row + r) / group * p->q_token_stride + (kv_head * group + (row + r) % group) * p->q_head_stride;
+        const float *given = p->q + (row + r) / group * p->q_token_stride +
+                             (kv_head * group + (row + r) % group) * p->q_head_stride;
+        const float *q = turn_query(plan, plan->k_views.shift[view], given, room);
         if (affine.scale)
             times(d, q, affine.scale, x + r * d);
         else
@@ -49,14 +65,16 @@ static void read_rows(const kvant_attention_plan *plan, const kvant_kernels *ker
     }
 }
 
-/* The rows of a kv head share a version's numbers. */
-static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
-                         uint32_t n, uint32_t kv_head, float *out, float *offsets, float *products)
+/* The rows of a kv head share a view's numbers. */
+static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t view, uint32_t query, uint32_t n, uint32_t kv_head, float *out,
+                         float *offsets, float *products)
 {
     const uint32_t first = query * plan->group_heads, rows = n * plan->group_heads, most = KVANT_TRANSFORM_TOGETHER / plan->k->head_dim;
     for (uint32_t r = 0; r < rows; r += most)
-        read_rows(plan, kernels, version, kv_head, first + r, rows - r < most ? rows - r : most, out + (size_t)r * plan->k_dim,
-                  offsets + r, products ? products + (size_t)r * plan->k_dim : NULL);
+        read_rows(plan, kernels, view, kv_head, first + r, rows - r < most ? rows - r : most,
+                  out + (size_t)r * plan->k_dim, offsets + r,
+                  products ? products + (size_t)r * plan->k_dim : NULL);
 }
 
 /* What the block of a page has a centre of its own from, or NULL. */
@@ -101,8 +119,8 @@ static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const 
 static const kvant_centers *first_centers(const kvant_attention_plan *plan)
 {
     const kvant_centers *centers = NULL;
-    for (uint32_t i = 0; i < plan->k_versions.n && !centers; i++)
-        centers = kvant_version_centers(plan->k, plan->k_versions.versions[i]);
+    for (uint32_t i = 0; i < plan->k_views.n && !centers; i++)
+        centers = kvant_version_centers(plan->k, plan->k_views.version[i]);
     return centers;
 }
 
@@ -199,12 +217,24 @@ static void write_output(const kvant_attention_plan *plan, const kvant_kernels *
         out[i] += x[i];
 }
 
+/* KVANT_NO_VIEW: no query token sees a slot like this. */
+static uint32_t view_of(const kvant_attention_plan *plan, uint32_t block, uint32_t slot)
+{
+    return plan->k_views
+        .number[plan->k->blocks[block].version][kvant_slot_shift(plan->k, block, slot)];
+}
+
 static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page)
 {
     int64_t block = kvant_attention_block(plan, page);
     if (block < 0)
         return false;
-    unit->k_version = plan->k_versions.number[plan->k->blocks[block].version];
+    /* A mixed block's views are set in turn when it is scored; this is the first. */
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
+        unit->k_view = view_of(plan, (uint32_t)block, slot);
+        if (unit->k_view != KVANT_NO_VIEW)
+            break;
+    }
     unit->v_version = plan->v_versions.number[plan->v->blocks[block].version];
     return true;
 }
@@ -238,10 +268,10 @@ static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *
 
 static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
 {
-    const uint32_t v = unit->k_version;
     if (unit->codes.k_suits)
-        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[unit->kv_head], &unit->codes, v, unit->queries[v],
-                                          unit->n_rows);
+        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[unit->kv_head],
+                                          &unit->codes, unit->k_view,
+                                          kvant_unit_queries(plan, unit), unit->n_rows);
 }
 
 /* Whether a few query rows take the fp16 rows of open pages as they lie: a tile for all rows would
@@ -266,7 +296,8 @@ static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *ke
 {
     const kvant_block_page rows = rows_of(plan->k, k);
     float *in_order = unit->k_tile;
-    kernels->block_scores(&rows, unit->queries[unit->k_version], plan->k_dim, in_order, unit->n_rows);
+    kernels->block_scores(&rows, kvant_unit_queries(plan, unit), plan->k_dim, in_order,
+                          unit->n_rows);
     for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
         unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)] =
             in_order[i];
@@ -304,47 +335,99 @@ static void turn_products(uint32_t n_pairs, const float *restrict phase, const f
 static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, const kvant_attention_unit *unit, uint32_t chunk)
 {
     const size_t k_dim = plan->k_dim;
-    const uint32_t d = plan->k->head_dim, v = unit->k_version;
+    const uint32_t d = plan->k->head_dim;
     const size_t size = kvant_attention_chunk_floats(plan);
+    float *centers = kvant_unit_centers(plan, unit);
     const float *start = unit->phases, *own = start + (chunk + 1) * size;
     const bool in_order = own[size - 1] != 0;
-    memset(unit->centers[v], 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
+    memset(centers, 0, (size_t)unit->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
     for (uint32_t row = 0, n; row < unit->n_rows; row += n) {
-        const float *products = unit->products[v] + row * k_dim;
+        const float *products = kvant_unit_products(plan, unit) + row * k_dim;
         n = unit->n_rows - row < KVANT_PAGE_TOKENS ? unit->n_rows - row : KVANT_PAGE_TOKENS;
         for (uint32_t i = 0; in_order && i < n; i++)
             turn_products(d / 2, own, products + i * k_dim, unit->k_tile + i * k_dim);
-        kernels->matmul(in_order ? unit->k_tile : products, k_dim, in_order ? start : own, KVANT_ATTENTION_CHUNK,
-                        unit->centers[v] + (size_t)row * KVANT_ATTENTION_CHUNK, KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
+        kernels->matmul(in_order ? unit->k_tile : products, k_dim, in_order ? start : own,
+                        KVANT_ATTENTION_CHUNK, centers + (size_t)row * KVANT_ATTENTION_CHUNK,
+                        KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
     }
 }
 
 static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit, uint32_t page)
 {
-    const uint32_t v = unit->k_version, chunk = page / KVANT_ATTENTION_CHUNK;
-    unit->page_offsets = NULL;
+    const uint32_t chunk = page / KVANT_ATTENTION_CHUNK;
+    unit->page_offsets = kvant_unit_offsets(plan, unit);
+    unit->offset_stride = 1;
     if (!plan->centered || !centers_of(plan, page))
         return;
-    if (unit->chunks[v] != chunk + 1)
+    if (unit->chunks[unit->k_view] != chunk + 1)
         fill_offsets(plan, kernels, unit, chunk);
-    unit->chunks[v] = chunk + 1;
-    unit->page_offsets = unit->centers[v] + page % KVANT_ATTENTION_CHUNK;
+    unit->chunks[unit->k_view] = chunk + 1;
+    unit->page_offsets = kvant_unit_centers(plan, unit) + page % KVANT_ATTENTION_CHUNK;
+    unit->offset_stride = KVANT_ATTENTION_CHUNK;
 }
 
-static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                  uint32_t page)
+/* The scores of all slots for the unit's view. */
+static void score_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                       kvant_attention_unit *unit, uint32_t page)
 {
     kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
-    fetch(plan, plan->k, unit, page + 1);
     find_offsets(plan, kernels, unit, page);
     if (!k.open && unit->codes.k_suits) {
-        kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
+        kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_view, k, unit->n_rows,
+                                    unit->scores);
     } else if (takes_rows(plan->k, &k, unit)) {
         score_rows(plan, kernels, unit, &k);
     } else {
         unpack(kernels, &k, unit->k_tile);
         kvant_attention_score_tile(plan, kernels, unit);
     }
+}
+
+/* Takes the scores of slots from those of one view, with what they lack. */
+static void take_scores(const kvant_attention_unit *unit, uint64_t slots, float *scores)
+{
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++) {
+        const uint32_t at = kvant_token_position(slot);
+        for (uint32_t row = 0; slots >> slot & 1 && row < unit->n_rows; row++)
+            scores[row * KVANT_PAGE_TOKENS + at] = unit->some_scores[row * KVANT_PAGE_TOKENS + at] +
+                                                   unit->page_offsets[row * unit->offset_stride];
+    }
+}
+
+/* A page whose slots have several shifts is scored once for each that some query token sees.
+ * Slots that none sees get 0, which the mask hides. */
+static void score_mixed(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                        kvant_attention_unit *unit, uint32_t page)
+{
+    static const float none = 0;
+    const uint32_t block = (uint32_t)kvant_attention_block(plan, page),
+                   version = plan->k->blocks[block].version;
+    float *scores = unit->scores;
+    uint32_t shift;
+    memset(scores, 0, (size_t)unit->n_rows * KVANT_PAGE_TOKENS * sizeof *scores);
+    unit->scores = unit->some_scores;
+    for (uint64_t left = UINT64_MAX, slots; left; left &= ~slots) {
+        slots = kvant_slots_alike(plan->k, block, left, &shift);
+        unit->k_view = plan->k_views.number[version][shift];
+        if (unit->k_view == KVANT_NO_VIEW)
+            continue;
+        kvant_attention_take_view(plan, kernels, unit);
+        score_view(plan, kernels, unit, page);
+        take_scores(unit, slots, scores);
+    }
+    unit->scores = scores;
+    unit->page_offsets = &none;
+    unit->offset_stride = 0;
+}
+
+static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                  kvant_attention_unit *unit, uint32_t page)
+{
+    fetch(plan, plan->k, unit, page + 1);
+    if (kvant_block_is_mixed(plan->k, (uint32_t)kvant_attention_block(plan, page)))
+        score_mixed(plan, kernels, unit, page);
+    else
+        score_view(plan, kernels, unit, page);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
@@ -408,6 +491,42 @@ static kvant_used_versions find_versions(const kvant_attention_plan *plan, const
     return used;
 }
 
+static void see_view(kvant_used_views *used, uint32_t version, uint32_t shift)
+{
+    if (used->number[version][shift] != KVANT_NO_VIEW)
+        return;
+    used->number[version][shift] = (uint16_t)used->n;
+    used->version[used->n] = (uint8_t)version;
+    used->shift[used->n++] = (uint8_t)shift;
+}
+
+/* Views of a block with shifts. Slots that nobody sees may have shifts that no other slot has,
+ * of tokens that a context shift dropped. */
+static void see_shifts(kvant_attention_plan *plan, uint32_t page, uint32_t block)
+{
+    const bool mixed = kvant_block_is_mixed(plan->k, block);
+    uint64_t seen = kvant_attention_seen(plan, page, mixed ? 0 : UINT64_MAX), slots;
+    uint32_t shift;
+    for (; seen; seen &= ~slots) {
+        slots = kvant_slots_alike(plan->k, block, seen, &shift);
+        see_view(&plan->k_views, plan->k->blocks[block].version, shift);
+        plan->mixed |= mixed;
+    }
+}
+
+static void find_views(kvant_attention_plan *plan)
+{
+    memset(plan->k_views.number, 0xff, sizeof plan->k_views.number);
+    for (uint32_t page = 0; page < plan->n_pages; page++) {
+        const int64_t block = kvant_attention_block(plan, page);
+        if (block >= 0 && !plan->k->shifts)
+            see_view(&plan->k_views, plan->k->blocks[block].version, 0);
+        else if (block >= 0)
+            see_shifts(plan, page, (uint32_t)block);
+    }
+    plan->k_views.n = plan->k_views.n ? plan->k_views.n : 1;
+}
+
 static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, const kvant_attention_problem *problem,
                               kvant_attention_plan *plan)
 {
@@ -421,10 +540,10 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, cons
     KVANT_FORWARD(check_blocks(plan));
     plan->k_dim = k->codecs[0]->layout.padded_dim;
     plan->v_dim = v->codecs[0]->layout.padded_dim;
-    plan->k_versions = find_versions(plan, k);
+    find_views(plan);
     plan->v_versions = find_versions(plan, v);
-    for (uint32_t i = 0; i < plan->k_versions.n; i++)
-        plan->centered |= kvant_version_centers(k, plan->k_versions.versions[i]) != NULL;
+    for (uint32_t i = 0; i < plan->k_views.n; i++)
+        plan->centered |= kvant_version_centers(k, plan->k_views.version[i]) != NULL;
     return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 

@@ -29,8 +29,14 @@ static void bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, f
     scratch = unit->max + padded_rows;
     for (uint32_t v = 0; v < plan->v_versions.n; v++, scratch += padded_rows)
         unit->totals[v] = scratch;
-    for (uint32_t v = 0; v < plan->k_versions.n && plan->centered; v++, scratch += rows * KVANT_ATTENTION_CHUNK)
-        unit->centers[v] = scratch;
+    unit->centers = scratch;
+    scratch += plan->centered ? plan->k_views.n * rows * KVANT_ATTENTION_CHUNK : 0;
+    unit->some_scores = scratch;
+    scratch += plan->mixed ? rows * KVANT_PAGE_TOKENS : 0;
+    unit->chunks = (uint32_t *)(void *)scratch;
+    unit->taken = unit->chunks + plan->k_views.n;
+    memset(unit->chunks, 0, kvant_attention_ready_floats(plan) * sizeof *unit->chunks);
+    scratch += kvant_attention_ready_floats(plan);
     kvant_attention_codes_bind(plan, unit->kv_head, &unit->codes, scratch);
 }
 
@@ -127,6 +133,23 @@ static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernel
     return MIXED;
 }
 
+uint64_t kvant_attention_seen(const kvant_attention_plan *plan, uint32_t page, uint64_t until)
+{
+    const kvant_attention_problem *p = &plan->problem;
+    uint64_t seen = 0;
+    for (uint32_t query = p->n_queries; query-- && !(seen & until);) { /* the last one sees most */
+        const span some = visible_span(p, query, page);
+        const uint16_t *row =
+            p->mask ? p->mask + query * p->mask_token_stride + (size_t)page * KVANT_PAGE_TOKENS
+                    : NULL;
+        if (row && look_at(row + some.first, some.end - some.first) == ALL_HIDDEN)
+            continue;
+        for (uint32_t t = some.first; t < some.end; t++)
+            seen |= (uint64_t)(!row || row[t] != HALF_MINUS_INF) << t;
+    }
+    return seen;
+}
+
 static void apply_softcap(float *scores, float softcap, float shift)
 {
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
@@ -167,7 +190,8 @@ static void soften_query(const kvant_attention_plan *plan, const kvant_kernels *
     for (uint32_t g = 0; g < plan->group_heads; g++) {
         uint32_t row = query * plan->group_heads + g, head = unit->kv_head * plan->group_heads + g;
         float *scores = unit->scores + (size_t)row * KVANT_PAGE_TOKENS;
-        float offset = unit->page_offsets ? unit->page_offsets[(size_t)row * KVANT_ATTENTION_CHUNK] : unit->offsets[unit->k_version][row];
+        float offset = unit->page_offsets ? unit->page_offsets[row * unit->offset_stride]
+                                          : kvant_unit_offsets(plan, unit)[row];
         if (seen == ALL_HIDDEN) {
             memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
             continue;
@@ -184,8 +208,8 @@ void kvant_attention_score_tile(const kvant_attention_plan *plan, const kvant_ke
                                 kvant_attention_unit *unit)
 {
     memset(unit->scores, 0, (size_t)unit->n_rows * KVANT_PAGE_TOKENS * sizeof(float));
-    kernels->matmul(unit->queries[unit->k_version], plan->k_dim, unit->k_tile, KVANT_PAGE_TOKENS, unit->scores, KVANT_PAGE_TOKENS,
-                    unit->n_rows, plan->k_dim, KVANT_PAGE_TOKENS);
+    kernels->matmul(kvant_unit_queries(plan, unit), plan->k_dim, unit->k_tile, KVANT_PAGE_TOKENS,
+                    unit->scores, KVANT_PAGE_TOKENS, unit->n_rows, plan->k_dim, KVANT_PAGE_TOKENS);
 }
 
 void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -196,15 +220,17 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
 }
 
 /* A unit that has all pages of its query tokens prepares their queries; others share them (attention.c). */
-static void take_version(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+void kvant_attention_take_view(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                               kvant_attention_unit *unit)
 {
-    const uint32_t v = unit->k_version;
-    if (unit->taken[v])
+    if (unit->taken[unit->k_view])
         return;
-    unit->taken[v] = true;
+    unit->taken[unit->k_view] = 1;
     if (plan->n_splits == 1)
-        plan->reader->queries(plan, kernels, v, unit->first_query, unit->n_queries, unit->kv_head, unit->queries[v],
-                              unit->offsets[v], unit->products[v]);
+        plan->reader->queries(plan, kernels, unit->k_view, unit->first_query, unit->n_queries,
+                              unit->kv_head, kvant_unit_queries(plan, unit),
+                              kvant_unit_offsets(plan, unit),
+                              plan->centered ? kvant_unit_products(plan, unit) : NULL);
     if (plan->reader->take)
         plan->reader->take(plan, kernels, unit);
 }
@@ -222,7 +248,7 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
     }
     if (!any)
         return;
-    take_version(plan, kernels, unit);
+    kvant_attention_take_view(plan, kernels, unit);
     plan->reader->score(plan, kernels, unit, page);
     for (uint32_t t = 0; t < unit->n_queries; t++)
         soften_query(plan, kernels, unit, t, seen[t]);

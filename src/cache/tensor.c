@@ -1,5 +1,6 @@
 /* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
 #include "center.h"
+#include "shift.h"
 #include "versions.h"
 #include "weights.h"
 
@@ -238,6 +239,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
     if (!tensor || !*tensor)
         return;
     kvant_versions_destroy(*tensor);
+    kvant_shifts_free(*tensor);
     kvant_free((*tensor)->codecs);
     kvant_free((*tensor)->page_offsets);
     kvant_free((*tensor)->blocks);
@@ -269,6 +271,7 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
         kvant_pages_clear(tensor, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (b->written)
         kvant_version_leave(tensor, block);
+    kvant_shifts_clear_block(tensor, block);
     *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .position = KVANT_NO_POSITION, .sequence = b->sequence, .index = b->index };
 }
 
@@ -287,6 +290,7 @@ void kvant_tensor_clear(kvant_tensor *tensor)
     kvant_tensor_clear_blocks(tensor, 0, tensor->n_blocks);
     memset(tensor->clocks, 0, tensor->n_sequences * sizeof *tensor->clocks);
     kvant_versions_reset(tensor);
+    kvant_shifts_free(tensor);
     tensor->any_written = false;
 }
 
@@ -312,9 +316,13 @@ static void read_head(const kvant_tensor *tensor, const kvant_kernels *kernels, 
     const kvant_affine affine = kvant_block_affine(tensor, block, version, head, room);
     rows += (size_t)head * tensor->head_dim;
     for (size_t i = 0; i < n; i++) {
-        decode_slot(tensor, kernels, block, (uint32_t)((first + i) % KVANT_PAGE_TOKENS), &ref, y);
+        const uint32_t slot = (uint32_t)((first + i) % KVANT_PAGE_TOKENS);
+        decode_slot(tensor, kernels, block, slot, &ref, y);
         kvant_transform_inverse(kvant_version_transform(tensor, version, head), kernels, &affine, y,
                                 rows + i * stride);
+        if (tensor->shifts && tensor->blocks[block].written >> slot & 1)
+            kvant_shift_turn(tensor->shifts, kvant_slot_shift(tensor, block, slot), false,
+                             rows + i * stride);
     }
 }
 
@@ -427,7 +435,8 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .bytes = tensor->bytes,
                                .sealed_bytes = tensor->block_bytes,
                                .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads,
-                               .learnt_bytes = kvant_weights_bytes(tensor),
+                               .learnt_bytes =
+                                   kvant_weights_bytes(tensor) + kvant_shifts_bytes(tensor),
                                .learnt_most = kvant_weights_most(tensor),
                                .working_bytes = kvant_versions_bytes(tensor),
                                .working_most = kvant_versions_most(tensor) };

@@ -8,8 +8,10 @@
  *   judge.c       which version a sample of them errs least with
  *   weights.c     these matrices as transforms
  *   center.c      centres that turn with positions: one per block
- *   transfer.c    copies, export, import
- *   slots.c       a block without some of its slots */
+ *   shift.c       keys that move to other positions without being encoded again
+ *   shift_rows.c  rows next to them; copies, export and import of their shifts
+ *   slots.c       a block without some of its slots
+ *   transfer.c    copies, export, import */
 #pragma once
 
 #include <kvant/tensor.h>
@@ -40,6 +42,10 @@ typedef struct kvant_open_page {
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
+
+/* Different shifts of keys in a tensor, 0 among them (shift.h). With more, attention would prepare
+ * queries for longer; with fewer, 16 conversations that shift would encode keys again. */
+#define KVANT_MOST_SHIFTS 32u
 
 /* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
@@ -138,6 +144,7 @@ struct kvant_tensor {
     kvant_statistics recent, batch;
     kvant_statistics fetched;       /* on the host, where those are on a device */
     struct kvant_learning *learning; /* of transform=first, or NULL */
+    struct kvant_shifts *shifts;     /* of keys that were shifted, or NULL (shift.h) */
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 

@@ -9,6 +9,7 @@
 #include "../base/alloc.h"
 #include "center.h"
 #include "learn.h"
+#include "shift.h"
 
 /* Copies */
 
@@ -138,6 +139,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
                                uint32_t n)
 {
     int32_t map[KVANT_MAX_VERSIONS];
+    uint8_t shifts[KVANT_MOST_SHIFTS];
     KVANT_RETURN_IF(!from || !to || from->device != to->device || !same_codecs(from, to) || !in_range(from, first, n) || !in_range(to, to_first, n),
                     KVANT_ERR_ARGUMENT);
     if (from == to && first == to_first)
@@ -146,13 +148,16 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
     if (from->recent.n)
         KVANT_FORWARD(kvant_versions_open(to));
+    KVANT_FORWARD(kvant_shifts_map(from, first, n, to, shifts));
     KVANT_FORWARD(map_versions(from, first, n, to, map));
     begin_versions(from, to, map);
     kvant_versions_share(from, to);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         copy_block(from, first + i, to, to_first + i, (uint32_t)map[from->blocks[first + i].version]);
+        kvant_shifts_copy_block(from, first + i, to, to_first + i, shifts);
+    }
     return kvant_pages_status(to);
 }
 
@@ -165,7 +170,7 @@ typedef struct block_header {
     uint64_t bytes;  /* of all of it */
     uint64_t scheme; /* what the codecs are */
     uint64_t written;
-    uint32_t open;   /* 1: fp16 pages, 0: sealed ones */
+    uint32_t open;   /* bits: fp16 pages, else sealed ones; slots have shifts */
     uint32_t learnt; /* 1: centre and scale of all kv heads follow; 2: and their matrices; 3: and centres of blocks */
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
@@ -195,6 +200,8 @@ static size_t page_bytes(const kvant_tensor *tensor, bool open)
 {
     return open ? kvant_open_block_bytes(tensor) : tensor->block_bytes;
 }
+
+enum { OPEN_PAGES = 1, SHIFTED = 2 };
 
 enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES, LEARNT_CENTERS };
 
@@ -237,9 +244,11 @@ static size_t centers_at(const kvant_tensor *tensor)
     return version_bytes(tensor, LEARNT_MATRICES);
 }
 
-static size_t bytes_of(const kvant_tensor *tensor, bool open, uint32_t learnt)
+static size_t bytes_of(const kvant_tensor *tensor, uint32_t open, uint32_t learnt)
 {
-    return sizeof(block_header) + version_bytes(tensor, learnt) + page_bytes(tensor, open) + sizeof(uint64_t);
+    return sizeof(block_header) + version_bytes(tensor, learnt) +
+           (open & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0) +
+           page_bytes(tensor, open & OPEN_PAGES) + sizeof(uint64_t);
 }
 
 size_t kvant_tensor_export_size(const kvant_tensor *tensor)
@@ -247,7 +256,10 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
     if (!tensor)
         return 0;
     const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
-    size_t open = tensor->n_open_pages ? bytes_of(tensor, true, learnt) : 0, sealed = bytes_of(tensor, false, learnt);
+    const uint32_t shifted =
+        kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K && !tensor->device ? SHIFTED : 0;
+    size_t open = tensor->n_open_pages ? bytes_of(tensor, OPEN_PAGES | shifted, learnt) : 0,
+           sealed = bytes_of(tensor, shifted, learnt);
     return open > sealed ? open : sealed;
 }
 
@@ -281,10 +293,12 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data || !used, KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
     const kvant_tensor_version *version = &tensor->versions[b->version];
-    const bool open = kvant_slots_as_open(tensor, block, slots);
-    const uint32_t learnt = learnt_by(version);
+    const bool open = kvant_slots_as_open(tensor, block, slots),
+               shifted = kvant_shifts_any(tensor, block, slots);
+    const uint32_t learnt = learnt_by(version),
+                   kind = (open ? OPEN_PAGES : 0) | (shifted ? SHIFTED : 0);
     const block_header header = {
-        BLOCK_MAGIC, bytes_of(tensor, open, learnt), scheme_of(tensor), b->written & slots, open,
+        BLOCK_MAGIC, bytes_of(tensor, kind, learnt), scheme_of(tensor), b->written & slots, kind,
         learnt
     };
     uint8_t *at = data;
@@ -298,6 +312,10 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
     if (learnt == LEARNT_CENTERS)
         export_centers(tensor, version->weights->centers, b->position, at + centers_at(tensor));
     at += version_bytes(tensor, learnt);
+    if (shifted) {
+        kvant_shifts_export(tensor, block, slots, at);
+        at += kvant_shifts_export_bytes(tensor);
+    }
     KVANT_FORWARD(kvant_slots_read(tensor, block, slots, at));
     at += page_bytes(tensor, open);
     uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, data, (size_t)(at - (uint8_t *)data));
@@ -317,7 +335,8 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     if (bytes < sizeof *header + sizeof checksum)
         return damaged("it is cut short");
     memcpy(header, data, sizeof *header);
-    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > LEARNT_CENTERS)
+    if (header->magic != BLOCK_MAGIC || header->open > (OPEN_PAGES | SHIFTED) ||
+        header->learnt > LEARNT_CENTERS)
         return damaged("it is none, or of another version of kvant");
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape or another seed");
@@ -327,6 +346,11 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     if (header->learnt >= LEARNT_MATRICES && !tensor->learning)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "exported block: it has matrices of transform=first, which only tensors "
                                                        "in the computer's memory can have");
+    if (header->open & SHIFTED &&
+        (tensor->device || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V))
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "exported block: its keys were shifted, which only keys in the "
+                          "computer's memory can be");
     if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learnt))
         return damaged("its size is wrong");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
@@ -427,26 +451,35 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
 {
     block_header header;
     uint32_t version;
+    uint8_t shifts[KVANT_PAGE_TOKENS];
     int32_t page = KVANT_NO_PAGE;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
-    const uint8_t *pages = (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
-    if (header.open)
+    const bool open = header.open & OPEN_PAGES, shifted = header.open & SHIFTED;
+    const uint8_t *moved =
+        (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
+    const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
+    if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
-    KVANT_RETURN_IF(header.open && !kvant_open_can_take(tensor, block), no_page());
+    KVANT_RETURN_IF(open && !kvant_open_can_take(tensor, block), no_page());
+    if (shifted)
+        KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
     KVANT_FORWARD(import_version(tensor, data, &header, &version));
     if (header.written && header.learnt && kvant_versions_wait(tensor))
         kvant_versions_begin(tensor, version);
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
-    if (header.open)
+    if (open)
         page = kvant_open_take(tensor, block, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
     }
-    fill(tensor, block, version, position_of(tensor, data, &header), header.written, header.open ? NULL : pages);
+    fill(tensor, block, version, position_of(tensor, data, &header), header.written,
+         open ? NULL : pages);
+    if (shifted)
+        kvant_shifts_set_block(tensor, block, shifts);
     return kvant_pages_status(tensor);
 }
 

@@ -12,6 +12,7 @@
 #include "../base/parallel.h"
 #include "center.h"
 #include "learning.h"
+#include "shift.h"
 #include "weights.h"
 
 #define MOST_RUNS 64u         /* placed and encoded together */
@@ -27,6 +28,7 @@ typedef struct write_job {
     const float *seen; /* on the host, or NULL: known to fit */
     size_t n, stride;
     uint32_t n_threads;
+    const uint8_t *shifts; /* numbers that the rows' slots get (shift.h), or NULL */
     kvant_choice choice;
     bool undoable,
         forgets; /* learn: what another tensor's failure undoes; whether noted rows are done with */
@@ -188,9 +190,12 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
     return true;
 }
 
-static void mark(kvant_tensor *tensor, const kvant_run *r)
+static void mark(const write_job *job, const kvant_run *r)
 {
+    kvant_tensor *tensor = job->tensor;
     kvant_block *block = &tensor->blocks[r->block];
+    for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
+        kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
     tensor->any_written = true;
     tensor->clocks[block->sequence] += r->n;
     tensor->used += r->n;
@@ -294,7 +299,7 @@ static void place_some(write_job *job)
         kvant_run r = run_from(job, end);
         if (!place(job, &r, job->n_runs == 0))
             break;
-        mark(job->tensor, &r);
+        mark(job, &r);
         job->runs[job->n_runs] = r;
         end += r.n;
     }
@@ -504,10 +509,24 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
     return status;
 }
 
+/* Rows for slots whose keys were shifted are stored as they were before the shift. */
+static kvant_status unshift(write_job *job, kvant_unshifted *unshifted)
+{
+    KVANT_FORWARD(
+        kvant_unshift(job->tensor, job->slots, job->n, job->rows, job->stride, unshifted));
+    job->shifts = unshifted->numbers;
+    if (unshifted->rows) {
+        job->rows = job->seen = unshifted->rows;
+        job->stride = kvant_tensor_width(job->tensor);
+    }
+    return KVANT_OK;
+}
+
 kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
                                      uint32_t n_threads)
 {
     write_job jobs[2];
+    kvant_unshifted unshifted[2] = { { 0 } };
     kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
         jobs[i] = (write_job){ .tensor = rows[i].tensor,
@@ -519,10 +538,13 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
                                .stride = rows[i].stride,
                                .n_threads = n_threads };
         status = check_arguments(&jobs[i]);
+        status = status == KVANT_OK ? unshift(&jobs[i], &unshifted[i]) : status;
     }
     status = status == KVANT_OK ? run(jobs, n_tensors) : status;
     for (size_t i = 0; i < n_tensors; i++)
         kvant_learning_written(rows[i].tensor, slots, status == KVANT_OK ? n : 0);
+    for (size_t i = 0; i < n_tensors; i++)
+        kvant_unshift_end(&unshifted[i]);
     return status;
 }
 

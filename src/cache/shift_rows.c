@@ -1,0 +1,278 @@
+/* shift_rows.c - see shift.h: rows that are written next to shifted ones, and shifts of blocks
+ * that are copied, exported and imported. */
+#include "shift.h"
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/error.h"
+#include "center.h"
+#include "learning.h"
+
+/* Writing */
+
+/* Rows make new numbers up to here; shifts need the rest. */
+#define NUMBERS_FOR_ROWS (KVANT_MOST_SHIFTS / 2)
+
+/* In a block with a centre of its own (center.h) a row is best stored at its slot's position,
+ * near the centre. In a cache that is a ring, the tokens of a round then share a number, too.
+ * False: the number would be one too many. */
+static bool find_centered(kvant_tensor *tensor, uint32_t block, uint32_t offset, int32_t position,
+                          uint32_t *used, uint8_t *number)
+{
+    const int64_t by = (int64_t)position - tensor->blocks[block].position - offset;
+    uint32_t n_used = 0;
+    *used = *used ? *used : kvant_shifts_used(tensor);
+    for (uint32_t i = 0; i < KVANT_MOST_SHIFTS; i++) {
+        n_used += *used >> i & 1;
+        *number = (uint8_t)i;
+        if (*used >> i & 1 && tensor->shifts->by[i] == by)
+            return true;
+    }
+    return n_used < NUMBERS_FOR_ROWS && by <= KVANT_LARGEST_SHIFT && by >= -KVANT_LARGEST_SHIFT &&
+           kvant_shifts_number(tensor, (int32_t)by, used, number) == KVANT_OK;
+}
+
+/* Otherwise a row joins the slot before it, whose token it mostly follows, so both move alike
+ * later. position: the row's, or below 0. used: numbers in use, or 0. */
+static uint8_t number_for(kvant_tensor *tensor, int64_t slot, int32_t position, uint32_t *used)
+{
+    const uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS),
+                   offset = (uint32_t)(slot % KVANT_PAGE_TOKENS);
+    uint8_t number;
+    if (tensor->shifts->encodes)
+        return 0;
+    if (position >= 0 && tensor->blocks[block].written && kvant_block_centers(tensor, block) &&
+        find_centered(tensor, block, offset, position, used, &number))
+        return number;
+    if (offset && tensor->blocks[block].written >> (offset - 1) & 1)
+        return (uint8_t)kvant_slot_shift(tensor, block, offset - 1);
+    return (uint8_t)kvant_shift_of_new_block(tensor, block);
+}
+
+static const int32_t *positions_given(const kvant_tensor *tensor, size_t n)
+{
+    const kvant_learning *l = tensor->learning;
+    return l && l->n_positions == n ? l->positions : NULL;
+}
+
+static bool follows(const int64_t *slots, const int32_t *positions, size_t i)
+{
+    return i && slots[i] == slots[i - 1] + 1 && slots[i] % KVANT_PAGE_TOKENS &&
+           (!positions || positions[i] == positions[i - 1] + 1);
+}
+
+static void unshift_row(const kvant_tensor *tensor, uint32_t number, const float *row, float *to)
+{
+    memcpy(to, row, kvant_tensor_width(tensor) * sizeof *to);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        kvant_shift_turn(tensor->shifts, number, true, to + (size_t)head * tensor->head_dim);
+}
+
+/* Where the row is stored at; below 0: not known. */
+static int32_t unshift_position(const kvant_tensor *tensor, uint32_t number, int32_t position)
+{
+    const int64_t at = (int64_t)position - tensor->shifts->by[number];
+    return position < 0 || at < 0 || at > INT32_MAX - KVANT_PAGE_TOKENS ? -1 : (int32_t)at;
+}
+
+/* Some rows have a shift. */
+static kvant_status unshift_all(const kvant_tensor *tensor, size_t n, const float *rows,
+                                size_t stride, kvant_unshifted *out)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    const int32_t *positions = positions_given(tensor, n);
+    out->rows = kvant_alloc(n * width, sizeof *out->rows);
+    out->positions = positions ? kvant_alloc(n, sizeof *out->positions) : NULL;
+    KVANT_RETURN_IF(!out->rows || (positions && !out->positions), KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < n; i++) {
+        unshift_row(tensor, out->numbers[i], rows + i * stride, out->rows + i * width);
+        if (positions)
+            out->positions[i] = unshift_position(tensor, out->numbers[i], positions[i]);
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_unshift(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
+                           size_t stride, kvant_unshifted *out)
+{
+    const int32_t *positions = positions_given(tensor, n);
+    uint32_t used = 0;
+    bool any = false;
+    if (!tensor->shifts || !n)
+        return KVANT_OK;
+    out->numbers = kvant_alloc(n, 1);
+    KVANT_RETURN_IF(!out->numbers, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < n; i++) {
+        out->numbers[i] = follows(slots, positions, i)
+                              ? out->numbers[i - 1]
+                              : number_for(tensor, slots[i], positions ? positions[i] : -1, &used);
+        any |= out->numbers[i] != 0;
+    }
+    if (any)
+        KVANT_FORWARD(unshift_all(tensor, n, rows, stride, out));
+    if (out->positions)
+        tensor->learning->positions = out->positions;
+    return KVANT_OK;
+}
+
+void kvant_unshift_end(kvant_unshifted *unshifted)
+{
+    kvant_free(unshifted->rows);
+    kvant_free(unshifted->positions);
+    kvant_free(unshifted->numbers);
+    *unshifted = (kvant_unshifted){ 0 };
+}
+
+/* Blocks that move */
+
+void kvant_shifts_set_block(kvant_tensor *tensor, uint32_t block,
+                            const uint8_t numbers[KVANT_PAGE_TOKENS])
+{
+    uint32_t counts[KVANT_MOST_SHIFTS] = { 0 }, most = 0;
+    const uint64_t written = tensor->blocks[block].written;
+    kvant_block_shift *b = &tensor->shifts->blocks[block];
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        if (written >> slot & 1 && ++counts[numbers[slot]] > counts[most])
+            most = numbers[slot];
+    *b = (kvant_block_shift){ .common = (uint8_t)most };
+    memcpy(b->of, numbers, sizeof b->of);
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        b->others |= (uint64_t)(written >> slot & 1 && numbers[slot] != most) << slot;
+}
+
+bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
+{
+    const kvant_block_shift *b = tensor->shifts ? &tensor->shifts->blocks[block] : NULL;
+    const uint64_t written = tensor->blocks[block].written & slots;
+    bool any = b && (written & ~b->others) && b->common;
+    for (uint32_t slot = 0; b && !any && slot < KVANT_PAGE_TOKENS; slot++)
+        any = (written & b->others) >> slot & 1 && b->of[slot];
+    return any;
+}
+
+static kvant_status other_rope(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FULL,
+                      "the tensor's keys were shifted by another RoPE than the block's");
+}
+
+static kvant_status too_many(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FULL,
+                      "the tensor's keys have as many different shifts as they can");
+}
+
+/* The tensor's table, made when there is none. */
+static kvant_status take_rope(kvant_tensor *tensor, const kvant_rope *rope)
+{
+    if (!tensor->shifts)
+        return kvant_shifts_create(tensor, rope);
+    if (kvant_shifts_turn_alike(tensor->shifts, rope))
+        return KVANT_OK;
+    KVANT_RETURN_IF(kvant_shifts_used(tensor) != 1, other_rope());
+    kvant_shifts_free(tensor);
+    return kvant_shifts_create(tensor, rope);
+}
+
+kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t n,
+                              kvant_tensor *to, uint8_t *map)
+{
+    kvant_rope rope;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    uint32_t used, needed = 1;
+    for (uint32_t i = 0; i < KVANT_MOST_SHIFTS; i++)
+        map[i] = from == to ? (uint8_t)i : 0;
+    for (uint32_t block = first; block < first + n && from != to; block++)
+        for (uint32_t slot = 0; kvant_shifts_any(from, block, UINT64_MAX) && slot < KVANT_PAGE_TOKENS; slot++)
+            needed |= 1u << kvant_slot_shift(from, block, slot);
+    if (needed == 1)
+        return KVANT_OK;
+    kvant_shifts_rope(from->shifts, &rope, frequencies);
+    KVANT_FORWARD(take_rope(to, &rope));
+    used = kvant_shifts_used(to);
+    for (uint32_t i = 1; i < KVANT_MOST_SHIFTS; i++)
+        if (needed >> i & 1 &&
+            kvant_shifts_number(to, from->shifts->by[i], &used, &map[i]) != KVANT_OK)
+            return too_many();
+    return KVANT_OK;
+}
+
+void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_tensor *to,
+                             uint32_t target, const uint8_t *map)
+{
+    uint8_t numbers[KVANT_PAGE_TOKENS];
+    if (!to->shifts)
+        return;
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        numbers[slot] = map[kvant_slot_shift(from, block, slot)];
+    kvant_shifts_set_block(to, target, numbers);
+}
+
+/* What follows of a shifted block (format.md): this, head_dim / 2 frequencies, of which RoPE
+ * uses the first n_dims / 2, and the shifts of all slots. */
+typedef struct shifts_header {
+    uint32_t n_dims, interleaved;
+} shifts_header;
+_Static_assert(sizeof(shifts_header) == 8, "format.md");
+
+static size_t frequency_bytes(const kvant_tensor *tensor)
+{
+    return tensor->head_dim / 2 * sizeof(float);
+}
+
+size_t kvant_shifts_export_bytes(const kvant_tensor *tensor)
+{
+    return (sizeof(shifts_header) + frequency_bytes(tensor) + KVANT_PAGE_TOKENS * sizeof(int32_t) +
+            7) /
+           8 * 8;
+}
+
+void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to)
+{
+    kvant_rope rope;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    int32_t by[KVANT_PAGE_TOKENS] = { 0 };
+    kvant_shifts_rope(tensor->shifts, &rope, frequencies);
+    const shifts_header header = { rope.n_dims, rope.interleaved };
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        if ((tensor->blocks[block].written & slots) >> slot & 1)
+            by[slot] = tensor->shifts->by[kvant_slot_shift(tensor, block, slot)];
+    memset(to, 0, kvant_shifts_export_bytes(tensor));
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
+    memcpy(to + sizeof header + frequency_bytes(tensor), by, sizeof by);
+}
+
+static kvant_status damaged(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
+}
+
+kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
+                               uint8_t numbers[KVANT_PAGE_TOKENS])
+{
+    shifts_header header;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    int32_t by[KVANT_PAGE_TOKENS];
+    memcpy(&header, data, sizeof header);
+    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
+    memcpy(by, data + sizeof header + frequency_bytes(tensor), sizeof by);
+    const kvant_rope rope = { .n_dims = header.n_dims,
+                              .interleaved = header.interleaved,
+                              .frequencies = frequencies };
+    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
+        return damaged("no keys turn as it says");
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        if (by[slot] > KVANT_LARGEST_SHIFT || by[slot] < -KVANT_LARGEST_SHIFT ||
+            (by[slot] && !(written >> slot & 1)))
+            return damaged("a slot has a shift that none can have");
+    const kvant_status status = take_rope(tensor, &rope);
+    if (status != KVANT_OK)
+        return status == KVANT_ERR_UNSUPPORTED ? damaged("a channel does not turn with another one")
+                                               : status;
+    uint32_t used = kvant_shifts_used(tensor);
+    for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+        if (kvant_shifts_number(tensor, by[slot], &used, &numbers[slot]) != KVANT_OK)
+            return too_many();
+    return KVANT_OK;
+}
