@@ -1,10 +1,13 @@
 /* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of
  * a context.
  *
- * Only cells whose position changes are decoded, rotated and encoded again. Each round costs one
- * more quantisation. The process's own CPU back end computes the rotation: the node is rebuilt on
- * f32 rows. So every RoPE variant of llama.cpp (scaled, YaRN, with frequency factors) uses the code
- * that rotated the keys first.
+ * In the computer's memory the keys' codes stay as they are: the tensor notes by how much each key
+ * moved (kvant_tensor_shift), which costs no quantisation.
+ *
+ * On a GPU, and where RoPE is none that the tensor knows (rope.h), cells whose position changes are
+ * decoded, rotated and encoded again. Each round costs one more quantisation. The process's own CPU
+ * back end computes the rotation: the node is rebuilt on f32 rows. So every RoPE variant of
+ * llama.cpp uses the code that rotated the keys first.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +16,7 @@
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
+#include "rope.h"
 
 /* Rows of one round trip through the CPU back end. */
 #define BATCH_CELLS 256
@@ -151,6 +155,44 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
     return ABI_STATUS_SUCCESS;
 }
 
+/* By how much the key of each slot moves. Slots without a cell are read by nobody; NULL: no
+ * memory. */
+static int32_t *shifts_of_slots(const kvp_kv *kv, const int32_t *shift, int64_t n_cells,
+                                size_t n_slots)
+{
+    int32_t *by = malloc(n_slots * sizeof(*by));
+
+    for (size_t i = 0; by != NULL && i < n_slots; i++)
+        by[i] = KVANT_ANY_SHIFT;
+    for (int64_t cell = 0; by != NULL && cell < n_cells; cell++) {
+        const int64_t slot = kvp_kv_slot(kv, cell);
+        if (slot >= 0)
+            by[slot] = shift[cell];
+    }
+    return by;
+}
+
+/* Leaves codes as they are; false where cells have to be encoded again. */
+static bool shift_slots(const kvp_compute *compute, const abi_tensor *node, const kvp_kv *kv)
+{
+    kvant_tensor_info info = { .size = sizeof(info) };
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;
+    kvant_status status = KVANT_ERR_UNSUPPORTED;
+    size_t n_slots;
+    int32_t *by;
+
+    if (kv->tensor == NULL || !kvp_rope_of_shift(kv, node, &rope, frequencies) ||
+        kvant_tensor_get_info(kv->tensor, &info) != KVANT_OK)
+        return false;
+    n_slots = (size_t)info.n_blocks * KVANT_PAGE_TOKENS;
+    by = shifts_of_slots(kv, node->src[1]->data, node->ne[2], n_slots);
+    if (by != NULL)
+        status = kvant_tensor_shift(kv->tensor, &rope, by, n_slots, compute->n_threads);
+    free(by);
+    return status == KVANT_OK;
+}
+
 int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
 {
     kvp_kv *kv = kvp_kv_of(node);
@@ -159,8 +201,14 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
 
     if (kv == NULL || !kvp_kv_is_bound(kv))
         return ABI_STATUS_SUCCESS; /* nothing was ever stored */
-    if (kvp_kv_flush(kv, NULL, compute->n_threads) != KVANT_OK || !open_cpu_backend(compute)) {
-        kvp_error("%s: cannot shift the context: the CPU back end does not start", kv->name);
+    status = kvp_kv_flush(kv, NULL, compute->n_threads) == KVANT_OK ? ABI_STATUS_SUCCESS
+                                                                    : ABI_STATUS_FAILED;
+    if (status == ABI_STATUS_SUCCESS && shift_slots(compute, node, kv))
+        return ABI_STATUS_SUCCESS;
+    if (status != ABI_STATUS_SUCCESS || !open_cpu_backend(compute)) {
+        kvp_error("%s: cannot shift the context: %s", kv->name,
+                  status == ABI_STATUS_SUCCESS ? "the CPU back end does not start"
+                                               : "new rows cannot be stored");
         return ABI_STATUS_FAILED;
     }
     moved = malloc(sizeof(*moved));

@@ -10,9 +10,22 @@
 
 #define MODE_NEOX 2 /* pairs (i, i + n_dims / 2); 0: (2i, 2i + 1); others have several positions per token */
 #define TWO_PI 6.283185307179586
+#define MAGNITUDE_ERROR                                                                            \
+    1e-5f /* of two factors whose product should be 1: a hundredth of fp16's rounding */
 
 /* A node's parameters; [15]: the first channel that turns. */
-enum { N_DIMS = 1, MODE = 2, N_CTX_ORIG = 4, FREQ_BASE = 5, FREQ_SCALE, EXT_FACTOR, BETA_FAST = 9, BETA_SLOW, FIRST = 15 };
+enum {
+    N_DIMS = 1,
+    MODE = 2,
+    N_CTX_ORIG = 4,
+    FREQ_BASE = 5,
+    FREQ_SCALE,
+    EXT_FACTOR,
+    ATTN_FACTOR,
+    BETA_FAST,
+    BETA_SLOW,
+    FIRST = 15
+};
 
 static float number(const abi_tensor *node, int i)
 {
@@ -98,6 +111,32 @@ bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, f
     *rope = (kvant_rope){ .size = sizeof(*rope),
                           .n_dims = 2 * n,
                           .interleaved = node != NULL && node->op_params[MODE] == 0,
+                          .frequencies = frequencies };
+    return n > 0;
+}
+
+/* What RoPE multiplies keys by; YaRN's own factor is mostly the inverse of ggml's. */
+static float magnitude(const abi_tensor *node)
+{
+    const float yarn =
+        number(node, EXT_FACTOR) != 0 ? 1 + 0.1f * logf(1 / number(node, FREQ_SCALE)) : 1;
+
+    return number(node, ATTN_FACTOR) * yarn;
+}
+
+bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
+                       float *frequencies)
+{
+    const size_t head_bytes = (size_t)kv->head_dim * sizeof(uint16_t);
+    uint32_t n;
+
+    if (!is_known(node, kv->head_dim) || node->nb[1] != head_bytes ||
+        node->view_offs % head_bytes != 0 || !(fabsf(magnitude(node) - 1) < MAGNITUDE_ERROR))
+        return false;
+    n = kvp_rope_frequencies(node, frequencies);
+    *rope = (kvant_rope){ .size = sizeof(*rope),
+                          .n_dims = 2 * n,
+                          .interleaved = node->op_params[MODE] == 0,
                           .frequencies = frequencies };
     return n > 0;
 }

@@ -21,6 +21,12 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out);
 /* The RoPE of keys; false where there is none. frequencies: room for KVANT_MAX_HEAD_DIM / 2, which the rope points to. */
 bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, float *frequencies);
 
+/* The RoPE of a context shift's node (ops_rope.c), which rotates cached keys by positions and
+ * changes nothing else. False: it does more, or other channels turn than the first ones.
+ * frequencies: as above. */
+bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
+                       float *frequencies);
+
 /* Tells a tensor of keys their RoPE, the other numbers as kvant_rope has them. False: nothing was told,
  * as there is none. */
 bool kvp_rope_tell(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows, uint32_t n_positions, uint32_t n_ranges,

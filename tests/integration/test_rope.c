@@ -181,6 +181,59 @@ static void yarn(void **state)
     release(&g);
 }
 
+/* A context shift's node: n_rot channels of each head of a cache, from the offset on. */
+static bool is_noted(const variant *v, float attn_factor, int offset)
+{
+    graph g = build(v);
+    struct ggml_tensor *cache = ggml_new_tensor_2d(g.context, GGML_TYPE_F16, DIM * HEADS, TOKENS);
+    struct ggml_tensor *view =
+        ggml_view_3d(g.context, cache, v->n_dims, HEADS, TOKENS, DIM * sizeof(uint16_t),
+                     cache->nb[1], (size_t)offset * sizeof(uint16_t));
+    struct ggml_tensor *node = ggml_rope_ext_inplace(
+        g.context, view, g.positions, g.factors, v->n_dims, v->mode, v->n_ctx_orig, v->base,
+        v->scale, v->ext_factor, attn_factor, v->beta_fast, v->beta_slow);
+    kvp_kv kv = { .shape.role = KVANT_ROLE_K, .head_dim = DIM };
+    float frequencies[KVANT_MAX_HEAD_DIM / 2], want[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;
+    bool noted = kvp_rope_of_shift(&kv, (const abi_tensor *)node, &rope, frequencies);
+
+    if (noted) {
+        assert_int_equal(rope.n_dims, v->n_dims);
+        assert_int_equal(rope.interleaved, v->mode == GGML_ROPE_TYPE_NORMAL);
+        assert_int_equal(kvp_rope_frequencies((const abi_tensor *)g.rope, want), v->n_dims / 2);
+        assert_memory_equal(frequencies, want, (size_t)v->n_dims / 2 * sizeof(float));
+    }
+    release(&g);
+    return noted;
+}
+
+/* What rotates the first channels and changes no length; other shifts encode keys again. */
+static void shifts_are_noted(void **state)
+{
+    const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NEOX, .base = 10000, .scale = 1 };
+    const variant some = { .n_dims = DIM / 4,
+                           .mode = GGML_ROPE_TYPE_NORMAL,
+                           .base = 10000,
+                           .scale = 0.5f,
+                           .factors = true };
+    const variant yarn = { .n_dims = DIM,
+                           .mode = GGML_ROPE_TYPE_NEOX,
+                           .n_ctx_orig = 4096,
+                           .base = 10000,
+                           .scale = 0.0625f,
+                           .ext_factor = 1,
+                           .beta_fast = 32,
+                           .beta_slow = 1 };
+
+    (void)state;
+    assert_true(is_noted(&v, 1, 0));
+    assert_true(is_noted(&some, 1, 0));
+    assert_true(is_noted(&yarn, 1 / (1 + 0.1f * logf(16)), 0));
+    assert_false(is_noted(&yarn, 1, 0));
+    assert_false(is_noted(&v, 1.2f, 0));
+    assert_false(is_noted(&some, 1, DIM - DIM / 4));
+}
+
 static kvant_tensor *new_tensor(const char *spec, kvant_codec **codec)
 {
     const kvant_codec *codecs[HEADS];
@@ -257,7 +310,11 @@ static void other_rows_have_none(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain), cmocka_unit_test(with_factors), cmocka_unit_test(yarn), cmocka_unit_test(positions_of_the_batch),
+        cmocka_unit_test(plain),
+        cmocka_unit_test(with_factors),
+        cmocka_unit_test(yarn),
+        cmocka_unit_test(shifts_are_noted),
+        cmocka_unit_test(positions_of_the_batch),
         cmocka_unit_test(other_rows_have_none),
     };
 

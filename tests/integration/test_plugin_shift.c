@@ -1,0 +1,221 @@
+/* test_plugin_shift.c - context shifts, again and again: a window that drops one token at a
+ * time, and a conversation that drops its oldest message each turn, as llama-server's
+ * --cache-reuse does. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+#define N_CTX 512
+#define KEPT 4
+#define WINDOW 256
+#define SHIFTS 200
+#define SCORED 200 /* the last ones */
+#define SYSTEM 30
+#define TURNS 40
+#define MOST_MESSAGES 6
+#define N_ALL 2304 /* tokens of all turns, and some more */
+
+static llama_token tokens[N_ALL];
+
+static int start(void **state)
+{
+    int result = harness_start(state);
+
+    if (result == 0)
+        harness_tokens(tokens, N_ALL);
+    return result;
+}
+
+/* Logits of the last SCORED tokens. */
+typedef struct scores {
+    float *logits;
+    int n; /* of all tokens */
+} scores;
+
+static scores new_scores(void)
+{
+    scores s = { malloc(SCORED * harness_n_vocab() * sizeof(float)), 0 };
+
+    assert_non_null(s.logits);
+    return s;
+}
+
+/* Decodes tokens first .. first + n - 1 of the text. */
+static void feed(struct llama_context *context, int first, int n, llama_pos pos, scores *s)
+{
+    harness_decode(context, tokens + first, n, pos, 0, true);
+    for (int i = 0; i < n; i++, s->n++)
+        memcpy(s->logits + (size_t)(s->n % SCORED) * harness_n_vocab(),
+               llama_get_logits_ith(context, i), harness_n_vocab() * sizeof(float));
+}
+
+static void drop(struct llama_context *context, llama_pos first, llama_pos end)
+{
+    llama_memory_t memory = llama_get_memory(context);
+
+    assert_true(llama_memory_can_shift(memory));
+    assert_true(llama_memory_seq_rm(memory, 0, first, end));
+    llama_memory_seq_add(memory, 0, end, -1, first - end);
+}
+
+/* What a context decodes: with its shifts, or only what is left of it at the end. */
+typedef float *run_text(const harness_options *options, bool shifts);
+
+static float *one_at_a_time(const harness_options *options, bool shifts)
+{
+    struct llama_context *context = harness_context(options);
+    scores s = new_scores();
+
+    feed(context, 0, shifts ? WINDOW : KEPT, 0, &s);
+    for (int i = 0; i < SHIFTS && shifts; i++) {
+        drop(context, KEPT, KEPT + 1);
+        feed(context, WINDOW + i, 1, WINDOW - 1, &s);
+    }
+    if (!shifts)
+        feed(context, KEPT + SHIFTS, WINDOW - KEPT, KEPT, &s);
+    llama_free(context);
+    return s.logits;
+}
+
+/* Messages of 17 to 76 tokens. The first tokens of a new one come together, the last 5 alone, as
+ * answers do. */
+static float *conversation(const harness_options *options, bool shifts)
+{
+    struct llama_context *context = harness_context(options);
+    scores s = new_scores();
+    int lengths[MOST_MESSAGES + TURNS], next = SYSTEM, pos = SYSTEM;
+
+    feed(context, 0, SYSTEM, 0, &s);
+    for (int turn = 0; turn < MOST_MESSAGES + TURNS; turn++) {
+        lengths[turn] = 17 + turn * 37 % 60;
+        next += lengths[turn];
+        if (turn < TURNS && !shifts)
+            continue;
+        if (turn >= MOST_MESSAGES && shifts) {
+            drop(context, SYSTEM, SYSTEM + lengths[turn - MOST_MESSAGES]);
+            pos -= lengths[turn - MOST_MESSAGES];
+        }
+        pos += lengths[turn];
+        feed(context, next - lengths[turn], lengths[turn] - 5, pos - lengths[turn], &s);
+        for (int i = 5; i > 0; i--)
+            feed(context, next - i, 1, pos - i, &s);
+    }
+    assert_true(next <= N_ALL);
+    llama_free(context);
+    return s.logits;
+}
+
+/* From a cache in f32, whose rounding is nothing beside the others'. */
+static double divergence(run_text *run, harness_options options, bool shifts)
+{
+    const harness_options exact = { .exact = true, .n_ctx = N_CTX };
+    float *logits[2];
+    double mean;
+
+    options.n_seq = 2;
+    options.n_ctx = options.unified ? N_CTX : 2 * N_CTX; /* of both sequences */
+    logits[0] = run(&exact, shifts);
+    logits[1] = run(&options, shifts);
+    mean = harness_mean_kld(logits[0], logits[1], SCORED);
+    free(logits[0]);
+    free(logits[1]);
+    return mean;
+}
+
+/* Keys are quantised once, so the divergence stays that of a context that never moved, whatever
+ * the number of shifts. Twice that leaves room for what chance makes of SCORED tokens: with keys
+ * that are quantised with each shift it is 25 times. */
+static void check_against_unshifted(run_text *run, const char *what)
+{
+    for (int unified = 0; unified < 2; unified++) {
+        double with = divergence(run, (harness_options){ .spec = "", .unified = unified }, true);
+        double without =
+            divergence(run, (harness_options){ .spec = "", .unified = unified }, false);
+        print_message("%s, %s: KLD %.4f, without shifts %.4f\n", what,
+                      unified ? "unified" : "streams", with, without);
+        assert_true(with <= 2 * without);
+    }
+}
+
+static void two_hundred_shifts_cost_nothing(void **state)
+{
+    (void)state;
+    check_against_unshifted(one_at_a_time, "a token at a time");
+}
+
+static void conversations_may_roll(void **state)
+{
+    (void)state;
+    check_against_unshifted(conversation, "a message at a time");
+}
+
+/* 8 bits beside llama.cpp's 8 bits, which are quantised again with each shift. */
+static void shifts_cost_no_more_than_those_of_q8_0(void **state)
+{
+    double stock = divergence(one_at_a_time, (harness_options){ .type = "q8_0" }, true);
+    double ours = divergence(one_at_a_time, (harness_options){ .spec = "int-8" }, true);
+
+    (void)state;
+    print_message("KLD %.5f, q8_0 %.5f\n", ours, stock);
+    assert_true(ours <= stock);
+}
+
+static double difference_of_states(struct llama_context *const context[2])
+{
+    size_t size[2];
+    uint8_t *saved[] = { harness_save_state(context[0], &size[0]),
+                         harness_save_state(context[1], &size[1]) };
+    double difference;
+
+    assert_int_equal(size[0], size[1]);
+    difference = harness_state_difference(saved[0], saved[1], size[0]);
+    free(saved[0]);
+    free(saved[1]);
+    return difference;
+}
+
+/* A state of a shifted context holds the shifted keys, which differ from llama.cpp's own by one
+ * quantisation, as they do before. With a quantisation for each of 9 shifts the square of their
+ * difference would be 10 times as large, and with that of the values the difference 2.3 times. */
+static void states_hold_shifted_keys(void **state)
+{
+    const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };
+    struct llama_context *context[] = { harness_context(&options[0]),
+                                        harness_context(&options[1]) };
+    scores s = new_scores();
+    double before, after;
+
+    (void)state;
+    for (int c = 0; c < 2; c++)
+        feed(context[c], 0, WINDOW, 0, &s);
+    before = difference_of_states(context);
+    for (int i = 0; i < 18; i++) {
+        drop(context[i % 2], KEPT, KEPT + 7);
+        feed(context[i % 2], WINDOW + 7 * (i / 2), 7, WINDOW - 7, &s);
+    }
+    after = difference_of_states(context);
+    print_message("relative difference of rows %.4f, after 9 shifts %.4f\n", before, after);
+    assert_true(after <= 1.5 * before);
+    for (int c = 0; c < 2; c++)
+        llama_free(context[c]);
+    free(s.logits);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_hundred_shifts_cost_nothing),
+        cmocka_unit_test(shifts_cost_no_more_than_those_of_q8_0),
+        cmocka_unit_test(conversations_may_roll),
+        cmocka_unit_test(states_hold_shifted_keys),
+    };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
