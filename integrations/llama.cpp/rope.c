@@ -79,12 +79,12 @@ static float unscaled_part(const abi_tensor *node, int32_t pair)
 
 static bool read_factors(const abi_tensor *factors, float *out, int32_t n)
 {
-    const abi_buffer *buffer = kvp_root(factors)->buffer;
+    abi_buffer *buffer = kvp_root(factors)->buffer;
 
     if (factors->type != ABI_TYPE_F32 || factors->ne[0] < n || factors->nb[0] != sizeof(float) || buffer == NULL ||
         factors->data == NULL)
         return false;
-    buffer->iface.get_tensor((abi_buffer *)buffer, factors, out, 0, (size_t)n * sizeof(float));
+    buffer->iface.get_tensor(buffer, factors, out, 0, (size_t)n * sizeof(float));
     return true;
 }
 

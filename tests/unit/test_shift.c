@@ -401,7 +401,7 @@ static void blocks_take_their_shifts_along(void **state)
         }
         check_moved(&h, &other, s);
         assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 6, 1), KVANT_OK);
-        assert_false(kvant_shifts_any(f.tensor, 6));
+        assert_false(kvant_shifts_any(f.tensor, 6, UINT64_MAX));
         kvant_tensor_clear(f.tensor);
         put_all(&f, t, 0, 200, BATCH, 0);
         assert_null(f.tensor->shifts);
@@ -478,7 +478,7 @@ static void arguments_are_checked(void **state)
     by[0] = -(1 << 30);
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, by, 1, 1), KVANT_OK);
     assert_int_equal(kvant_tensor_shift(f.tensor, &rope, NULL, 0, 1), KVANT_OK);
-    assert_false(kvant_shifts_any(f.tensor, 0));
+    assert_false(kvant_shifts_any(f.tensor, 0, UINT64_MAX));
     drop(&f);
     drop(&v);
 }

@@ -97,9 +97,7 @@ EXPORT(int, cuCtxSetCurrent, (void *context))
 }
 
 /* Bytes that were asked for and not freed, on all devices. */
-EXPORT size_t host_bytes(void);
-
-EXPORT size_t host_bytes(void)
+EXPORT(size_t, host_bytes, (void))
 {
     size_t bytes = 0;
     for (int i = 0; i < MOST_SPANS; i++)
