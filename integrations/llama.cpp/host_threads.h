@@ -9,8 +9,8 @@
  *
  * A process may have fewer CPUs than llama.cpp has threads, as in a container. ggml's threads then
  * wait for one another at every barrier, which takes seconds for a token. So this file lowers the
- * lender's number of threads to the number of CPUs, from the first node of kvant's to the end of the
- * graph. llama.cpp sets its own number before the next graph.
+ * lender's number of threads to the number of CPUs, from kvant's first node to the end of the graph.
+ * llama.cpp sets its own number before the next graph.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
  * has the same default. */

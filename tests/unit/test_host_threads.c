@@ -110,7 +110,8 @@ static const abi_feature *features(abi_reg *reg)
 
 static void *look_up(abi_reg *reg, const char *name)
 {
-    void (*set)(abi_backend *, void *) = set_threadpool, (*set_n)(abi_backend *, int) = set_n_threads;
+    void (*set)(abi_backend *, void *) = set_threadpool;
+    void (*set_n)(abi_backend *, int) = set_n_threads;
     const abi_feature *(*get)(abi_reg *) = features;
     void *address = NULL;
     (void)reg;
