@@ -143,7 +143,7 @@ KVANT_API kvant_status kvant_tensor_next_positions(kvant_tensor *tensor, const i
  * the shifted keys; rows that are written later are at their own positions. rope: of the keys;
  * its first four fields count, and they stay the same while a slot is shifted. A tensor has at
  * most 32 different sums of shifts at a time. Where a call needs more, all shifted keys are
- * encoded once more. Takes about a nanosecond per slot. A writer's call. On an error the keys
+ * encoded once more. Takes about 12 ns per slot. A writer's call. On an error the keys
  * are where they were: KVANT_ERR_ARGUMENT (values, a shift beyond 2^30), KVANT_ERR_UNSUPPORTED
  * (a kvant_cache on a GPU, a channel that turns with no other one), KVANT_ERR_FULL (more than 32
  * in one call), KVANT_ERR_MEMORY, KVANT_ERR_RANGE. */
@@ -208,6 +208,7 @@ typedef struct kvant_block_info {
     uint32_t version;         /* 0: before any version was made, or the calibration's */
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* the kv head's */
+    /* Keys that were shifted are in it as they were before (kvant_tensor_shift). */
     const void *page;         /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
     kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL. What its version's blocks share */
     const float *start; /* kvant_rope.block_centers: the version's centre of a block at position 0; NULL: it has none */

@@ -131,7 +131,7 @@ static double divergence(run_text *run, harness_options options, bool shifts)
 
 /* Keys are quantised once, so the divergence stays that of a context that never moved, whatever
  * the number of shifts. Twice that leaves room for what chance makes of SCORED tokens: with keys
- * that are quantised with each shift it is 25 times. */
+ * that are quantised with each shift it is 60 times. */
 static void check_against_unshifted(run_text *run, const char *what)
 {
     for (int unified = 0; unified < 2; unified++) {

@@ -203,6 +203,43 @@ static void calibrations(void **state)
     refuse_each_allocation(calibrate_and_drop, NULL, "calibrate", false);
 }
 
+/* Keys are shifted, and rows come beside them. A call that fails leaves all keys where they were. */
+static kvant_status shift_and_drop(const void *spec)
+{
+    static const float frequencies[DIM / 2] = { 1, 0.5f, 0.25f };
+    const kvant_rope rope = { .size = sizeof rope, .n_dims = DIM, .frequencies = frequencies };
+    static float before[TOKENS * WIDTH], after[TOKENS * WIDTH];
+    int32_t by[TOKENS];
+    layer c;
+    kvant_status status = create(&c, spec, NULL);
+    for (uint32_t i = 0; i < TOKENS; i++)
+        by[i] = i < 20 ? 0 : -5;
+    if (status == KVANT_OK)
+        status = write_rows(&c, 0, 0, 150, rows, 1);
+    if (status == KVANT_OK) {
+        assert_int_equal(kvant_tensor_read(c.tensors[0], 0, 150, before, WIDTH), KVANT_OK);
+        status = kvant_tensor_shift(c.tensors[0], &rope, by, TOKENS, 1);
+        assert_int_equal(kvant_tensor_read(c.tensors[0], 0, 150, after, WIDTH), KVANT_OK);
+        const bool moved = memcmp(before, after, 150 * WIDTH * sizeof *before) != 0;
+        assert_int_equal(moved, status == KVANT_OK);
+    }
+    if (status == KVANT_OK) {
+        memcpy(before, after, sizeof before);
+        status = write_rows(&c, 0, 150, 20, rows, 1);
+        assert_int_equal(kvant_tensor_read(c.tensors[0], 0, 150, after, WIDTH), KVANT_OK);
+        if (status != KVANT_OK)
+            assert_memory_equal(before, after, 150 * WIDTH * sizeof *before);
+    }
+    drop(&c);
+    return status;
+}
+
+static void shifts(void **state)
+{
+    (void)state;
+    refuse_each_allocation(shift_and_drop, "int-8", "shift", false);
+}
+
 static kvant_status load_and_drop(const void *path)
 {
     kvant_calibration *calibration;
@@ -573,6 +610,7 @@ int main(void)
         cmocka_unit_test(writes),
         cmocka_unit_test(writes_of_a_layer),
         cmocka_unit_test(attention_does_not_allocate),
+        cmocka_unit_test(shifts),
         cmocka_unit_test(caches),
         cmocka_unit_test(caches_go_on),
     };
