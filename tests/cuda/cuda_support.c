@@ -1,6 +1,8 @@
 /* cuda_support.c - see cuda_support.h. */
 #include "cuda_support.h"
 
+#include "../choose.h"
+
 #include "../../src/base/half.h"
 #include "../unit/open_codec.h"
 
@@ -14,8 +16,7 @@ bool begin_tests(int argc, char **argv)
         kvant_cuda_limit_shared_memory((size_t)atoi(limit) << 10);
         printf("blocks have %s KB of shared memory at most\n", limit);
     }
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    choose_cases(argc, argv);
     if (getenv("KVANT_TEST_SEED"))
         state += strtoull(getenv("KVANT_TEST_SEED"), NULL, 10) << 32;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../choose.h"
 #include "harness.h"
 #include "standin_control.h"
 
@@ -208,6 +209,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(learning_from_decoded_tokens_ends),
     };
 
-    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    choose_cases(argc, argv);
     return cmocka_run_group_tests(tests, start, harness_stop);
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../choose.h"
 #include "harness.h"
 #include "standin_control.h"
 
@@ -697,6 +698,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(far_rows_have_matrices_of_their_own),
     };
 
-    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    choose_cases(argc, argv);
     return cmocka_run_group_tests(tests, start, harness_stop);
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../choose.h"
 #include "harness.h"
 
 enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows are of 64 tokens */
@@ -181,6 +182,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
     };
 
-    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    choose_cases(argc, argv);
     return cmocka_run_group_tests(tests, start, harness_stop);
 }
