@@ -158,7 +158,7 @@ static void shorter_and_longer_structs_are_filled(void **state)
     memset(&longer, 0x5a, sizeof longer);
     longer.info.size = sizeof longer;
     assert_int_equal(kvant_codec_get_info(codec, &longer.info), KVANT_OK);
-    assert_true(longer.info.fingerprint == info_of(codec).fingerprint && longer.behind[0] == 0x5a);
+    assert_true(longer.info.fingerprint == info_of(codec).fingerprint && longer.behind[0] == 0);
     shorter.info.size = 8;
     assert_int_equal(kvant_codec_get_info(codec, &shorter.info), KVANT_ERR_ARGUMENT);
     kvant_codec_free(&codec);
