@@ -246,7 +246,7 @@ complete -c kvant -n '__fish_seen_subcommand_from search' -l metric -s m -xa 'qu
 complete -c kvant -n '__fish_seen_subcommand_from search' -l device -xa 'quality balanced small tiny' -d 'query, eval: cpu'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l allow -rF -d 'query: find only vectors whose ids FILE has, one per line'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l neighbors -s k -x -d 'query, eval: neighbours per query'
-complete -c kvant -n '__fish_seen_subcommand_from search' -l probe -x -d 'query, eval: inverted lists per query'
+complete -c kvant -n '__fish_seen_subcommand_from search' -l probe -x -d 'query, eval: inverted lists per query, at most all'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l centroids -rF -d 'build, eval: centroids of lists='
 complete -c kvant -n '__fish_seen_subcommand_from search' -l rerank -x -d 'query, eval: rank the N best again, by rows=int8 or, in eval, else by the original vectors'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l train -x -d 'build, eval: learn from the first N vectors: the centre, and what dims= and lists= need'
