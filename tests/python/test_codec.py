@@ -161,8 +161,8 @@ class RoundTrips(TestCase):
         self.assertEqual(codec.scores(queries[:0], pages).shape, (0, 128))
 
     def test_another_process_can_have_it(self):
-        """A codec is its arguments: pickled and copied ones give the same bytes. What a calibration or a scheme made does not
-        follow from arguments."""
+        """A codec is its arguments: pickled and copied ones give the same bytes. What a calibration
+        or a scheme made does not follow from arguments."""
         codec = kvant.Codec("trellis-4", 64, "v", seed=3)
         found = normal(1, 70, 64)
         for other in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):

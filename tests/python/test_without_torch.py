@@ -1,4 +1,5 @@
-"""kvant where PyTorch and transformers are not installed: every name can be looked at, and using one says what to install."""
+"""kvant where PyTorch and transformers are not installed: every name can be looked at, and using
+one says what to install."""
 
 import inspect
 import pydoc
@@ -25,7 +26,10 @@ def hidden(package):
 
 class WithoutTorch(TestCase):
     def setUp(self):
-        for patch in (mock.patch.dict(sys.modules, torch=None, transformers=None), mock.patch.object(metadata, "version", hidden)):
+        for patch in (
+            mock.patch.dict(sys.modules, torch=None, transformers=None),
+            mock.patch.object(metadata, "version", hidden),
+        ):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -36,16 +40,26 @@ class WithoutTorch(TestCase):
         self.assertLessEqual(set(kvant.__all__), {name for name, _ in inspect.getmembers(kvant)})
         self.assertTrue("evaluate(" in pydoc.render_doc(kvant, renderer=pydoc.plaintext))
         completer = rlcompleter.Completer({"kvant": kvant})
-        self.assertIn("kvant.PagedCache", {completer.complete("kvant.P", i).rstrip("(") for i in range(2)})
+        self.assertIn(
+            "kvant.PagedCache", {completer.complete("kvant.P", i).rstrip("(") for i in range(2)}
+        )
 
     def test_using_one_says_what_to_install(self):
         for name in NEED_TORCH:
-            self.refused(ImportError, f"kvant.{name}|torch|pip install 'kvant[transformers]'", getattr(kvant, name))
+            self.refused(
+                ImportError,
+                f"kvant.{name}|torch|pip install 'kvant[transformers]'",
+                getattr(kvant, name),
+            )
         for module, extra in (("torch", "torch"), ("transformers", "transformers")):
-            self.refused(ImportError, f"pip install 'kvant[{extra}]'", __import__, f"kvant.{module}")
+            self.refused(
+                ImportError, f"pip install 'kvant[{extra}]'", __import__, f"kvant.{module}"
+            )
 
     def test_other_errors_of_an_import_stay(self):
-        with mock.patch.object(kvant, "import_module", side_effect=ModuleNotFoundError("numpy", name="numpy")):
+        with mock.patch.object(
+            kvant, "import_module", side_effect=ModuleNotFoundError("numpy", name="numpy")
+        ):
             self.refused(ModuleNotFoundError, "numpy", getattr, kvant, "Codec")
 
 
@@ -65,9 +79,18 @@ class Versions(TestCase):
             "import kvant.transformers"
         )
         path = str(ROOT / "integrations" / "python")
-        run = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, capture_output=True, text=True)
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
         last = run.stderr.strip().splitlines()[-1]
-        for words in ("ImportError: kvant needs transformers 5.13.0 or newer", "4.57.6 is installed", "pip install -U 'kvant["):
+        for words in (
+            "ImportError: kvant needs transformers 5.13.0 or newer",
+            "4.57.6 is installed",
+            "pip install -U 'kvant[",
+        ):
             self.assertIn(words, last)
 
 

@@ -373,8 +373,8 @@ class Cache(Owned):
         return found.n_steps, found.graph, found.floats
 
     def next_step(self) -> None:
-        """Before each step: the sequences of begin_steps are one token longer. Error when no step is
-        left."""
+        """Before each step: the sequences of begin_steps are one token longer. Error when no step
+        is left."""
         with self._lock:
             self._open()
             check("steps", library().kvant_steps_next(self._handle), SAID)

@@ -125,13 +125,18 @@ class Codec(Owned):
         )
         check(f"codec {spec!r}", status, text)
         self._read_info()
-        self._made = None if calibration is not None else (self.spec, head_dim, role, None, 0, 0, seed)
+        self._made = (
+            None if calibration is not None else (self.spec, head_dim, role, None, 0, 0, seed)
+        )
 
     _made: tuple[Any, ...] | None = None  # arguments that make it again in another process
 
     def __reduce__(self) -> Any:
         if self._made is None:
-            raise TypeError("Codec: one that a calibration, a cache or a scheme made cannot be copied or pickled")
+            raise TypeError(
+                "Codec: one that a calibration, a cache or a scheme made cannot be copied or "
+                "pickled"
+            )
         return type(self), self._made
 
     @classmethod

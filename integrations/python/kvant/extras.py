@@ -1,4 +1,5 @@
-"""Packages that parts of kvant need and that `pip install kvant` leaves out: PyTorch and transformers."""
+"""Packages that parts of kvant need and that `pip install kvant` leaves out: PyTorch and
+transformers."""
 
 from __future__ import annotations
 
@@ -35,8 +36,13 @@ def needs(extra: str, package: str, oldest: str = "") -> None:
 
 
 def missing(name: str, error: ImportError) -> Any:
-    """In place of kvant.NAME where its package is missing or old, so that help, dir and TAB work: a function that says it."""
-    words = str(error) if "pip install" in str(error) else f"{error.name} is missing: pip install 'kvant[transformers]'"
+    """In place of kvant.NAME where its package is missing or old, so that help, dir and TAB work: a
+    function that says it."""
+    words = (
+        str(error)
+        if "pip install" in str(error)
+        else f"{error.name} is missing: pip install 'kvant[transformers]'"
+    )
 
     def unavailable(*arguments: Any, **options: Any) -> Any:
         raise ImportError(f"kvant.{name}: {words}", name=error.name)

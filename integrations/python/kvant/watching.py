@@ -46,7 +46,9 @@ def _watched(
     whole, shape = plain(attention_mask)
     window = options.get("sliding_window") or 0 if shape is None else shape.window
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    _watcher.get()(Seen(module, query[0], key[0], value[0], whole, window, scale, softcap or 0.0, s_aux))
+    _watcher.get()(
+        Seen(module, query[0], key[0], value[0], whole, window, scale, softcap or 0.0, s_aux)
+    )
     named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
     return attention(module, query, key, value, attention_mask, **named, **options)
 

@@ -1,13 +1,13 @@
-"""Every kind of model that the installed transformers has, tiny and random, with attn_implementation="kvant" and with a
-KvantCache of exact rows: the logits of eager attention, or a refusal whose line names kvant. Nothing silently wrong, and no
-layer silently uncompressed.
+"""Every kind of model that the installed transformers has, tiny and random, with
+attn_implementation="kvant" and with a KvantCache of exact rows: the logits of eager attention, or a
+refusal whose line names kvant. Nothing silently wrong, and no layer silently uncompressed.
 
     test_every_model.py              all of them (a minute of CPU)
     test_every_model.py some         those of SOME, for each change
     test_every_model.py bloom mpt    these model types
 
-Prints what was tried and what could not be built. Fails for a class that is wrong, for a refusal that does not name kvant, and
-when so few classes were built that the walk says little."""
+Prints what was tried and what could not be built. Fails for a class that is wrong, for a refusal
+that does not name kvant, and when so few classes were built that the walk says little."""
 
 import collections
 import inspect
@@ -22,19 +22,27 @@ import transformers
 
 from kvant.transformers import KvantCache
 
-# Attention that is written into the model, in tables of classes, and as most models have it; windows, sinks, MLA, hybrids.
+# Attention that is written into the model, in tables of classes, and as most models have it;
+# windows, sinks, MLA, hybrids.
 SOME = (
-    "big_bird bloom codegen deepseek_v3 doge falcon falcon_h1 gemma2 gemma3 gpt2 gpt_neo gpt_neox_japanese gpt_oss gptj ibert "
-    "imagegpt llama longformer megatron-bert mistral mllama mpt opt qwen3_next rembert roformer t5 trocr vit whisper xglm zaya"
+    "big_bird bloom codegen deepseek_v3 doge falcon falcon_h1 gemma2 gemma3 gpt2 gpt_neo "
+    "gpt_neox_japanese gpt_oss gptj ibert "
+    "imagegpt llama longformer megatron-bert mistral mllama mpt opt qwen3_next rembert roformer "
+    "t5 trocr vit whisper xglm zaya"
 ).split()
-# Built on transformers 5.17 and 5.23: more than this part. Fewer: tiny.py must learn new names of numbers.
+# Built on transformers 5.17 and 5.23: more than this part. Fewer: tiny.py must learn new names of
+# numbers.
 LEAST = 0.5
 
-# Rows are exact. Attention's binary32 sums of at most 24 tokens and 64 numbers are off by (24 + 64 + 40) 2^-24 < 1e-5 of their
-# largest, in each of at most 8 layers whose matrices have rows of unit length, so logits by less than 1e-3 of their largest.
-# A mask that hides nothing moves them by more: see changed().
+# Rows are exact. Attention's binary32 sums of at most 24 tokens and 64 numbers are off by (24 + 64
+# + 40) 2^-24 < 1e-5 of their largest, in each of at most 8 layers whose matrices have rows of unit
+# length, so logits by less than 1e-3 of their largest. A mask that hides nothing moves them by
+# more: see changed().
 LIMIT = 1e-3
-PROMPT, PADDING = 20, 5  # tokens of the first call of a conversation; of the first sequence's beginning
+PROMPT, PADDING = (
+    20,
+    5,
+)  # tokens of the first call of a conversation; of the first sequence's beginning
 
 
 class Unbuildable(Exception):
@@ -53,7 +61,7 @@ def values(out):
 
 
 def difference(found, wanted):
-    """Of the largest; padding's own rows mean nothing."""
+    """The largest difference, divided by the largest logit. Rows of padding mean nothing."""
     if wanted.dim() == 3 and wanted.shape[1] == tiny.TOKENS:
         found, wanted = found[:, PADDING:], wanted[:, PADDING:]
     if not found.isfinite().all():
@@ -71,7 +79,11 @@ class Case:
         self.given = tiny.inputs(self.stock, self.config)
         self.parameters = inspect.signature(self.stock.forward).parameters
         first = self.run(self.stock)
-        if "input_ids" in self.given and "attention_mask" in self.parameters and first.shape[1:2] == (tiny.TOKENS,):
+        if (
+            "input_ids" in self.given
+            and "attention_mask" in self.parameters
+            and first.shape[1:2] == (tiny.TOKENS,)
+        ):
             mask = torch.ones_like(self.given["input_ids"])
             mask[0, :PADDING] = 0
             self.given["attention_mask"] = mask
@@ -85,8 +97,14 @@ class Case:
             return values(model(**self.given))
 
     def caches(self):
-        takes = {"input_ids", "past_key_values"} <= set(self.parameters) and list(self.given)[:1] == ["input_ids"]
-        return takes and self.stock.can_generate() and not getattr(self.config, "is_encoder_decoder", False)
+        takes = {"input_ids", "past_key_values"} <= set(self.parameters) and list(self.given)[
+            :1
+        ] == ["input_ids"]
+        return (
+            takes
+            and self.stock.can_generate()
+            and not getattr(self.config, "is_encoder_decoder", False)
+        )
 
     def conversation(self, model, cache):
         """A prompt and single tokens after it."""
@@ -94,13 +112,16 @@ class Case:
         with torch.no_grad():
             for first, end in [(0, PROMPT), *((i, i + 1) for i in range(PROMPT, ids.shape[1]))]:
                 options = {} if mask is None else {"attention_mask": mask[:, :end]}
-                out = model(input_ids=ids[:, first:end], past_key_values=cache, use_cache=True, **options)
+                out = model(
+                    input_ids=ids[:, first:end], past_key_values=cache, use_cache=True, **options
+                )
                 cache = out.past_key_values
                 found.append(values(out))
         return torch.cat(found, 1)
 
     def changed(self):
-        """How much another token in the middle changes the last row: what a wrong mask would change."""
+        """How much another token in the middle changes the last row: what a wrong mask would
+        change."""
         if self.steps is None:
             return 1.0
         before, ids = self.given["input_ids"], self.given["input_ids"].clone()
@@ -116,26 +137,40 @@ class Case:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             cache = KvantCache(self.config, k="f32", v="f32", exact=True, n_threads=1)
-        kept = [layer for layer in cache.layers if hasattr(layer, "get_seq_length") and layer not in cache._others()]
+        kept = [
+            layer
+            for layer in cache.layers
+            if hasattr(layer, "get_seq_length") and layer not in cache._others()
+        ]
         left = [layer for layer in cache._others() if hasattr(layer, "get_seq_length")]
-        if (left or not kept) and not any("KvantCache compresses" in str(one.message) for one in said):
+        if (left or not kept) and not any(
+            "KvantCache compresses" in str(one.message) for one in said
+        ):
             raise AssertionError(f"{len(left)} layers are not compressed, and nobody is told")
         return cache
 
 
 def leg(call, *right):
-    """"right", or ("refused" or "WRONG", why)."""
+    """ "right", or ("refused" or "WRONG", why)."""
     try:
         found = call()
         worst = min(difference(found, wanted) for wanted in right if wanted.shape == found.shape)
         return "right" if worst < LIMIT else ("WRONG", f"off by {worst:.2g} of the largest")
     except Exception as error:
         words = f"{type(error).__name__}: {error}".replace("\n", " ")
-        return ("refused" if "kvant" in str(error).lower() and not isinstance(error, (KeyError, AssertionError)) else "WRONG", words)
+        return (
+            (
+                "refused"
+                if "kvant" in str(error).lower()
+                and not isinstance(error, (KeyError, AssertionError))
+                else "WRONG"
+            ),
+            words,
+        )
 
 
 def walk(name):
-    """By leg what came of one class. Unbuildable where eager attention does not run."""
+    """The verdicts of one class. Unbuildable where eager attention does not run."""
     try:
         case = Case(name)
         told = case.changed() > 10 * LIMIT
@@ -174,8 +209,15 @@ def main(chosen):
 
 
 def report(todo, results, unbuilt, blind, seconds, some):
-    legs = collections.Counter((which, one if isinstance(one, str) else one[0]) for r in results.values() for which, one in r.items())
-    print(f"transformers {transformers.__version__}: {len(todo)} classes, {len(results)} tried, {seconds:.0f} s of CPU")
+    legs = collections.Counter(
+        (which, one if isinstance(one, str) else one[0])
+        for r in results.values()
+        for which, one in r.items()
+    )
+    print(
+        f"transformers {transformers.__version__}: {len(todo)} classes, {len(results)} tried, "
+        f"{seconds:.0f} s of CPU"
+    )
     for (which, verdict), n in sorted(legs.items()):
         print(f"  {which:8} {verdict:8} {n}")
     for verdict in ("refused", "WRONG"):

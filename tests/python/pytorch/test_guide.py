@@ -10,10 +10,9 @@ import unittest
 from unittest import mock
 
 import models
-import numpy as np
 import torch
 import transformers
-from common import ROOT, TestCase, normal
+from common import ROOT, TestCase
 
 import kvant
 import kvant.torch  # noqa: F401
@@ -94,13 +93,12 @@ class Guide(TestCase):
         self.assertEqual([line.split()[0] for line in said.splitlines()], ["stock", "balanced", "small"])
 
     def test_arrays(self):
-        k, v, q = normal(1, 9, 3, 64), normal(2, 9, 3, 64), normal(3, 2, 9, 64)
-        vectors, rows = normal(5, 500, 384), normal(4, 70, 128)
-        given = {"k": k, "v": v, "q": q, "rows": rows, "vectors": vectors, "queries": vectors[:7]}
-        _, names = run(self.arrays, kvant=kvant, layer=5, frequencies=1e4 ** -np.linspace(0, 1, 32), **given)
-        self.assertEqual(names["out"].shape, (2, 9, 64))
-        self.assertEqual(names["ids"][:, 0].tolist(), list(range(7)))
+        """It runs as it stands."""
+        said, names = run(self.arrays)
+        self.assertEqual(names["out"].shape, (100, 9, 64))
+        self.assertEqual(names["ids"][:, 0].tolist(), list(range(5)))
         self.assertLess((names["error"] ** 2).mean(), 0.011)  # codecs.md: 0.0097 at 4 bits
+        self.assertIn("(100, 9, 64) 0.0", said)
 
 
 if __name__ == "__main__":

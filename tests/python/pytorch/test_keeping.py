@@ -1,5 +1,5 @@
-"""What a KvantCache keeps and for whom: rows that can be read, files and pickles of them, a calibration's weights, and words where
-nothing is compressed."""
+"""What a KvantCache keeps and for whom: rows that can be read, files and pickles of them, a
+calibration's weights, and words where nothing is compressed."""
 
 import io
 import os
@@ -65,13 +65,21 @@ class Rows(TestCase):
         filled(model, cache)
         for name in ("keys", "values"):
             rows = getattr(cache.layers[1], name)[:, :, 100:]
-            self.refused(AttributeError, "KvantCache|not assigned|DynamicCache", setattr, cache.layers[1], name, rows)
+            self.refused(
+                AttributeError,
+                "KvantCache|not assigned|DynamicCache",
+                setattr,
+                cache.layers[1],
+                name,
+                rows,
+            )
         for move in (cache.offload, cache.prefetch):
             self.refused(RuntimeError, "KvantCache|not offloaded", move, 0)
         self.assertEqual(cache.get_seq_length(), 200)
 
     def test_flex_attention(self):
-        """It is compiled, and takes plain tensors alone. With a function in place of the compiler's it takes minutes less."""
+        """It is compiled, and takes plain tensors alone. With a function in place of the compiler's
+        it takes minutes less."""
         stock, ours = models.twins("llama", "eager", "flex_attention")
         cache = KvantCache(ours.config, k="f32", v="f32")
         rows = torch.ones(1, 2, 3, 16)
@@ -97,7 +105,9 @@ class Calibrated(TestCase):
             kvant.calibrate(models.make("llama"), models.prompt(600, 1, 0)[0]).save(path)
             for implementation in IMPLEMENTATIONS:
                 with self.subTest(implementation=implementation):
-                    own, other = models.make("llama", implementation), models.make("llama", implementation, seed=5)
+                    own, other = models.make("llama", implementation), models.make(
+                        "llama", implementation, seed=5
+                    )
                     cache = KvantCache(own.config, calibration=path)
                     for _ in range(2):
                         self.refused(ValueError, "calibration|other weights", filled, other, cache)
@@ -107,9 +117,11 @@ class Calibrated(TestCase):
 
 
 class Words(TestCase):
-    """Where nothing is compressed somebody is told, once."""
+    """A user is told, once, that nothing is compressed."""
 
-    HYBRID = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16)
+    HYBRID = dict(
+        mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
+    )
 
     def config(self, kind, **options):
         with mock.patch.dict(models.KINDS, {kind: options}):
@@ -127,7 +139,12 @@ class Words(TestCase):
         model, (tokens, mask) = models.make("llama"), models.prompt()
         options = dict(attention_mask=mask, max_new_tokens=4, pad_token_id=0)
         warn_of_plain_keys.cache_clear()
-        self.assertEqual(warned(lambda: model.generate(tokens, past_key_values=KvantCache(model.config), **options)), [])
+        self.assertEqual(
+            warned(
+                lambda: model.generate(tokens, past_key_values=KvantCache(model.config), **options)
+            ),
+            [],
+        )
         self.assertEqual(warned(lambda: model.generate(tokens, use_cache=False, **options)), [])
         said = warned(lambda: [model.generate(tokens, **options) for _ in range(2)])
         self.assertEqual(len(said), 1, said)
@@ -152,8 +169,9 @@ class Saved(TestCase):
         yield torch.load(held, weights_only=False)
 
     def test_a_copy_goes_on_as_the_cache_does(self):
-        """With padding, windows that left blocks behind, and a last block that is not full. The pages are the same bytes, so
-        rows are equal, and with exact codecs everything after them is. What presets were learning begins anew."""
+        """With padding, windows that left blocks behind, and a last block that is not full. The
+        pages are the same bytes, so rows are equal, and with exact codecs everything after them is.
+        What presets were learning begins anew. """
         for kind, n in (("llama", 200), ("mistral", 700), ("gemma2", 200)):
             for options in ({"k": "f32", "v": "f32"}, {"k": "turboquant-4", "v": "int-4"}, {}):
                 with self.subTest(kind=kind, **options):
@@ -166,9 +184,14 @@ class Saved(TestCase):
                     copies = list(self.copies(cache, model.config))
                     rows, wanted = list(cache), more(model, cache, mask)
                     for made in copies:
-                        self.assertEqual((made._stored, made.get_seq_length()), (cache._stored, cache.get_seq_length() - 9))
+                        self.assertEqual(
+                            (made._stored, made.get_seq_length()),
+                            (cache._stored, cache.get_seq_length() - 9),
+                        )
                         for layer, other in zip(made, rows):
-                            self.assertTrue(torch.equal(layer[0], other[0]) and torch.equal(layer[1], other[1]))
+                            self.assertTrue(
+                                torch.equal(layer[0], other[0]) and torch.equal(layer[1], other[1])
+                            )
                         found = more(model, made, mask)
                         self.assertTrue(torch.equal(found, wanted) or not options)
 
@@ -177,7 +200,7 @@ class Saved(TestCase):
         empty = KvantCache(model.config, "small", max_tokens=512)
         for made in self.copies(empty, model.config):
             self.assertEqual((made.get_seq_length(), made._stored["preset"]), (0, "small"))
-        (made, *_) = self.copies(empty, model.config)
+        made, *_ = self.copies(empty, model.config)
         _, mask = filled(model, made)
         again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(made))))
         self.assertTrue(torch.equal(more(model, again, mask), more(model, made, mask)))
@@ -189,26 +212,49 @@ class Saved(TestCase):
         cache.save(self.path)
         data = self.path.read_bytes()
         generator = torch.Generator().manual_seed(1)
-        places = torch.randint(8, len(data), (40,), generator=generator).tolist() + [8, len(data) - 1]
+        places = torch.randint(8, len(data), (40,), generator=generator).tolist() + [
+            8,
+            len(data) - 1,
+        ]
         damaged = [data[:n] for n in (0, 7, 16, 47, 48, 100, len(data) - 1)] + [data + b"x"]
         damaged += [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in places]
         for one in damaged:
             self.path.write_bytes(one)
-            self.refused(ValueError, "KvantCache: |damaged", KvantCache.load, self.path, model.config)
+            self.refused(
+                ValueError, "KvantCache: |damaged", KvantCache.load, self.path, model.config
+            )
         self.path.write_bytes(b"kvantkv2" + data[8:])
         self.refused(ValueError, "another version", KvantCache.load, self.path, model.config)
 
     def test_a_head_that_lies(self):
-        """With a right checksum, as somebody who means harm would write it: no length in it is trusted."""
+        """With a right checksum, as somebody who means harm would write it: no length in it is
+        trusted."""
         model = models.make("llama")
         cache = KvantCache(model.config, k="f32", v="f32")
         filled(model, cache)
         head, blocks = saving.parse(saving.to_bytes(cache))
         store = head["stores"][0]
-        lies = [{"length": 10**9}, {"length": 199}, {"starts": [0, 0]}, {"starts": [0]}, {"layers": [0, 1, 2, 9]}, {"layers": []}]
-        lies += [{"blocks": store["blocks"][:1]}, {"shape": [2, 16]}, {"shape": [1, 32, 16]}, {"dtype": "int4"}, {"starts": 3}]
+        lies = [
+            {"length": 10**9},
+            {"length": 199},
+            {"starts": [0, 0]},
+            {"starts": [0]},
+            {"layers": [0, 1, 2, 9]},
+            {"layers": []},
+        ]
+        lies += [
+            {"blocks": store["blocks"][:1]},
+            {"shape": [2, 16]},
+            {"shape": [1, 32, 16]},
+            {"dtype": "int4"},
+            {"starts": 3},
+        ]
         first, second, *others = store["blocks"][0]
-        lies += [{"blocks": [[first - 1, second + 1, *others], store["blocks"][1]]}, {"length": "x"}, {"layers": [0]}]
+        lies += [
+            {"blocks": [[first - 1, second + 1, *others], store["blocks"][1]]},
+            {"length": "x"},
+            {"layers": [0]},
+        ]
         for lie in lies:
             made = saving.packed(head | {"stores": [store | lie]}, [bytes(blocks)])
             with self.subTest(**lie), self.assertRaises((ValueError, kvant.Error)):
@@ -220,11 +266,27 @@ class Saved(TestCase):
         cache = KvantCache(model.config)
         _, mask = filled(model, cache)
         cache.save(self.path)
-        for options, name in ((dict(num_key_value_heads=4), "num_key_value_heads"), (dict(num_hidden_layers=5), "num_hidden_layers")):
+        for options, name in (
+            (dict(num_key_value_heads=4), "num_key_value_heads"),
+            (dict(num_hidden_layers=5), "num_hidden_layers"),
+        ):
             other = models.make("llama", **options).config
-            self.refused(ValueError, f"{name}|in the file|in the model", KvantCache.load, self.path, other)
-        self.refused(ValueError, "model_type", KvantCache.load, self.path, models.make("qwen2").config)
-        self.refused(kvant.Error, "import", KvantCache.load, self.path, model.config, preset=None, k="int-4", v="int-4")
+            self.refused(
+                ValueError, f"{name}|in the file|in the model", KvantCache.load, self.path, other
+            )
+        self.refused(
+            ValueError, "model_type", KvantCache.load, self.path, models.make("qwen2").config
+        )
+        self.refused(
+            kvant.Error,
+            "import",
+            KvantCache.load,
+            self.path,
+            model.config,
+            preset=None,
+            k="int-4",
+            v="int-4",
+        )
         for implementation in IMPLEMENTATIONS:
             other = models.make("llama", implementation, seed=5)
             loaded = KvantCache.load(self.path, model.config)

@@ -30,8 +30,15 @@ WHOLE = {
 
 
 def options(function, q_length=20, kv_length=20, attention_mask=None):
-    made = dict(q_length=q_length, kv_length=kv_length, q_offset=kv_length - q_length, mask_function=function)
-    return made | dict(attention_mask=attention_mask, device="cpu", config=None, dtype=torch.float32)
+    made = dict(
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=kv_length - q_length,
+        mask_function=function,
+    )
+    return made | dict(
+        attention_mask=attention_mask, device="cpu", config=None, dtype=torch.float32
+    )
 
 
 def made(function, q_length=20, kv_length=20, attention_mask=None, batch=1):
@@ -68,8 +75,9 @@ class Masks(TestCase):
                     self.assertTrue(torch.equal(ours, wanted), name)
 
     def test_a_mask_is_no_numbers(self):
-        """Attention that is written into a model adds its mask to scores, turns it around, or fills with it: an error. Masks may
-        be cut, copied and joined, and then are what transformers means."""
+        """Attention that is written into a model adds its mask to scores, turns it around, or fills
+        with it: an error. Masks may be cut, copied and joined, and then are what transformers
+        means."""
         scores, hidden = torch.zeros(1, 4, 20, 20), torch.zeros(1, 1, 20, 20, dtype=torch.bool)
         for name, function in {**SHORT, **WHOLE}.items():
             ours, wanted = guarded(1, **options(function)), made(function)[1]
@@ -85,10 +93,16 @@ class Masks(TestCase):
                 lambda: ours.to(torch.bool) * 1.0,
                 lambda: torch.cat([ours, scores[:, :1]], -1),
                 lambda: scores.__setitem__((slice(None), slice(0, 1)), ours),
-                lambda: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, attn_mask=ours),
+                lambda: torch.nn.functional.scaled_dot_product_attention(
+                    scores, scores, scores, attn_mask=ours
+                ),
                 lambda: ours.float() if name else ours[:, :, :, :5] * 2,
             ):
-                self.refused(ValueError, 'attn_implementation="kvant"|this model computes attention itself', use)
+                self.refused(
+                    ValueError,
+                    'attn_implementation="kvant"|this model computes attention itself',
+                    use,
+                )
             for joined, right in (
                 (ours[..., 3:], wanted[..., 3:]),
                 (ours[:, :, -2:, :5], wanted[:, :, -2:, :5]),
@@ -113,7 +127,9 @@ class Masks(TestCase):
 
     def test_a_chunked_model(self):
         """Llama 4's layers see their chunk only; every fourth sees all, and has no positions."""
-        given = dict(attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0)
+        given = dict(
+            attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0
+        )
         models.KINDS["llama4_text"] = given
         try:
             stock, ours = models.twins("llama4_text", "eager", "kvant")

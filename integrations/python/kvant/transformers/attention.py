@@ -18,6 +18,15 @@ from .rows import Rows
 # Arguments of attention functions that change the result and that nothing here knows.
 _REFUSED = ("position_bias", "head_mask", "layer_head_mask", "block_mask", "cu_seq_lens_q", "cu_seq_lens_k", "indices")
 
+# Under "kvant" transformers always makes a mask, so this model did without one. Eager attention
+# then sees every token, others the earlier ones if the module is causal, as every module without
+# the attribute counts: only one of both is what it means.
+_NO_MASK = (
+    'attn_implementation="kvant": this model gave its attention no mask, and does not say '
+    'whether later tokens are seen: give '
+    'the model an attention_mask, or load it with attn_implementation="eager"'
+)
+
 
 def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
     given = [name for name in _REFUSED if options.get(name) is not None]
@@ -31,8 +40,10 @@ def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
 def warn_of_plain_keys() -> None:
     """Once: whoever forgets past_key_values= has DynamicCache, which transformers makes."""
     warnings.warn(
-        'attn_implementation="kvant" reads keys that nothing compresses: give the model, or generate, '
-        "past_key_values=kvant.transformers.KvantCache(model.config), unless a KvantCache said that it leaves this layer alone",
+        'attn_implementation="kvant" reads keys that nothing compresses: give the model, or '
+        'generate, '
+        "past_key_values=kvant.transformers.KvantCache(model.config), unless a KvantCache said "
+        "that it leaves this layer alone",
         stacklevel=3,
     )
 
@@ -70,14 +81,33 @@ def attention(
             shape = shape_of(seen, query.shape[0], window)
         out = key.layer.attend(query, attention_mask, shape, key.length, causal, scale, softcap, s_aux)
         return out, None
+    if (
+        attention_mask is None
+        and causal
+        and is_causal is None
+        and query.shape[2] > 1
+        and type(key) is not Rows
+    ):
+        raise ValueError(_NO_MASK)
     compressed = type(key) is Rows
     key, value = (x.decoded() if type(x) is Rows else x for x in (key, value))
     tokens = key.shape[2]
-    if not compressed and tokens > query.shape[2] and causal and not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+    config = getattr(module, "config", None)
+    if (
+        not compressed
+        and tokens > query.shape[2]
+        and causal
+        and not getattr(config, "is_encoder_decoder", False)
+    ):
         warn_of_plain_keys()
     added = dense.bias(
         attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device
     )
+    if added.shape[2] not in (1, query.shape[2]) or added.shape[3] not in (1, tokens):
+        fits = f"{query.shape[2]} queries and {tokens} keys"
+        raise ValueError(
+            f'attn_implementation="kvant": a mask of {list(added.shape)} does not fit {fits}'
+        )
     return dense.attention(query, key, value, added, scale, softcap, s_aux), None
 
 

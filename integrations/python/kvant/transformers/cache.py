@@ -124,11 +124,16 @@ class KvantLayer(CacheLayerMixin):
         return self.store.read(self.number, length, self.like)
 
     def _rows(self, role: int) -> Tensor | None:
-        return self.decoded(self.get_seq_length())[role] if self.is_initialized and self.get_seq_length() else None
+        return (
+            self.decoded(self.get_seq_length())[role]
+            if self.is_initialized and self.get_seq_length()
+            else None
+        )
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """Decoded anew by each look, [batch, kv heads, tokens, head_dim]; None before the first tokens."""
+        """Decoded anew by each look, [batch, kv heads, tokens, head_dim]; None before the first
+        tokens."""
         return self._rows(0)
 
     @property
@@ -147,12 +152,16 @@ class KvantLayer(CacheLayerMixin):
     def _set(rows: Tensor | None) -> None:
         if rows is not None:  # of CacheLayerMixin's __init__
             raise AttributeError(
-                "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache and batch_select_indices "
+                "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache "
+                "and batch_select_indices "
                 "take tokens and sequences away; to evict others use DynamicCache"
             )
 
     def offload(self) -> None:
-        raise RuntimeError("a KvantCache is not offloaded: its pages stay where the model's keys are (save writes a file)")
+        raise RuntimeError(
+            "a KvantCache is not offloaded: its pages stay where the model's keys are (save "
+            "writes a file)"
+        )
 
     prefetch = offload
 
@@ -224,8 +233,12 @@ class KvantCache(Cache):
             if number is not None:
                 checks.count(number, name)
         self._limits = max_tokens, max_sequences, n_threads
-        self._weights = 0  # of the calibration's model, or of the saved cache's, until they were compared
-        self._seen_weights: int | None = None  # of the model that this cache is used with; 0: they cannot be read
+        self._weights = (
+            0  # of the calibration's model, or of the saved cache's, until they were compared
+        )
+        self._seen_weights: int | None = (
+            None  # of the model that this cache is used with; 0: they cannot be read
+        )
         self._check()
         self._stores: dict[Any, Store] = {}
         self._keeps_past = False
@@ -271,14 +284,16 @@ class KvantCache(Cache):
         if others or not kept:
             kinds = ", ".join(sorted({type(layer).__name__ for layer in self._others()}))
             warnings.warn(
-                f"KvantCache compresses {kept} of {len(self.layers)} layers of {self.config.model_type}: others stay as "
+                f"KvantCache compresses {kept} of {len(self.layers)} layers of "
+                f"{self.config.model_type}: others stay as "
                 f"transformers has them ({kinds})",
                 stacklevel=3,
             )
 
     def check_weights(self) -> None:
-        """While a layer's update runs: whether the calibration, or a saved cache, is of the weights of the module that called
-        it. A model calls its first layer first, whose weights they know."""
+        """While a layer's update runs: whether the calibration, or a saved cache, is of the weights
+        of the module that called it. A model calls its first layer first, whose weights they
+        know."""
         if self._seen_weights is not None:
             return
         module = calling_module()
@@ -298,7 +313,8 @@ class KvantCache(Cache):
 
     @property
     def wants_tensors(self) -> bool:
-        """Whether the model's attention takes plain tensors alone: it is compiled, or not PyTorch's."""
+        """Whether the model's attention takes plain tensors alone: it is compiled, or not
+        PyTorch's."""
         return str(getattr(self.config, "_attn_implementation", "")).startswith(("flex", "flash"))
 
     def _store_of(self, layer: KvantLayer, k: Tensor, v: Tensor) -> Store:
@@ -452,30 +468,46 @@ class KvantCache(Cache):
     # Stores (saving.py)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cache to a file, which load reads in another process or on another device. Pages are not decoded, so the
-        file is as large as the cache. path never holds half of one."""
+        """Writes the cache to a file, which load reads in another process or on another device.
+        Pages are not decoded, so the file is as large as the cache. path never holds half of
+        one."""
         saving.write(path, saving.to_bytes(self))
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], config: Any, *, device: str | torch.device = "cpu", **options: Any
+        cls,
+        path: str | os.PathLike[str],
+        config: Any,
+        *,
+        device: str | torch.device = "cpu",
+        **options: Any,
     ) -> KvantCache:
-        """A cache that save wrote, for a model of the same configuration and weights: others are a ValueError, and so are
-        damaged files. options: those of KvantCache; what it is stored with is by default what the file says."""
+        """A cache that save wrote, for a model of the same configuration and weights: others are a
+        ValueError, and so are damaged files. options: those of KvantCache; what it is stored with
+        is by default what the file says."""
         with open(path, "rb") as file:
             return cls._of(file.read(), config, torch.device(device), options)
 
     @classmethod
-    def _of(cls, data: bytes, config: Any, device: torch.device, options: dict[str, Any]) -> KvantCache:
+    def _of(
+        cls, data: bytes, config: Any, device: torch.device, options: dict[str, Any]
+    ) -> KvantCache:
         head, blocks = saving.parse(data)
-        made = cls(config, **{"exact": bool(head.get("exact"))} | dict(head.get("stored") or {}) | options)
+        made = cls(
+            config, **{"exact": bool(head.get("exact"))} | dict(head.get("stored") or {}) | options
+        )
         saving.fill(made, head, blocks, device)
         return made
 
     def __reduce__(self) -> Any:
         limits = dict(zip(("max_tokens", "max_sequences", "n_threads"), self._limits))
         devices = {store.device for store in self._settle() if store.device is not None}
-        return type(self)._of, (saving.to_bytes(self), self.config, next(iter(devices), torch.device("cpu")), limits)
+        return type(self)._of, (
+            saving.to_bytes(self),
+            self.config,
+            next(iter(devices), torch.device("cpu")),
+            limits,
+        )
 
     # What it says of itself
 

@@ -26,13 +26,14 @@ def fingerprint(module: Any) -> int:
 
 
 def is_plain(module: torch.nn.Module) -> bool:
-    """Whether its weights lie in tensors that can be read here: none of another process, or offloaded."""
+    """Whether its weights lie in tensors that can be read here: none of another process, or
+    offloaded."""
     return all(type(x.data) is torch.Tensor and not x.is_meta for x in module.parameters())
 
 
 def calling_module() -> torch.nn.Module | None:
-    """The innermost module with weights whose method runs now: of a cache's update the attention layer, whichever
-    implementation of attention the model has."""
+    """The innermost module with weights whose method runs now: of a cache's update the attention
+    layer, whichever implementation of attention the model has."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")

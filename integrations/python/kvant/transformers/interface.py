@@ -1,5 +1,5 @@
-"""Models that choose their attention from a table of classes of their own have no entry for kvant's. Without this file loading
-them ends with KeyError: 'kvant'."""
+"""Models that choose their attention from a table of classes of their own have no entry for
+kvant's. Without this file loading them ends with KeyError: 'kvant'."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from transformers import PreTrainedModel
 
 def _tables(model: Any) -> list[dict[str, Any]]:
     names = vars(sys.modules.get(type(model).__module__, sys))
-    return [x for name, x in names.items() if name.endswith("ATTENTION_CLASSES") and isinstance(x, dict)]
+    return [
+        x for name, x in names.items() if name.endswith("ATTENTION_CLASSES") and isinstance(x, dict)
+    ]
 
 
 def refuse_tables() -> None:
-    """From now on such a model is refused with a line when it is made with attn_implementation="kvant"."""
+    """From now on such a model is refused with a line when it is made with
+    attn_implementation="kvant"."""
     chosen_by = PreTrainedModel.get_correct_attn_implementation
     if hasattr(chosen_by, "__wrapped__"):
         return
@@ -26,7 +29,8 @@ def refuse_tables() -> None:
         chosen = chosen_by(self, *arguments, **options)
         if chosen.startswith("kvant") and any(chosen not in table for table in _tables(self)):
             raise ValueError(
-                f'attn_implementation="kvant": {type(self).__name__} takes no other attention than its own; load it with '
+                f'attn_implementation="kvant": {type(self).__name__} takes no other attention '
+                f'than its own; load it with '
                 'attn_implementation="eager", with which a KvantCache works, too'
             )
         return chosen

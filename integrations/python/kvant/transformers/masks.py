@@ -87,31 +87,32 @@ def mask(
     return made
 
 
-# A Mask is asked about itself, copied, and cut or joined with other masks. Everything else would use its numbers as something
-# that a Mask is not, mostly as what is added to scores.
+# Models may ask a Mask for its shape, copy it, cut it and join it with other masks. Every other
+# operator would use its booleans as numbers, mostly by adding them to scores.
 _QUESTIONS = frozenset(
-    "__get__ __len__ __repr__ __format__ __hash__ size dim ndimension numel nelement stride is_contiguous is_floating_point "
-    "is_complex element_size get_device storage_offset data_ptr".split()
+    "__get__ __len__ __repr__ __format__ __hash__ size dim ndimension numel nelement stride "
+    "is_contiguous is_floating_point is_complex element_size get_device storage_offset data_ptr".split()
 )
 _COPIES = frozenset("to contiguous clone detach cpu cuda".split())
 _LOGIC = frozenset(
-    "__getitem__ __and__ __rand__ __or__ __ror__ __invert__ bitwise_and bitwise_or bitwise_not logical_and logical_or "
-    "logical_not expand expand_as narrow cat".split()
+    "__getitem__ __and__ __rand__ __or__ __ror__ __invert__ bitwise_and bitwise_or bitwise_not "
+    "logical_and logical_or logical_not expand expand_as narrow cat".split()
 )
 _REFUSED = (
-    'attn_implementation="kvant": this model computes attention itself ({}) instead of calling the implementation that was '
-    'chosen: load it with attn_implementation="eager", with which a KvantCache works, too'
+    'attn_implementation="kvant": this model computes attention itself ({}) instead of calling '
+    'the implementation that was chosen: load it with attn_implementation="eager", with which a KvantCache works, too'
 )
 
 
 class Mask(Tensor):
-    """A mask for kvant's attention and for nothing else: bool [batch, 1, q_length, kv_length], True for tokens that are seen.
+    """A mask for kvant's attention and for nothing else: bool [batch, 1, q_length, kv_length], True
+    for tokens that are seen.
 
-    Attention that is written into a model adds its mask to scores, where True would count as 1 and hide nothing. So every
-    operator that is not about masks is a ValueError.
+    Attention that is written into a model adds its mask to scores, where True would count as 1 and
+    hide nothing. So every operator that is not about masks is a ValueError.
 
-    shape_: a Shape that says it all, and then the numbers are those of padding alone; None: the numbers say it all. whole
-    makes the numbers that say it all."""
+    shape_: the mask as a Shape; the booleans then tell padding alone. None: the booleans are the
+    whole mask. whole() makes the booleans of the whole mask."""
 
     shape_: Shape | None
     whole: Callable[[], Tensor]
@@ -123,13 +124,21 @@ class Mask(Tensor):
         return found
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name, first = getattr(function, "__name__", ""), args[0] if args else None
         about = isinstance(first, Mask)
-        copies = about and name in _COPIES and not any(isinstance(x, torch.dtype) for x in tree_leaves((args, kwargs)))
+        copies = (
+            about
+            and name in _COPIES
+            and not any(isinstance(x, torch.dtype) for x in tree_leaves((args, kwargs)))
+        )
         if not (about and name in _QUESTIONS or copies or name in _LOGIC):
             raise ValueError(_REFUSED.format(name))
-        others = any(torch.is_tensor(x) and not isinstance(x, Mask) for x in tree_leaves((args, kwargs)))
+        others = any(
+            torch.is_tensor(x) and not isinstance(x, Mask) for x in tree_leaves((args, kwargs))
+        )
         if name == "cat" and others:  # which the model made of numbers to add
             raise ValueError(_REFUSED.format(name))
         if name in _LOGIC:
@@ -140,11 +149,15 @@ class Mask(Tensor):
             return made
         if not torch.is_tensor(made) or made.dtype != torch.bool or name in _QUESTIONS:
             raise ValueError(_REFUSED.format(name))
-        return Mask.of(made, first.shape_, first.whole) if copies else Mask.of(made, None, lambda: made)
+        return (
+            Mask.of(made, first.shape_, first.whole)
+            if copies
+            else Mask.of(made, None, lambda: made)
+        )
 
 
 def plain(made: Tensor | None) -> tuple[Tensor | None, Shape | None]:
-    """What mask made, and its Shape if it has one: for whoever knows what it means."""
+    """The mask as a plain tensor, and its Shape if it has one. For kvant's own attention."""
     if not isinstance(made, Mask):
         return made, None
     with torch._C.DisableTorchFunctionSubclass():

@@ -1,5 +1,6 @@
-"""A KvantCache as bytes: the pages as they are, without decoding them, and what says of which model they are. Owns the file's
-format and its checks; refuses caches with layers of other kinds, whose state is not kvant's.
+"""A KvantCache as bytes: the pages as they are, without decoding them, and what says of which model
+they are. Owns the file's format and its checks; refuses caches with layers of other kinds, whose
+state is not kvant's.
 
     8 bytes   "kvantkv1", the version of the format
     8 bytes   length of the head, little-endian
@@ -25,9 +26,19 @@ if TYPE_CHECKING:
     from .cache import KvantCache
 
 _MAGIC = b"kvantkv1"
-_SHAPE = "model_type", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"
+_SHAPE = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+)
 _ARGUMENT = 1  # KVANT_ERR_ARGUMENT: of a block that a window left behind
-_DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
+_DTYPES = {
+    str(x).removeprefix("torch."): x
+    for x in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+}
 
 
 def _shape(cache: KvantCache) -> dict[str, Any]:
@@ -38,11 +49,16 @@ def _shape(cache: KvantCache) -> dict[str, Any]:
 
 def _head(cache: KvantCache) -> dict[str, Any]:
     stored = {name: x if x is None else os.fspath(x) for name, x in cache._stored.items()}
-    return {"model": _shape(cache), "weights": cache._seen_weights or cache._weights, "stored": stored, "exact": cache.exact}
+    return {
+        "model": _shape(cache),
+        "weights": cache._seen_weights or cache._weights,
+        "stored": stored,
+        "exact": cache.exact,
+    }
 
 
 def _blocks(store: Store, number: int, tokens: int) -> Iterator[bytes]:
-    """Of one sequence; b"" for those that its window left behind."""
+    """The blocks of one sequence; b"" for a block that its window left behind."""
     assert store.cache is not None
     left_behind = True
     for index in range(-(-tokens // PAGE_TOKENS)):
@@ -57,16 +73,23 @@ def _blocks(store: Store, number: int, tokens: int) -> Iterator[bytes]:
 
 
 def to_bytes(cache: KvantCache) -> bytes:
-    others = {type(layer).__name__ for layer in cache._others()} - {"DummyLayer"}  # which holds nothing
+    others = {type(layer).__name__ for layer in cache._others()} - {
+        "DummyLayer"
+    }  # which holds nothing
     if others:
-        raise TypeError(f"KvantCache: layers that transformers stores ({', '.join(sorted(others))}) cannot be saved")
+        raise TypeError(
+            f"KvantCache: layers that transformers stores ({', '.join(sorted(others))}) cannot "
+            f"be saved"
+        )
     stores, parts = [], []
     for store in cache._settle():
         if store.sequences is None or not store.starts:
             continue
         length = max(store.lengths.values())
         if set(store.lengths.values()) != {length} or len(store.lengths) != len(store.places):
-            raise RuntimeError("KvantCache: a call that failed left layers behind: begin a new cache")
+            raise RuntimeError(
+                "KvantCache: a call that failed left layers behind: begin a new cache"
+            )
         like = next(x.like for x in cache.layers if getattr(x, "store", None) is store)
         sizes = []
         for start, number in zip(store.starts, store.sequences.numbers):
@@ -75,7 +98,13 @@ def to_bytes(cache: KvantCache) -> bytes:
             parts += blocks
         shape = [like[0].shape[1], like[0].shape[3], like[1].shape[3]]
         stores.append(
-            dict(window=store.window, layers=list(store.places), length=length, starts=store.starts, blocks=sizes)
+            dict(
+                window=store.window,
+                layers=list(store.places),
+                length=length,
+                starts=store.starts,
+                blocks=sizes,
+            )
             | dict(shape=shape, dtype=str(like[0].dtype).removeprefix("torch."))
         )
     return packed(_head(cache) | {"stores": stores}, parts)
@@ -92,9 +121,12 @@ def _damaged(why: str) -> ValueError:
 
 
 def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The head and the blocks. ValueError for damaged bytes and those of other versions."""
+    """The head and the blocks. ValueError for damaged bytes and for another version."""
     if data[:7] == _MAGIC[:7] and data[7:8] not in (b"", _MAGIC[7:]):
-        raise ValueError(f"KvantCache: saved by another version of kvant (format {data[7:8]!r}, and this one reads b'1')")
+        raise ValueError(
+            f"KvantCache: saved by another version of kvant (format {data[7:8]!r}, and this one "
+            f"reads b'1')"
+        )
     if data[:8] != _MAGIC or len(data) < 48:
         raise _damaged("they do not begin as one")
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
@@ -117,31 +149,45 @@ def _check(cache: KvantCache, head: dict[str, Any]) -> None:
     mine = _shape(cache)
     for name, x in head["model"].items():
         if mine.get(name) != x:
-            raise ValueError(f"KvantCache: {name} is {x!r} in the file and {mine.get(name)!r} in the model")
+            raise ValueError(
+                f"KvantCache: {name} is {x!r} in the file and {mine.get(name)!r} in the model"
+            )
 
 
-def _fill(cache: KvantCache, saved: dict[str, Any], blocks: memoryview, device: torch.device) -> memoryview:
+def _fill(
+    cache: KvantCache, saved: dict[str, Any], blocks: memoryview, device: torch.device
+) -> memoryview:
     """One store; returns the blocks that follow it."""
     (heads, k_dim, v_dim), dtype = saved["shape"], _DTYPES[saved["dtype"]]
     starts, length = [int(x) for x in saved["starts"]], int(saved["length"])
-    like = tuple(torch.empty((len(starts), heads, 0, dim), dtype=dtype, device=device) for dim in (k_dim, v_dim))
+    like = tuple(
+        torch.empty((len(starts), heads, 0, dim), dtype=dtype, device=device)
+        for dim in (k_dim, v_dim)
+    )
     for number in saved["layers"]:
         cache.layers[number].lazy_initialization(*like)
     store = cache.layers[saved["layers"][0]].store
-    if store is None or list(store.places) != saved["layers"] or len(saved["blocks"]) != len(starts):
+    if (
+        store is None
+        or list(store.places) != saved["layers"]
+        or len(saved["blocks"]) != len(starts)
+    ):
         raise _damaged("its layers are others than the model's")
     store.begin(*like, cache._make)
     assert store.cache is not None and isinstance(store.sequences, Sequences)
     for start, number, sizes in zip(starts, store.sequences.numbers, saved["blocks"]):
         blocks = _append(store, number, sizes, blocks)
         if store.cache.length(number) != length - start:
-            raise _damaged(f"a sequence of {store.cache.length(number)} tokens, and {length - start} are meant")
+            raise _damaged(
+                f"a sequence of {store.cache.length(number)} tokens, and {length - start} are meant"
+            )
     store.starts, store.lengths = starts, dict.fromkeys(saved["layers"], length)
     return blocks
 
 
 def _append(store: Store, number: int, sizes: list[int], blocks: memoryview) -> memoryview:
-    """A block that the window left behind is the next one that is there, which is dropped at once."""
+    """A block that the window left behind is the next one that is there, which is dropped at
+    once."""
     assert store.cache is not None
     for index, size in enumerate(sizes):
         here = size or next((x for x in sizes[index:] if x), 0)
