@@ -7,10 +7,13 @@
  * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
  * context is created, because a process may create contexts with and without the device (kvant
  * bench model). Unwanted instances belong to a second device object, which supports nothing. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+
 #include "device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "buffer.h"
 #include "ggml_api.h"
@@ -70,15 +73,29 @@ static const char *backend_get_name(abi_backend *backend)
     return ((const struct kind *)backend->device->context)->name;
 }
 
+static void free_workspace(kvp_compute *compute)
+{
+    if (compute->workspace != NULL)
+        munmap(compute->workspace, compute->workspace_bytes);
+    compute->workspace = NULL;
+    compute->workspace_bytes = 0;
+}
+
+/* A long prompt's workspace has megabytes, one token's has not: the system has the former back when
+ * tokens come one by one. A smaller one is kept, whatever comes. */
+#define KEPT_WORKSPACE ((size_t)1 << 20)
+
 void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 {
-    size_t rounded = (bytes + 63) / 64 * 64;
+    const size_t most = bytes <= SIZE_MAX / 8 && bytes > KEPT_WORKSPACE / 8 ? 8 * bytes : KEPT_WORKSPACE;
 
-    if (bytes <= compute->workspace_bytes)
+    if (bytes <= compute->workspace_bytes && compute->workspace_bytes <= most)
         return compute->workspace;
-    free(compute->workspace);
-    compute->workspace = rounded >= bytes ? aligned_alloc(64, rounded) : NULL;
-    compute->workspace_bytes = compute->workspace != NULL ? rounded : 0;
+    free_workspace(compute);
+    compute->workspace = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    compute->workspace_bytes = compute->workspace != MAP_FAILED ? bytes : 0;
+    if (compute->workspace == MAP_FAILED)
+        compute->workspace = NULL;
     return compute->workspace;
 }
 
@@ -86,7 +103,7 @@ static void backend_free(abi_backend *backend)
 {
     kvp_compute *compute = backend->context;
 
-    free(compute->workspace);
+    free_workspace(compute);
     free(compute->masks);
     free(compute->table);
     kvp_kv_context_release(compute->layers);

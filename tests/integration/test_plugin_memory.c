@@ -179,11 +179,34 @@ static void all_memory_is_counted(void **state)
     }
 }
 
+/* Attention over a long prompt needs more than 1 MiB beside the cache. The token after it keeps at
+ * most an eighth of that, or less than 128 KiB. */
+static void a_prompts_workspace_is_given_back(void **state)
+{
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    double prompt, token;
+
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();
+#endif
+    decode_in_batches(context, 0, N_CTX / 4);
+    prompt = anonymous() - (double)kv_memory()(NULL);
+    harness_decode(context, &(llama_token){ 1 }, 1, N_CTX / 4, 0, false);
+    token = anonymous() - (double)kv_memory()(NULL);
+    print_message("beside the cache: %.0f KiB after a prompt, %.0f after a token\n", prompt / 1024,
+                  token / 1024);
+    assert_true(token <= prompt - 7.0 / 8 * 1024 * 1024);
+    llama_free(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cache_takes_its_true_bits),
         cmocka_unit_test(all_memory_is_counted),
+        cmocka_unit_test(a_prompts_workspace_is_given_back),
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
