@@ -256,8 +256,7 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
     if (!tensor)
         return 0;
     const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
-    const uint32_t shifted =
-        kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K && !tensor->device ? SHIFTED : 0;
+    const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
     size_t open = tensor->n_open_pages ? bytes_of(tensor, OPEN_PAGES | shifted, learnt) : 0,
            sealed = bytes_of(tensor, shifted, learnt);
     return open > sealed ? open : sealed;

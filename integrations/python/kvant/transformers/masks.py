@@ -165,8 +165,22 @@ def plain(made: Tensor | None) -> tuple[Tensor | None, Shape | None]:
         return (found if made.shape_ is None else found[:, 0, 0]), made.shape_
 
 
-def guarded(batch_size: int, q_length: int, *others: Any, **options: Any) -> Mask:
-    """mask as a Mask."""
+def _is_compiled() -> bool:
+    """Whether torch.compile runs the model. It cannot follow a Mask."""
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
+    return torch.compiler.is_compiling() or callable(callback)
+
+
+def _added(seen: Tensor) -> Tensor:
+    """Numbers that any attention may add to its scores: 0 for tokens that are seen."""
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+
+def guarded(batch_size: int, q_length: int, *others: Any, **options: Any) -> Tensor:
+    """mask as a Mask; under torch.compile as numbers, which attention that is written into a model
+    can add, too."""
+    if _is_compiled():
+        return _added(sdpa_mask(batch_size, q_length, *others, **options | _WHOLE))
     made = mask(batch_size, q_length, *others, **options)
     shape = getattr(made, "kvant", None)
     if shape is None:
