@@ -166,9 +166,12 @@ def plain(made: Tensor | None) -> tuple[Tensor | None, Shape | None]:
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile runs the model. It cannot follow a Mask."""
+    """Whether torch.compile runs the model, in its graph or between two graphs. It cannot follow a
+    Mask."""
+    if torch.compiler.is_compiling():
+        return True
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
-    return torch.compiler.is_compiling() or callable(callback)
+    return callable(callback)
 
 
 def _added(seen: Tensor) -> Tensor:
