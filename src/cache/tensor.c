@@ -440,9 +440,9 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .learnt_most = kvant_weights_most(tensor),
                                .working_bytes = kvant_versions_bytes(tensor),
                                .working_most = kvant_versions_most(tensor) };
-    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         full.n_versions += tensor->versions[v].alive;
-        full.written_blocks += tensor->versions[v].n_blocks; /* each block with rows has one */
-    }
+    for (uint32_t block = 0; block < tensor->n_blocks; block++)
+        full.written_blocks += tensor->blocks[block].written != 0;
     return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
