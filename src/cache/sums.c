@@ -292,6 +292,8 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
     const kvant_new_rows rows = { .n = n, .slots = slots };
     if (!l)
         return;
+    if (!n && !l->n_rows && !l->n_waiting && !l->units[0].n_noted)
+        kvant_learning_close(l); /* nothing waits that was there before the write that failed */
     l->n_alone += n == 1;
     if (n) {
         const int32_t last = kvant_row_position(tensor, &rows, n - 1);

@@ -545,6 +545,9 @@ kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, c
         kvant_learning_written(rows[i].tensor, slots, status == KVANT_OK ? n : 0);
     for (size_t i = 0; i < n_tensors; i++)
         kvant_unshift_end(&unshifted[i]);
+    for (size_t i = 0; i < n_tensors && status != KVANT_OK; i++)
+        if (rows[i].tensor && !rows[i].tensor->recent.n)
+            kvant_versions_forget(rows[i].tensor);
     return status;
 }
 

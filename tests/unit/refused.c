@@ -77,7 +77,7 @@ void __wrap_free(void *memory)
 
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset)
 {
-    void *memory = refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
+    void *memory = file < 0 && refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, file, offset);
     if (memory != MAP_FAILED)
         blocks++;
     return memory;
