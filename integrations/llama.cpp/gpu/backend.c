@@ -260,8 +260,10 @@ static bool prepares(const kvp_gpu_cache *cache)
  * other nodes are asked for the name that llama.cpp gives it. */
 static const abi_tensor *positions_of(const abi_tensor *node)
 {
-    if (node->op == kvp_api.op.rope)
-        return kvp_gpu_touches(node) ? NULL : node->src[1];
+    const abi_tensor *at = node->op == kvp_api.op.rope ? node->src[1] : NULL;
+
+    if (at != NULL && at->op == kvp_api.op.none && !kvp_gpu_touches(node))
+        return at;
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && node->src[i]->type == ABI_TYPE_I32 &&
             strstr(node->src[i]->name, "inp_pos") != NULL)
