@@ -229,10 +229,17 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, cons
         KVANT_FORWARD(kvant_sums_open(tensor));
         begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
     }
-    kvant_learning_close(l);
+    kvant_learning_forget(l);
+    return KVANT_OK;
+}
+
+void kvant_learning_rest(const kvant_tensor *tensor)
+{
+    kvant_learning *l = tensor->learning;
+    if (!l->n_rows && !l->n_waiting && !l->units[0].n_noted)
+        kvant_learning_close(l);
     if (has_ended(tensor))
         kvant_sums_close(l);
-    return KVANT_OK;
 }
 
 void kvant_learning_publish(kvant_tensor *tensor, uint32_t version)

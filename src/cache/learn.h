@@ -10,7 +10,7 @@
 kvant_status kvant_learning_create(kvant_tensor *tensor);
 void kvant_learning_destroy(kvant_tensor *tensor);
 
-/* There is room for rows and queries that wait for a judgement, which gives it back.
+/* There is room for rows and queries that wait for a judgement.
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_open(const kvant_tensor *tensor);
 
@@ -18,6 +18,10 @@ kvant_status kvant_learning_open(const kvant_tensor *tensor);
  * between two calls. */
 size_t kvant_learning_bytes(const kvant_tensor *tensor);
 size_t kvant_learning_most(const kvant_tensor *tensor);
+
+/* Gives back memory that nothing waits in and no matrix is made from. Not while a write can fail
+ * any more: until then what was learned may be taken back. */
+void kvant_learning_rest(const kvant_tensor *tensor);
 
 /* Forgets everything but the versions. */
 void kvant_learning_reset(kvant_tensor *tensor);

@@ -135,7 +135,9 @@ kvant_kept *kvant_sums_keep(const kvant_tensor *tensor);
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *kept);
 void kvant_sums_drop(kvant_kept *kept); /* NULL: nothing happens */
 
-/* Gives back what waits for a judgement, after one; and the sums, which learning needs no more. */
+/* Forgets rows and queries that wait for a judgement; gives their memory back, too; gives back the
+ * sums, which learning needs no more. */
+void kvant_learning_forget(kvant_learning *l);
 void kvant_learning_close(kvant_learning *l);
 void kvant_sums_close(kvant_learning *l);
 

@@ -70,15 +70,24 @@ kvant_status kvant_learning_open(const kvant_tensor *tensor)
     return KVANT_OK;
 }
 
-void kvant_learning_close(kvant_learning *l)
+void kvant_learning_forget(kvant_learning *l)
 {
-    kvant_unmap(l->rows, waiting_floats(l), sizeof *l->rows);
-    l->rows = NULL;
     l->n_rows = l->n_rows_before = l->n_waiting = 0;
     for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        l->units[unit].noted = NULL;
-        l->units[unit].n_noted = 0;
+        unit_sums *u = &l->units[unit];
+        if (u->n_noted)
+            memset(u->noted, 0, kvant_lower_floats(l->part) * sizeof(float));
+        u->n_noted = 0;
     }
+}
+
+void kvant_learning_close(kvant_learning *l)
+{
+    kvant_learning_forget(l);
+    kvant_unmap(l->rows, waiting_floats(l), sizeof *l->rows);
+    l->rows = NULL;
+    for (uint32_t unit = 0; unit < l->n_units; unit++)
+        l->units[unit].noted = NULL;
 }
 
 kvant_status kvant_sums_open(const kvant_tensor *tensor)
@@ -209,7 +218,7 @@ kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
     const size_t head = sizeof(kvant_kept) + l->n_units * sizeof *l->units;
-    const size_t n = sums_floats(l) * sizeof(float);
+    const size_t n = l->sums ? sums_floats(l) * sizeof(float) : 0;
     kvant_kept *k = kvant_map(1, head + n);
     if (!k)
         return NULL;
@@ -217,16 +226,20 @@ kvant_kept *kvant_sums_keep(const kvant_tensor *tensor)
     k->bytes = head + n;
     k->numbers = (float *)(k->units + l->n_units);
     memcpy(k->units, l->units, l->n_units * sizeof *l->units);
-    memcpy(k->numbers, l->sums, n);
+    if (n)
+        memcpy(k->numbers, l->sums, n);
     return k;
 }
 
 void kvant_sums_restore(const kvant_tensor *tensor, const kvant_kept *k)
 {
     kvant_learning *l = tensor->learning;
+    float *const opened = k->learning.sums ? NULL : l->sums; /* since then */
     *l = k->learning;
     memcpy(l->units, k->units, l->n_units * sizeof *l->units);
-    memcpy(l->sums, k->numbers, sums_floats(l) * sizeof(float));
+    if (l->sums)
+        memcpy(l->sums, k->numbers, sums_floats(l) * sizeof(float));
+    kvant_unmap(opened, sums_floats(l), sizeof *opened);
 }
 
 void kvant_sums_drop(kvant_kept *k)
@@ -292,8 +305,7 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
     const kvant_new_rows rows = { .n = n, .slots = slots };
     if (!l)
         return;
-    if (!n && !l->n_rows && !l->n_waiting && !l->units[0].n_noted)
-        kvant_learning_close(l); /* nothing waits that was there before the write that failed */
+    kvant_learning_rest(tensor);
     l->n_alone += n == 1;
     if (n) {
         const int32_t last = kvant_row_position(tensor, &rows, n - 1);

@@ -30,8 +30,8 @@ typedef struct write_job {
     uint32_t n_threads;
     const uint8_t *shifts; /* numbers that the rows' slots get (shift.h), or NULL */
     kvant_choice choice;
-    bool undoable,
-        forgets; /* learn: what another tensor's failure undoes; whether noted rows are done with */
+    bool undoable;         /* learn: another tensor's failure takes it back */
+    bool forgets, resets;  /* what follows when nothing fails: noted rows are done with, sums begin again */
     kvant_kept *kept;          /* the learning before this write, or NULL */
     kvant_run runs[MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
@@ -400,10 +400,8 @@ static kvant_status learn(write_job *job)
             kvant_versions_unnote(job->tensor);
             return job->choice.status;
         }
-        if (check_all(job) != KVANT_OK) {
-            job->choice.judged = false;
-            kvant_learning_reset(job->tensor);
-        }
+        job->resets = check_all(job) != KVANT_OK;
+        job->choice.judged = job->choice.judged && !job->resets;
     }
     job->forgets = true;
     return KVANT_OK;
@@ -434,7 +432,9 @@ static kvant_status learn_all(write_job *jobs, size_t n_jobs)
     if (status != KVANT_OK && jobs[0].undoable && jobs[0].choice.status == KVANT_OK)
         undo(&jobs[0]);
     for (size_t i = 0; i < n_jobs; i++) {
-        kvant_free(jobs[i].kept);
+        kvant_sums_drop(jobs[i].kept);
+        if (status == KVANT_OK && jobs[i].resets)
+            kvant_learning_reset(jobs[i].tensor);
         if (status == KVANT_OK && jobs[i].forgets)
             kvant_versions_forget(jobs[i].tensor);
         if (status == KVANT_OK)

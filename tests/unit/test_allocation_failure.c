@@ -358,7 +358,7 @@ static uint8_t *state_of(const kvant_tensor *tensor, size_t *bytes)
     assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
     uint8_t *state = calloc(1, sizeof info + n * most);
     *bytes = sizeof info;
-    info.learnt_bytes = 0; /* matrices are expanded when they are needed */
+    info.learnt_bytes = info.working_bytes = 0; /* rooms are made when they are needed */
     memcpy(state, &info, sizeof info);
     for (uint32_t block = 0; block < n; block++) {
         size_t used;
