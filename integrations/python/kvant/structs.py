@@ -501,6 +501,8 @@ class CudaAppendArgs(Struct):
         ("centroids", c.c_void_p * 2),
         ("slots_ready", c.c_uint32),
         ("queries", CudaQueryArgs),
+        ("marks", c.c_void_p),
+        ("mark_numbers", c.c_void_p),
     ]
 
 
