@@ -70,6 +70,8 @@ static void note_unit(void *context, size_t unit, uint32_t worker)
     kvant_turning turning;
     kvant_outers sums;
     (void)worker;
+    if (!u->n_noted) /* those that were forgotten are still there, for a write that fails */
+        memset(u->noted, 0, kvant_lower_floats(l->part) * sizeof *u->noted);
     kvant_outers_begin(&sums, l, u->noted);
     kvant_turning_begin(&turning, l->turn, kvant_unit_part(job->tensor, unit));
     for (uint32_t i = 0; i < job->n_tokens * job->group; i++) {

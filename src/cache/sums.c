@@ -73,12 +73,8 @@ kvant_status kvant_learning_open(const kvant_tensor *tensor)
 void kvant_learning_forget(kvant_learning *l)
 {
     l->n_rows = l->n_rows_before = l->n_waiting = 0;
-    for (uint32_t unit = 0; unit < l->n_units; unit++) {
-        unit_sums *u = &l->units[unit];
-        if (u->n_noted)
-            memset(u->noted, 0, kvant_lower_floats(l->part) * sizeof(float));
-        u->n_noted = 0;
-    }
+    for (uint32_t unit = 0; unit < l->n_units; unit++)
+        l->units[unit].n_noted = 0;
 }
 
 void kvant_learning_close(kvant_learning *l)
@@ -461,7 +457,8 @@ static void add_unit(void *context, size_t unit, uint32_t worker)
         u->n_keys++;
     }
     kvant_outers_end(&sums);
-    add((uint32_t)kvant_lower_floats(l->part), u->noted, u->queries);
+    if (u->n_noted)
+        add((uint32_t)kvant_lower_floats(l->part), u->noted, u->queries);
     u->n_queries += u->n_noted;
 }
 
