@@ -10,7 +10,6 @@
 
 #include "kv_tensor.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,14 +247,8 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
     return scratch->rows != NULL;
 }
 
-/* Threads for calls that no graph makes, such as saving a state: llama.cpp's own wait then. */
-static uint32_t n_processors(void)
-{
-    cpu_set_t set;
-
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
-}
-
+/* llama.cpp's own threads wait while a state is saved or restored, so these calls use all CPUs that
+ * the process may use. */
 static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     const size_t width = kv->shape.row;
@@ -272,7 +265,7 @@ static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *
         for (size_t i = 0; i < here; i++)
             slots[i] = kvp_kv_slot(kv, (int64_t)(cell + done + i));
         status = kvant_tensor_read_slots(kv->tensor, slots, here, rows + done * width, width,
-                                         n_processors());
+                                         kvant_available_cpus());
     }
     return status;
 }
@@ -304,7 +297,7 @@ static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
                              .n_tensors = 1,
                              .cells = cells,
                              .n = batch->n_cells,
-                             .n_threads = n_processors() };
+                             .n_threads = kvant_available_cpus() };
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
@@ -357,7 +350,7 @@ static kvant_status translate(kvp_kv *kv, size_t offset, size_t size, const stru
     kvant_status status = KVANT_OK;
     struct scratch scratch;
 
-    kvp_kv_flush(kv, NULL, n_processors()); /* what cannot be stored becomes invalid */
+    kvp_kv_flush(kv, NULL, kvant_available_cpus()); /* what cannot be stored becomes invalid */
     if (!scratch_create(kv, &scratch))
         return KVANT_ERR_MEMORY;
     for (size_t done = 0; status == KVANT_OK && done < size;) {
