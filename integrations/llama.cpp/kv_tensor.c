@@ -6,7 +6,7 @@
  * layer. So rows of a batch that is not placed yet wait in a copy. They are stored when the
  * attention node that reads them brings the mask, or when any other call needs them. So do keys
  * that learn from the node's queries (transform=first). */
-#define _GNU_SOURCE /* madvise, sched_getaffinity */
+#define _GNU_SOURCE /* madvise */
 
 #include "kv_tensor.h"
 
