@@ -146,8 +146,9 @@ static bool check(const vector *v, const kvant_calibration *calibration)
 /* The families of src/codec/papers, by name: the library under test is not asked. */
 static bool of_papers(const char *spec)
 {
-    static const char *const words[] = { "kivi", "innerq", "kmeans",    "hessian", "polar",          "octopus",
-                                         "hqmq", "addvq",  "spherical", "qjl",     "turboquant-2.5", "turboquant-3.5" };
+    static const char *const words[] = { "kivi",    "innerq", "kmeans", "hessian",   "naive", "polar",
+                                         "octopus", "hqmq",   "addvq",  "spherical", "qjl",   "turboquant-2.5",
+                                         "turboquant-3.5" };
     for (size_t i = 0; i < COUNT(words); i++)
         if (strstr(spec, words[i]) != NULL)
             return true;
