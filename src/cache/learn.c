@@ -230,14 +230,16 @@ kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice, cons
         begin_anew(tensor, choice); /* rows that nobody looked at may be of another kind */
     }
     kvant_learning_forget(l);
+    l->spent = true;
     return KVANT_OK;
 }
 
 void kvant_learning_rest(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
-    if (!l->n_rows && !l->n_waiting && !l->units[0].n_noted)
+    if (l->spent && !l->n_rows && !l->n_waiting && !l->units[0].n_noted)
         kvant_learning_close(l);
+    l->spent = false;
     if (has_ended(tensor))
         kvant_sums_close(l);
 }

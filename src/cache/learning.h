@@ -48,6 +48,7 @@ typedef struct kvant_learning {
     const int32_t *positions; /* of the rows that are being written, or NULL */
     size_t n_positions;
     int32_t next;           /* position behind the row written last */
+    bool spent;             /* a judgement took what waited, so its memory can go */
 } kvant_learning;
 
 /* Values have no queries: a tensor of them learns from its rows alone. */

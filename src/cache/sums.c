@@ -301,6 +301,7 @@ void kvant_learning_written(kvant_tensor *tensor, const int64_t *slots, size_t n
     const kvant_new_rows rows = { .n = n, .slots = slots };
     if (!l)
         return;
+    l->spent |= !n; /* a write that failed opened it */
     kvant_learning_rest(tensor);
     l->n_alone += n == 1;
     if (n) {

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "center.h"
