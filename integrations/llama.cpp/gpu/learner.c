@@ -95,6 +95,7 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 
     if (l == NULL)
         return;
+    atomic_store(&l->dropped, true);
     if (l->making)
         pthread_join(l->maker, NULL);
     kvp_gpu_learner_finish(l); /* threads find it in cells */
@@ -428,9 +429,9 @@ static void learn(struct kvp_gpu_batch *batch, char *queries)
 {
     const size_t n = batch->n, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
 
-    batch->ok = queries != NULL;
     wait_for(batch->before);
     take_permit();
+    batch->ok = queries != NULL && !atomic_load(&batch->cells->learner->dropped);
     if (batch->ok)
         note_queries(batch, queries);
     give_back(batch->cells->learner, queries);

@@ -35,6 +35,7 @@ typedef struct kvp_gpu_learner {
     bool told, turns;     /* how keys turn; so that their blocks can have centres */
     bool begins;          /* with rows of the first range, which are all that the first matrix is for */
     bool failed;          /* a thread, since what was learnt was taken */
+    atomic_bool dropped;  /* nobody will use the result, so threads that have not begun learn nothing */
     pthread_t maker; /* of codec, tensor and memory, later of a further matrix */
     bool making;
     kvp_gpu_range range; /* that this one is for */
