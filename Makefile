@@ -34,6 +34,11 @@ demo: all
 	scripts/deps.sh fetch
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
 
+# Every table of README and docs, from bench/results. A new line in a CSV needs this.
+.PHONY: pages
+pages:
+	$(PYTHON) scripts/pages
+
 # README's picture, from bench/results.
 .PHONY: pictures
 pictures:
@@ -129,6 +134,7 @@ test-cuda:
 test-docs:
 	scripts/deps.sh fetch
 	$(PYTHON) tests/docs/test_pages.py
+	$(PYTHON) tests/docs/test_tables.py
 	$(PYTHON) scripts/plot_readme.py --check
 
 # An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
@@ -201,6 +207,7 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
+	@echo 'make pages      the tables of README and docs, from bench/results'
 	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (15 minutes on 2 cores)'

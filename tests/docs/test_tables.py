@@ -1,0 +1,128 @@
+"""scripts/pages: pages hold what it writes, and it finds each fault that it is for."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "pages"
+sys.path.insert(0, str(SCRIPT))
+
+import fill  # noqa: E402
+from results import Missing, Results, has, one_of, starts  # noqa: E402
+from text import divergence, significant, table  # noqa: E402
+
+
+class Pages(unittest.TestCase):
+    def test_pages_are_what_the_script_writes(self):
+        command = [sys.executable, str(SCRIPT), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr.strip()), (0, ""))
+
+    def test_every_maker_says_what_it_shows(self):
+        for name, maker in fill.makers().items():
+            self.assertTrue(maker.__doc__, name)
+
+
+class Tree(unittest.TestCase):
+    """Faults of pages in a tree made for them."""
+
+    def faults(self, text, makers):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            (root / "README.md").write_text(text)
+            results = Results(root / "bench")
+            found = fill.faults(root, results, makers)
+            return [fault if isinstance(fault, str) else fault[1] for fault in found]
+
+    def test_a_table_is_written(self):
+        text = "a\n<!-- table: one -->\nold\n<!-- end -->\nb\n"
+        new = "a\n<!-- table: one -->\n| x |\n|---|\n<!-- end -->\nb\n"
+        maker = {"one": lambda results: table(["x"])}
+        self.assertEqual(self.faults(text, maker), [new])
+        self.assertEqual(self.faults(new, maker), [])
+
+    def test_a_table_in_a_list_is_indented(self):
+        text = "- a\n\n  <!-- table: one -->\n  <!-- end -->\n"
+        new = "- a\n\n  <!-- table: one -->\n  | x |\n  |---|\n  <!-- end -->\n"
+        self.assertEqual(self.faults(text, {"one": lambda results: table(["x"])}), [new])
+
+    def test_a_value_stays_in_its_line(self):
+        text = "It is <!-- value: one -->2<!-- end --> GiB.\n"
+        self.assertEqual(self.faults(text, {"one": lambda results: "3"}), [text.replace("2", "3")])
+
+    def test_faults(self):
+        one = {"one": lambda results: ["| x |"]}
+        good = "<!-- table: one -->\n| x |\n<!-- end -->\n"
+        self.assertEqual(self.faults(good, one), [])
+        end = "<!-- end -->\n"
+        for text in ("", good + good.replace("one", "two"), good.replace(end, ""), good + end,
+                     good + good.replace(end, "<!-- end-->\n"), good.replace("table", "value"),
+                     "a " + good, "<!-- table: one -->\n" + good):
+            self.assertEqual(len(self.faults(text, one)), 1, text)
+
+    def test_missing_data_is_a_fault(self):
+        def one(results):
+            return [str(results.newest("none.csv", {}))]
+        found = self.faults("<!-- table: one -->\n<!-- end -->\n", {"one": one})
+        self.assertEqual(len(found), 1)
+        self.assertIn("table one: none.csv", found[0])
+
+
+class Lines(unittest.TestCase):
+    """Which line of a CSV a table takes."""
+
+    def results(self, text):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        (pathlib.Path(folder.name) / "a.csv").write_text(text)
+        return Results(pathlib.Path(folder.name))
+
+    def test_the_latest_date_wins_then_the_last_line(self):
+        results = self.results("name,value,date\na,1,2026-02-01\na,2,2026-03-01\n"
+                               "a,3,2026-01-01\na,4,2026-03-01\nb,5,2026-09-01\n")
+        self.assertEqual(results.newest("a.csv", {"name": "a"}).number("value"), 4)
+        self.assertEqual([line["value"] for line in results.used[0][1]], ["3", "1", "2"])
+
+    def test_without_dates_the_last_line_wins(self):
+        self.assertEqual(self.results("name,value\na,1\na,2\n").newest("a.csv", {})["value"], "2")
+
+    def test_conditions(self):
+        results = self.results("name\nabc\nabd\nxbc\n")
+        for condition in (starts("ab"), has("bc"), one_of("abc", "xbc")):
+            self.assertEqual(len(results.lines("a.csv", {"name": condition})), 2)
+        self.assertEqual(len(results.lines("a.csv", {"name": "abc"})), 1)
+
+    def test_what_is_missing_is_named(self):
+        results = self.results("name,value\na,\n")
+        for words, file, wanted in (("a.csv.* name=b", "a.csv", {"name": "b"}),
+                                    ("b.csv: No such file", "b.csv", {}),
+                                    ("a.csv.* nom", "a.csv", {"nom": "a"})):
+            with self.assertRaisesRegex(Missing, words):
+                results.newest(file, wanted)
+        with self.assertRaisesRegex(Missing, "a.csv, line 2: .* value"):
+            results.newest("a.csv", {}).number("value")
+
+
+class Numbers(unittest.TestCase):
+    def test_divergence(self):
+        self.assertEqual([divergence(x) for x in (-1e-8, 0.00359, 0.0996, 0.736, 4.9036)],
+                         ["0.0000", "0.0036", "0.100", "0.736", "4.90"])
+
+    def test_significant(self):
+        self.assertEqual([significant(x) for x in (0, 1234.5, 12.345, 0.012345)],
+                         ["0", "1234", "12.3", "0.0123"])
+
+    def test_empty_cells(self):
+        self.assertEqual(table(["a", "b"], [None, ""]), ["| a | b |", "|---|---|", "| | |"])
+
+    def test_a_row_has_a_cell_per_heading(self):
+        with self.assertRaises(ValueError):
+            table(["a", "b"], ["x"])
+
+
+if __name__ == "__main__":
+    unittest.main()
