@@ -22,9 +22,20 @@ class History:
     def age(self, short):
         """None for a commit that this history does not have."""
         if short not in self._ages:
-            ages = (age for age, commit in enumerate(self.commits) if commit.startswith(short))
-            self._ages[short] = next(ages, None) if short else None
+            plain = short.partition("+")[0]  # a commit "+changes" is one with local changes
+            ages = (age for age, commit in enumerate(self.commits) if commit.startswith(plain))
+            self._ages[short] = next(ages, None) if plain else None
         return self._ages[short]
+
+
+def _ranges(numbers):
+    """2, 3, 4, 8 as "2-4", "8"."""
+    first = last = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number != last + 1:
+            yield f"{first}-{last}" if last > first else str(first)
+            first = number
+        last = number
 
 
 def report(root, used):
@@ -44,7 +55,7 @@ def report(root, used):
     if old:
         yield f"To measure again (more than {OLDEST} commits old):"
     for (file, commit, behind), lines in sorted(old.items()):
-        places = ", ".join(map(str, sorted(lines)))
+        places = ", ".join(_ranges(sorted(lines)))
         yield f"  {file}, {commit or 'no commit'}, {behind}: lines {places}"
 
 

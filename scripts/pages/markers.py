@@ -1,10 +1,10 @@
 """Finds the markers in pages, and replaces what stands between them.
 
-    <!-- table: NAME -->            lines of Markdown, each indented like the marker
-    ...
-    <!-- end -->
+<!-- table: NAME -->            lines of Markdown, each indented like the marker
+...
+<!-- end -->
 
-    <!-- value: NAME -->1.13<!-- end -->        one figure inside a sentence
+<!-- value: NAME -->1.13<!-- end -->        one figure inside a sentence
 """
 
 import re
@@ -38,7 +38,7 @@ def filled(text, contents):
             raise Fault(f"{opened[0]} is not closed")
         if closes and not opened:
             raise Fault("an end marker closes nothing")
-        written.append(_content(text, opened, contents) if closes else text[end:marker.start()])
+        written.append(_content(text, opened, contents) if closes else text[end : marker.start()])
         written.append(marker[0])
         opened, end = None if closes else marker, marker.end()
     if opened:
@@ -55,7 +55,7 @@ def _content(text, marker, contents):
         raise Fault(f"{name} is not a {kind}")
     if kind == "value":
         return made
-    indent = text[:marker.start()].rpartition("\n")[2]
+    indent = text[: marker.start()].rpartition("\n")[2]
     if indent.strip():
         raise Fault(f"the marker of table {name} does not begin its line")
     return "".join(f"\n{(indent + line).rstrip()}" for line in made) + "\n" + indent

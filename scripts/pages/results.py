@@ -6,6 +6,7 @@ checkout. age.py compares the choice with git's order.
 """
 
 import csv
+import re
 
 
 class Missing(Exception):
@@ -35,6 +36,11 @@ def starts(text):
 def has(text):
     """A condition on a cell: contains the text."""
     return _condition(lambda cell: text in cell, f"...{text}...")
+
+
+def like(pattern):
+    """A condition on a cell: all of it matches the regular expression."""
+    return _condition(lambda cell: re.fullmatch(pattern, cell) is not None, f"/{pattern}/")
 
 
 def one_of(*texts):
@@ -77,6 +83,24 @@ class Results:
             words = (f"{name}={getattr(want, 'words', want)}" for name, want in wanted.items())
             raise Missing(f"{file} has no line with {', '.join(words)}")
         return self.take(found)
+
+    def maybe(self, file, wanted):
+        """As newest(), but None where no line matches: for a cell that may stay empty."""
+        return self.newest(file, wanted) if self.lines(file, wanted) else None
+
+    def pair(self, file, ours, rival, run):
+        """The newest line of ours, and the rival's nearest line of the same run: they are alike in
+        the columns of run. Lines of ours without a rival do not count. None where there is none."""
+        rivals, pairs = self.lines(file, rival), {}
+        for line in self.lines(file, ours):
+            same = [other for other in rivals if all(other[name] == line[name] for name in run)]
+            if same:
+                nearest = min(same, key=lambda other: abs(other.place - line.place))
+                pairs[line.place] = (line, nearest)
+        if not pairs:
+            return None
+        best = self.take([line for line, _ in pairs.values()])
+        return pairs[best.place]
 
     def take(self, lines):
         """The newest of lines that the caller has chosen from one file; notes that it was used."""

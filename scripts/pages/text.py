@@ -6,19 +6,24 @@ def table(heading, *rows):
     for row in rows:
         if len(row) != len(heading):
             raise ValueError(f"{len(row)} cells under {len(heading)} headings: {row}")
-    cells = ([f" {cell} |" if cell else " |" for cell in row] for row in (heading, *rows))
+    cells = (
+        [" |" if cell in (None, "") else f" {cell} |" for cell in row] for row in (heading, *rows)
+    )
     lines = ["|" + "".join(row) for row in cells]
     return [lines[0], "|---" * len(heading) + "|", *lines[1:]]
 
 
+def table_of(heading, names, rows):
+    """Markdown lines of {label: {name: cell}}; the label is the first column."""
+    return table([heading, *names], *([label, *map(row.get, names)] for label, row in rows.items()))
+
+
 def significant(value, digits=3):
-    """A positive number with so many significant digits and no exponent: 0.0114, 1.93, 0.736."""
+    """A number with so many significant digits and no exponent: 0.0120, 1.93, 0.736, 1234."""
     if value == 0:
         return "0"
-    whole = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
-    if whole:
-        return f"{value:.{max(digits - whole, 0)}f}"
-    return f"{value:.{digits}g}" if abs(value) >= 1e-4 else f"{value:.1g}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:.{max(digits - 1 - exponent, 0)}f}"
 
 
 def divergence(value):
@@ -39,3 +44,10 @@ def thousands(value):
 
 def code(text):
     return f"`{text}`"
+
+
+def size(bytes):
+    """Bytes with their unit: 18 MiB, 1.14 GiB, 40.0 GiB."""
+    if bytes < 2**30:
+        return f"{bytes / 2**20:.0f} MiB" if bytes >= 10 * 2**20 else f"{bytes / 2**20:.1f} MiB"
+    return f"{significant(bytes / 2**30)} GiB"

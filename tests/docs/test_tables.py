@@ -11,7 +11,7 @@ SCRIPT = ROOT / "scripts" / "pages"
 sys.path.insert(0, str(SCRIPT))
 
 import fill  # noqa: E402
-from results import Missing, Results, has, one_of, starts  # noqa: E402
+from results import Missing, Results, has, like, one_of, starts  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -59,14 +59,22 @@ class Tree(unittest.TestCase):
         good = "<!-- table: one -->\n| x |\n<!-- end -->\n"
         self.assertEqual(self.faults(good, one), [])
         end = "<!-- end -->\n"
-        for text in ("", good + good.replace("one", "two"), good.replace(end, ""), good + end,
-                     good + good.replace(end, "<!-- end-->\n"), good.replace("table", "value"),
-                     "a " + good, "<!-- table: one -->\n" + good):
+        for text in (
+            "",
+            good + good.replace("one", "two"),
+            good.replace(end, ""),
+            good + end,
+            good + good.replace(end, "<!-- end-->\n"),
+            good.replace("table", "value"),
+            "a " + good,
+            "<!-- table: one -->\n" + good,
+        ):
             self.assertEqual(len(self.faults(text, one)), 1, text)
 
     def test_missing_data_is_a_fault(self):
         def one(results):
             return [str(results.newest("none.csv", {}))]
+
         found = self.faults("<!-- table: one -->\n<!-- end -->\n", {"one": one})
         self.assertEqual(len(found), 1)
         self.assertIn("table one: none.csv", found[0])
@@ -82,25 +90,37 @@ class Lines(unittest.TestCase):
         return Results(pathlib.Path(folder.name))
 
     def test_the_latest_date_wins_then_the_last_line(self):
-        results = self.results("name,value,date\na,1,2026-02-01\na,2,2026-03-01\n"
-                               "a,3,2026-01-01\na,4,2026-03-01\nb,5,2026-09-01\n")
+        results = self.results(
+            "name,value,date\na,1,2026-02-01\na,2,2026-03-01\n"
+            "a,3,2026-01-01\na,4,2026-03-01\nb,5,2026-09-01\n"
+        )
         self.assertEqual(results.newest("a.csv", {"name": "a"}).number("value"), 4)
         self.assertEqual([line["value"] for line in results.used[0][1]], ["3", "1", "2"])
 
     def test_without_dates_the_last_line_wins(self):
         self.assertEqual(self.results("name,value\na,1\na,2\n").newest("a.csv", {})["value"], "2")
 
+    def test_a_pair_is_of_one_run(self):
+        results = self.results(
+            "name,value,run\nf16,1,x\nours,2,x\nf16,3,y\nours,4,y\nours,5,z\nf16,6,y\n"
+        )
+        ours, rival = results.pair("a.csv", {"name": "ours"}, {"name": "f16"}, ("run",))
+        self.assertEqual((ours["value"], rival["value"]), ("4", "3"))
+        self.assertIsNone(results.pair("a.csv", {"name": "none"}, {"name": "f16"}, ("run",)))
+
     def test_conditions(self):
         results = self.results("name\nabc\nabd\nxbc\n")
-        for condition in (starts("ab"), has("bc"), one_of("abc", "xbc")):
+        for condition in (starts("ab"), has("bc"), one_of("abc", "xbc"), like("ab.")):
             self.assertEqual(len(results.lines("a.csv", {"name": condition})), 2)
         self.assertEqual(len(results.lines("a.csv", {"name": "abc"})), 1)
 
     def test_what_is_missing_is_named(self):
         results = self.results("name,value\na,\n")
-        for words, file, wanted in (("a.csv.* name=b", "a.csv", {"name": "b"}),
-                                    ("b.csv: No such file", "b.csv", {}),
-                                    ("a.csv.* nom", "a.csv", {"nom": "a"})):
+        for words, file, wanted in (
+            ("a.csv.* name=b", "a.csv", {"name": "b"}),
+            ("b.csv: No such file", "b.csv", {}),
+            ("a.csv.* nom", "a.csv", {"nom": "a"}),
+        ):
             with self.assertRaisesRegex(Missing, words):
                 results.newest(file, wanted)
         with self.assertRaisesRegex(Missing, "a.csv, line 2: .* value"):
@@ -109,15 +129,19 @@ class Lines(unittest.TestCase):
 
 class Numbers(unittest.TestCase):
     def test_divergence(self):
-        self.assertEqual([divergence(x) for x in (-1e-8, 0.00359, 0.0996, 0.736, 4.9036)],
-                         ["0.0000", "0.0036", "0.100", "0.736", "4.90"])
+        self.assertEqual(
+            [divergence(x) for x in (-1e-8, 0.00359, 0.0996, 0.736, 4.9036)],
+            ["0.0000", "0.0036", "0.100", "0.736", "4.90"],
+        )
 
     def test_significant(self):
-        self.assertEqual([significant(x) for x in (0, 1234.5, 12.345, 0.012345)],
-                         ["0", "1234", "12.3", "0.0123"])
+        self.assertEqual(
+            [significant(x) for x in (0, 1234.5, 12.345, 0.012345, 0.01196, 9.999)],
+            ["0", "1234", "12.3", "0.0123", "0.0120", "10.0"],
+        )
 
     def test_empty_cells(self):
-        self.assertEqual(table(["a", "b"], [None, ""]), ["| a | b |", "|---|---|", "| | |"])
+        self.assertEqual(table(["a", "b"], [None, 0]), ["| a | b |", "|---|---|", "| | 0 |"])
 
     def test_a_row_has_a_cell_per_heading(self):
         with self.assertRaises(ValueError):

@@ -1,37 +1,144 @@
 """Quality of presets and of llama.cpp's caches: mean KL divergence from the f16 cache."""
 
-from results import starts
+from caches import BY_SIZE, GIB, MODELS, PRESETS, label, memory, quality
+from results import has, like, starts
 from text import code, divergence, table
 
-MODELS = {
-    "SmolLM2-135M": "SmolLM2-135M",
-    "Qwen2.5-Coder-0.5B": "Qwen2.5-0.5B",
-    "Gemma-3-270M": "Gemma-3-270M",
-}
-PRESETS = ("quality", "balanced", "small", "tiny")
-# The second half of contexts of 2048 tokens: what quality.csv measures for every cache.
-TEXT = {"text": "wiki.test.raw", "from": 1024, "to": 2046}
+
+def _klds(results, cache):
+    return [divergence(quality(results, model, cache).number("kld_mean")) for model in MODELS]
 
 
-def _stock(results, cache, model):
-    """A line of llama.cpp's own cache."""
-    wanted = {"model": starts(model), "cache": "llama.cpp", "k": cache, "v": cache}
-    return results.newest("quality.csv", wanted)
-
-
-def _default(results, preset, model):
-    """A line of a preset as `kvant exec` uses it: nothing calibrated."""
-    wanted = {"model": model, "preset": preset, "calibration": "", **TEXT}
-    return results.newest("quality_first.csv", wanted)
-
-
-def kld_default(results):
-    """Mean KLD of presets that learn from the prompt, and of q8_0 and q4_0, on three models."""
-    caches = [("llama.cpp", "q8_0", _stock), ("llama.cpp", "q4_0", _stock)]
-    caches += [("kvant", preset, _default) for preset in PRESETS]
+def quality_and_memory(results):
+    """README's table: size of an 8B model's cache at 32k (computed), and KLD on three models."""
     rows = [
-        [f"{owner} {code(name)}"]
-        + [divergence(find(results, name, model).number("kld_mean")) for model in MODELS]
-        for owner, name, find in caches
+        [label(cache), f"{memory(results, 'Llama 3.1 8B', cache, 32768) / GIB:.1f} GiB"]
+        + (["0"] * len(MODELS) if cache == "f16" else _klds(results, cache))
+        for cache in BY_SIZE
+        if cache != "tiny"
     ]
+    heading = ["KV cache", "8B model, 32k tokens", *(f"KLD, {m}" for m in MODELS.values())]
+    return table(heading, *rows)
+
+
+def quality_default(results):
+    """Mean KLD of every preset with nothing calibrated, of q8_0 and of q4_0, on three models."""
+    rows = [[label(cache), *_klds(results, cache)] for cache in BY_SIZE if cache != "f16"]
     return table(["KV cache", *(f"KLD, {name}" for name in MODELS.values())], *rows)
+
+
+def quality_details(results):
+    """KLD with its standard error, the share of equal first choices, and perplexity, per preset."""
+    rows = []
+    for model, name in MODELS.items():
+        for cache in BY_SIZE:
+            line = quality(results, model, cache)
+            rows.append(
+                [
+                    name,
+                    label(cache),
+                    divergence(line.number("kld_mean")),
+                    divergence(line.number("kld_se")),
+                    f"{100 * line.number('top1'):.1f}",
+                    f"{line.number('ppl'):.2f}",
+                ]
+            )
+    return table(["model", "KV cache", "KLD", "±", "same first choice, %", "perplexity"], *rows)
+
+
+def calibration_effect(results):
+    """KLD of balanced without any statistics, learned from the prompt, and calibrated."""
+    wanted = {"preset": "balanced", "cache": "kvant"}
+    rows = {"learned from the prompt (default)": [], "calibrated": [], "neither": []}
+    for model in MODELS:
+        presets = {"model": model, **wanted}
+        neither = {**presets, "k": has("norm=first"), "calibration": ""}
+        found = {
+            "learned from the prompt (default)": quality(results, model, "balanced"),
+            "calibrated": results.newest(
+                "quality_presets.csv", {**presets, "calibration": has("kvcal")}
+            ),
+            "neither": results.newest("quality_presets.csv", neither),
+        }
+        for way, line in found.items():
+            rows[way].append(divergence(line.number("kld_mean")))
+    heading = ["`balanced`", *(f"KLD, {name}" for name in MODELS.values())]
+    return table(heading, *([way, *cells] for way, cells in rows.items()))
+
+
+def _codec(results, model, keys, values):
+    wanted = {"model": starts(model), "cache": "kvant", "k": keys, "v": values, "protect": "0"}
+    return results.maybe("quality.csv", {**wanted, "calibration": ""})
+
+
+def quality_codecs(results):
+    """KLD of codecs without calibration on three models; an empty cell was not measured."""
+    pairs = [
+        ("trellis-4:center=first,norm=first", "trellis-4:center=first"),
+        ("int-4:axis=channel,group=64", "trellis-4"),
+        ("int-4:axis=channel,group=64", "turboquant-4"),
+        ("int-8", "int-8"),
+        *(
+            (spec, spec)
+            for spec in (
+                "turboquant-5",
+                "turboquant-4",
+                "octopus-4",
+                "bdr-4",
+                "int-4",
+                "innerq-base",
+                "kivi-4",
+                "kivi-2",
+                "polar-4",
+                "hqmq-s96r4",
+            )
+        ),
+    ]
+    rows = []
+    for keys, values in pairs:
+        lines = [_codec(results, model, keys, values) for model in MODELS]
+        if any(lines):
+            cells = [divergence(line.number("kld_mean")) if line else "" for line in lines]
+            rows.append([code(keys), "" if values == keys else code(values), *cells])
+    heading = ["keys", "values, if different", *(f"KLD, {name}" for name in MODELS.values())]
+    return table(heading, *rows)
+
+
+def quality_transformers(results):
+    """KLD of presets in transformers (kvant.evaluate) next to kvant eval, SmolLM2 in float32."""
+    rows = []
+    for preset in PRESETS[:3]:
+        wanted = {"cache": preset, "from": "1024", "to": "2046"}
+        tools = ("kvant.evaluate", "kvant.evaluate on the GPU", "kvant eval")
+        lines = [results.maybe("quality_transformers.csv", {**wanted, "tool": t}) for t in tools]
+        rows.append([code(preset), *(divergence(x.number("kld_mean")) if x else "" for x in lines)])
+    heading = ["preset", "`kvant.evaluate`, CPU", "`kvant.evaluate`, GPU", "`kvant eval`, CPU"]
+    return table(heading, *rows)
+
+
+def quality_gpu(results):
+    """KLD of presets in llama.cpp on a GPU: SmolLM2, WikiText-2, contexts of 2048 tokens."""
+    rows = []
+    for preset in PRESETS:
+        of = {"command": like(".*-c 2048.*; SmolLM2; WikiText-2.*"), "cache": preset}
+        of |= {"device": "GPU", "calibration": "not calibrated"}
+        line = results.maybe("llama_cuda_quality.csv", of)
+        if line:
+            rows.append([label(preset), divergence(line.number("mean KLD")), line["machine"]])
+    return table(["preset", "KLD, SmolLM2", "GPU"], *rows)
+
+
+def quality_positions(results):
+    """KLD of presets in llama.cpp on a GPU by position in contexts of 32,768 tokens."""
+    spans = ("2048 to 4095", "4096 to 8191", "8192 to 16383", "16384 to 32575")
+    rows = []
+    for model in ("Qwen2.5-Coder-0.5B", "Gemma-3-270M"):
+        for preset in PRESETS:
+            row = [MODELS[model], label(preset)]
+            for span in spans:
+                words = f".*contexts of 32768 .*positions {span} .*{model}.*"
+                of = {"command": like(words), "cache": preset, "calibration": "not calibrated"}
+                line = results.newest("llama_cuda_quality.csv", {**of, "device": "GPU"})
+                row.append(divergence(line.number("mean KLD")))
+            rows.append(row)
+    return table(["model", "preset", *(f"positions {span}" for span in spans)], *rows)

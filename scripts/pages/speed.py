@@ -1,0 +1,61 @@
+"""Speed relative to a rival of the same run, from llama.cpp's measurements on CPUs and on GPUs."""
+
+import re
+
+from caches import PRESETS, machines, on_gpu, specs
+from results import has, like, one_of, starts
+
+CPU_RUN = ("machine", "commit", "command", "depth")
+CPU_F16 = {"cache": "llama.cpp", "k": "f16", "v": "f16"}
+CPU_MODEL = "SmolLM2-135M"
+GPU_RUN = ("machine", "commit", "command", "what", "depth", "model")
+GPU_MODEL = "8B shape"
+# Columns of tables, and the depths that count for them: benchmarks stop a little below 32k.
+DEPTHS = {
+    0: ("0",),
+    512: ("512",),
+    4096: ("4096",),
+    8192: ("8192",),
+    32768: ("30000", "32000", "32768"),
+    131072: ("131072",),
+}
+DECODE, PROMPT, SEQUENCES = like(r"tg(64|96|128)?"), like("pp512"), like("tg.*16 sequences")
+
+
+def gpu_name(machine):
+    """H100, whatever the driver adds to the name; 2 x H100 stays another machine."""
+    found = re.search(r"^(\d+ x )?.*?(H\d+|A\d+|L\d+|RTX \w+)", machine)
+    return (found[1] or "") + found[2] if found else machine
+
+
+def gpus(results):
+    """The GPUs of llama_cuda.csv by name, single ones only: {name: the machine strings}."""
+    found = {}
+    for machine in machines(results, "llama_cuda.csv"):
+        if " x " not in machine:
+            found.setdefault(gpu_name(machine), []).append(machine)
+    return dict(sorted(found.items()))
+
+
+def cpu_pair(results, cache, machine, depth):
+    """The newest line of a preset that learns, or of another pair of specs, and f16's line."""
+    wanted = specs(results, cache) if cache in PRESETS else {"k": cache, "v": cache}
+    of = {"command": has(CPU_MODEL), "machine": machine, "depth": depth}
+    return results.pair("speed_presets.csv", {**wanted, **of}, {**CPU_F16, **of}, CPU_RUN)
+
+
+def gpu_pair(results, cache, machine_names, what, depth, rival="f16"):
+    """The newest line of a cache on a GPU, and the rival's line of the same run."""
+    of = {
+        "model": starts(GPU_MODEL),
+        "machine": one_of(*machine_names),
+        "what": what,
+        "depth": one_of(*DEPTHS[depth]),
+    }
+    ours, theirs = {**of, "cache": on_gpu(cache)}, {**of, "cache": rival}
+    return results.pair("llama_cuda.csv", ours, theirs, GPU_RUN)
+
+
+def ratio(pair, column):
+    """How many times as fast as the rival; None without a pair."""
+    return pair and pair[0].number(column) / pair[1].number(column)

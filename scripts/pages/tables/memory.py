@@ -1,0 +1,71 @@
+"""Memory of caches: computed for shapes of models, and measured in processes."""
+
+from caches import BY_SIZE, MIB, MODELS, label, memory, on_gpu, quality
+from results import has
+from text import code, size, table
+
+CONTEXTS = (1024, 4096, 32768, 131072)
+SHAPES = ("SmolLM2-135M", "Llama 3.2 1B", "Llama 3.1 8B", "Qwen3 32B", "Llama 3.3 70B")
+
+
+def memory_fit(results):
+    """Computed size of a cache by model, cache and context, transforms and fp16 pages included."""
+    rows = [
+        [model, label(cache)]
+        + [size(memory(results, model, cache, context)) for context in CONTEXTS]
+        for model in SHAPES
+        for cache in ("f16", "q8_0", "quality", "balanced", "q4_0", "small")
+    ]
+    heading = ["model", "cache", *(f"{context:,} tokens" for context in CONTEXTS)]
+    return table(heading, *rows)
+
+
+def memory_short(results):
+    """Computed memory of presets and q4_0 relative to f16 by context, in SmolLM2's shape."""
+    contexts = (128, 256, 512, 1024, 2048, 4096, 16384)
+    shape = "SmolLM2-135M"
+    rows = [
+        [label(cache)]
+        + [
+            f"{memory(results, shape, cache, tokens) / memory(results, shape, 'f16', tokens):.2f}"
+            for tokens in contexts
+        ]
+        for cache in ("q8_0", "q4_0", "quality", "balanced", "small", "tiny")
+    ]
+    return table(["tokens", *(f"{tokens:,}" for tokens in contexts)], *rows)
+
+
+def memory_measured(results):
+    """Measured MiB of a full cache of 2048 tokens in llama.cpp on a CPU, on three models."""
+    rows = [
+        [label(cache)]
+        + [f"{quality(results, m, cache).number('kv_bytes') / MIB:.1f}" for m in MODELS]
+        for cache in BY_SIZE
+    ]
+    return table(["KV cache", *(f"MiB, {name}" for name in MODELS.values())], *rows)
+
+
+def memory_calibrated(results):
+    """Measured MiB of presets at 2048 tokens: learned from the prompt (default), and calibrated."""
+    rows = []
+    for model, name in MODELS.items():
+        for preset in ("quality", "balanced", "small"):
+            wanted = {"model": model, "preset": preset, "calibration": has("kvcal")}
+            lines = (quality(results, model, preset), results.newest("quality_presets.csv", wanted))
+            cells = [f"{line.number('kv_bytes') / MIB:.1f}" for line in lines]
+            f16 = quality(results, model, "f16").number("kv_bytes") / MIB
+            rows.append([name, code(preset), *cells, f"{f16:.1f}"])
+    return table(["model", "preset", "learned, MiB", "calibrated, MiB", "`f16`, MiB"], *rows)
+
+
+def memory_gpu(results):
+    """Measured GPU memory of llama.cpp with an 8B shape at 131,072 tokens: cache and process."""
+    rows = []
+    for cache in ("f16", "q8_0", "quality", "balanced", "small", "turboquant-4"):
+        line = results.maybe("llama_cuda_memory.csv", {"cache": on_gpu(cache)})
+        if line:
+            name = label(cache) if cache in BY_SIZE else f"kvant {code(cache)}"
+            columns = ("KV buffer MiB", "compute buffer MiB", "nvidia-smi MiB more")
+            rows.append([name, *(f"{line.number(c) / 1024:.2f}" for c in columns), line["machine"]])
+    heading = ["KV cache", "cache, GiB", "compute buffer, GiB", "whole process, GiB", "GPU"]
+    return table(heading, *rows)

@@ -1,0 +1,136 @@
+"""vLLM on one GPU, Llama 3.1 8B's shape: tokens that fit, speed, first token, and quality."""
+
+from caches import MODELS, divergence_cells
+from results import has, like, starts
+from speed import gpu_name
+from text import code, table, times
+
+FILE = "vllm.csv"
+RIVAL = "auto"
+NAMES = {
+    "auto": "bfloat16",
+    "fp8": "fp8",
+    "int4_per_token_head": "vLLM's `int4_per_token_head`",
+    "turboquant_4bit_nc": "vLLM's `turboquant_4bit_nc`",
+    "int4": "kvant `int4`",
+    "turboquant4": "kvant `turboquant4`",
+    "balanced": "kvant `balanced`",
+    "quality": "kvant `quality`",
+    "small": "kvant `small`",
+}
+RUN = ("device", "commit", "command", "model", "batch", "context")
+SHAPES = (
+    (1, 1024),
+    (1, 32768),
+    (16, 1024),
+    (32, 4096),
+    (4, 32768),
+    (64, 4096),
+    (8, 32768),
+    (256, 8192),
+)
+LLAMA = {"model": "llama", "layers": "32"}
+ONE, TWO = "bench_vllm.py speed", "bench_vllm.py speed --options tensor_parallel_size=2"
+
+
+def _pair(results, cache, of, batch, context, column):
+    """The newest line of a cache, and bfloat16's of the same run."""
+    of = {**LLAMA, **of, "batch": batch, "context": context, column: like(".+")}
+    return results.pair(FILE, {**of, "cache": cache}, {**of, "cache": RIVAL}, RUN)
+
+
+def _devices(results):
+    return list(dict.fromkeys(line["device"] for line in results.lines(FILE, LLAMA)))
+
+
+def _by_shape(results, column, shapes, text, command=ONE):
+    """A row per GPU and cache, a column per batch and context; empty cells were not measured."""
+    rows = []
+    for device in _devices(results):
+        for cache, name in NAMES.items():
+            of = {"device": device, "command": command}
+            pairs = [_pair(results, cache, of, *shape, column) for shape in shapes]
+            if any(pairs):
+                cells = [text(*pair) if pair else "" for pair in pairs]
+                rows.append([name, ("2 x " if command == TWO else "") + gpu_name(device), *cells])
+    columns = [f"{batch} x {context:,}" for batch, context in shapes]
+    used = [i for i in range(len(columns)) if any(row[i + 2] for row in rows)]
+    rows = [row[:2] + [row[i + 2] for i in used] for row in rows]
+    return table(["KV cache", "GPU", *(columns[i] for i in used)], *rows)
+
+
+def _times(ours, rival):
+    return times(rival.number("tpot_ms") / ours.number("tpot_ms"))
+
+
+def vllm_speed(results):
+    """Decode speed in vLLM relative to bfloat16 in the same run, by sequences x tokens."""
+    return _by_shape(results, "tpot_ms", SHAPES, _times)
+
+
+def vllm_two_gpus(results):
+    """Decode speed in vLLM on two GPUs (tensor parallel) relative to bfloat16 on the same two."""
+    return _by_shape(results, "tpot_ms", SHAPES, _times, TWO)
+
+
+def vllm_milliseconds(results):
+    """Milliseconds per output token in vLLM, by sequences x tokens."""
+    return _by_shape(results, "tpot_ms", SHAPES, lambda ours, _: f"{ours.number('tpot_ms'):.1f}")
+
+
+def vllm_first_token(results):
+    """Milliseconds to the first token of a prompt in vLLM, by sequences x tokens."""
+    shapes = ((1, 1024), (8, 1024), (1, 8192), (1, 32768))
+    return _by_shape(results, "ttft_ms", shapes, lambda ours, _: f"{ours.number('ttft_ms'):.0f}")
+
+
+def vllm_fit(results):
+    """Tokens that fit into one H200 in vLLM, in millions, and times bfloat16."""
+    rows = []
+    for cache, name in NAMES.items():
+        of = {**LLAMA, "tokens_that_fit": like(".+")}
+        line, rival = (results.maybe(FILE, {**of, "cache": c}) for c in (cache, RIVAL))
+        if line:
+            fit = line.number("tokens_that_fit")
+            more = times(fit / rival.number("tokens_that_fit"))
+            rows.append([name, gpu_name(line["device"]), f"{fit / 1e6:.2f}", more])
+    return table(["KV cache", "GPU", "million tokens", "times bfloat16"], *rows)
+
+
+def vllm_quality(results):
+    """KLD of the codecs that vLLM's users name, measured in llama.cpp on the same codecs."""
+    rows = []
+    for name, spec in (("int4", "int-4"), ("int8", "int-8"), ("turboquant4", "turboquant-4")):
+        wanted = {"cache": "kvant", "k": spec, "v": spec, "protect": "0", "calibration": ""}
+        find = (results.maybe("quality.csv", {**wanted, "model": starts(m)}) for m in MODELS)
+        rows.append([f"kvant {code(name)}", "", *divergence_cells(find)])
+    for preset in ("quality", "balanced", "small"):
+        wanted = {"cache": "kvant", "preset": preset, "calibration": has("kvcal")}
+        find = (results.maybe("quality_presets.csv", {**wanted, "model": m}) for m in MODELS)
+        rows.append([f"kvant {code(preset)}", "needed", *divergence_cells(find)])
+    heading = ["KV cache", "calibration", *(f"KLD, {name}" for name in MODELS.values())]
+    return table(heading, *rows)
+
+
+def vllm_bytes(results):
+    """Bytes that a token takes per kv head of 128 numbers, keys and values together."""
+    rows = [["bfloat16", 2 * 2 * 128], ["fp8", 2 * 128]]
+    for name, spec in (("int4", "int-4"), ("turboquant4", "turboquant-4")):
+        line = results.newest("codecs.csv", {"spec": spec, "head_dim": 128})
+        rows.append([f"kvant {code(name)}", f"{2 * 128 * line.number('bits') / 8:.0f}"])
+    for preset in ("balanced", "quality", "small"):
+        of = {"model": "Llama 3.1 8B", "cache": preset}
+        lines = [results.newest("sizes.csv", {**of, "context": n}) for n in (65536, 131072)]
+        grown = lines[1].number("pages_bytes") - lines[0].number("pages_bytes")
+        heads = lines[0].number("layers") * lines[0].number("kv_heads")
+        rows.append([f"kvant {code(preset)}", f"{grown / 65536 / heads:.0f}"])
+    return table(["KV cache", "bytes per token and kv head"], *rows)
+
+
+def vllm_identical(results):
+    """Of how many prompts vLLM's stock cache and others give the same greedy tokens."""
+    rows = []
+    for cache in dict.fromkeys(line["cache"] for line in results.lines("vllm_ids.csv")):
+        line = results.newest("vllm_ids.csv", {"cache": cache})
+        rows.append([cache, line["beside"], line["dtype"], line["equal"], line["prompts"]])
+    return table(["cache", "compared with", "dtype", "equal", "of prompts"], *rows)
