@@ -9,8 +9,12 @@ measurement: check_kernels --bench.
 """
 
 import argparse
+import pathlib
+import sys
 
-from tables import markdown, read
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "scripts" / "pages"))
+from results import Results  # noqa: E402
+from text import table_of  # noqa: E402
 
 ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512vbmi", "neon", "neondot"]
 COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
@@ -54,7 +58,7 @@ def shape_table(rows):
     for row in rows:
         label = f"{row['head_dim']}, {row['gqa']}, {int(row['tokens']):,}"
         cells.setdefault(label, {}).setdefault(name(row), cell(row))
-    return markdown("head_dim, GQA, tokens", names(rows), cells)
+    return table_of("head_dim, GQA, tokens", names(rows), cells)
 
 
 def codec_table(rows):
@@ -65,7 +69,7 @@ def codec_table(rows):
                                      "GB/s": f"{number(row, 'gbytes_per_second'):.2f}",
                                      "times f16": f"{number(row, 'times_f16'):.2f}",
                                      "of memory": f"{number(row, 'share_of_bandwidth'):.0%}"})
-    return markdown("cache", ["bits", "us", "GB/s", "times f16", "of memory"], cells)
+    return table_of("cache", ["bits", "us", "GB/s", "times f16", "of memory"], cells)
 
 
 def level_table(rows, tokens):
@@ -75,7 +79,7 @@ def level_table(rows, tokens):
         if row["library"] == "kvant" and row["tokens"] == tokens:
             cells.setdefault(row["k"], {})[row["level"]] = cell(row)
     cells = {codec: row for codec, row in cells.items() if len(row) > 1}
-    return markdown("codec", sorted({level for row in cells.values() for level in row}, key=ORDER.index), cells)
+    return table_of("codec", sorted({level for row in cells.values() for level in row}, key=ORDER.index), cells)
 
 
 def tables(rows, bandwidths, decode, prefill, usual):
@@ -129,11 +133,11 @@ def draw(rows, bandwidth, ceilings, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("csv", help="cpu_attention.csv")
+    parser.add_argument("csv", type=pathlib.Path, help="cpu_attention.csv")
     parser.add_argument("--svg", help="the picture's file")
     parser.add_argument("--ceiling", action="append", default=[], metavar="NAME=NUMBER", help="a line of the picture")
     arguments = parser.parse_args()
-    rows = read(arguments.csv)
+    rows = Results(arguments.csv.parent).lines(arguments.csv.name)
     bandwidths = sorted({number(row, "read_gbytes_per_second") for row in rows})
     decode = [row for row in best(rows) if row["queries"] == "1"]
     prefill = [row for row in best(rows) if row["queries"] != "1"]

@@ -10,8 +10,13 @@ import pathlib
 import statistics
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from tables import markdown, read
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "pages"))
+from results import Results  # noqa: E402
+from text import table_of  # noqa: E402
+
+
+def read(path):
+    return Results(path.parent).lines(path.name)
 
 
 def copy_bandwidth(rows):
@@ -23,8 +28,8 @@ def copy_bandwidth(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("attention", help="cuda_attention.csv")
-    parser.add_argument("append", help="cuda_append.csv, for the speed of the copy")
+    parser.add_argument("attention", type=pathlib.Path, help="cuda_attention.csv")
+    parser.add_argument("append", type=pathlib.Path, help="cuda_append.csv, for the speed of the copy")
     args = parser.parse_args()
     copy = copy_bandwidth(read(args.append))
     cells, codecs = {}, []
@@ -34,7 +39,7 @@ def main():
             codecs.append(row["codec"])
         cells.setdefault(shape, {})[row["codec"]] = f"{float(row['us']):.0f} us, {float(row['GB/s']) / copy:.0%}"
     print(f"Copy: {copy / 1e3:.2f} TB/s.\n")
-    print(*markdown("batch, q heads, kv heads, head_dim, tokens", codecs, cells), sep="\n")
+    print(*table_of("batch, q heads, kv heads, head_dim, tokens", codecs, cells), sep="\n")
 
 
 if __name__ == "__main__":
