@@ -10,7 +10,7 @@ CPU_F16 = {"cache": "llama.cpp", "k": "f16", "v": "f16"}
 CPU_MODEL = "SmolLM2-135M"
 GPU_RUN = ("machine", "commit", "command", "what", "depth", "model")
 GPU_MODEL = "8B shape"
-# Columns of tables, and the depths that count for them: benchmarks stop a little below 32k.
+# The depths of the file that count for a depth of a table: some runs stop a little below 32k.
 DEPTHS = {
     0: ("0",),
     512: ("512",),
@@ -19,6 +19,8 @@ DEPTHS = {
     32768: ("30000", "32000", "32768"),
     131072: ("131072",),
 }
+# The columns of tables by depth.
+COLUMNS = (0, 4096, 32768, 131072)
 DECODE, PROMPT, SEQUENCES = like(r"tg(64|96|128)?"), like("pp512"), like("tg.*16 sequences")
 
 

@@ -1,7 +1,7 @@
 """Memory of caches: computed for shapes of models, and measured in processes."""
 
 from caches import BY_SIZE, MIB, MODELS, label, memory, on_gpu, quality
-from results import has
+from results import has, like
 from text import code, size, table
 
 CONTEXTS = (1024, 4096, 32768, 131072)
@@ -59,13 +59,18 @@ def memory_calibrated(results):
 
 
 def memory_gpu(results):
-    """Measured GPU memory of llama.cpp with an 8B shape at 131,072 tokens: cache and process."""
+    """Measured GPU memory of llama.cpp, 8B shape: the cache's pages, and the whole process."""
     rows = []
-    for cache in ("f16", "q8_0", "quality", "balanced", "small", "turboquant-4"):
-        line = results.maybe("llama_cuda_memory.csv", {"cache": on_gpu(cache)})
-        if line:
-            name = label(cache) if cache in BY_SIZE else f"kvant {code(cache)}"
-            columns = ("KV buffer MiB", "compute buffer MiB", "nvidia-smi MiB more")
-            rows.append([name, *(f"{line.number(c) / 1024:.2f}" for c in columns), line["machine"]])
-    heading = ["KV cache", "cache, GiB", "compute buffer, GiB", "whole process, GiB", "GPU"]
-    return table(heading, *rows)
+    for cache in ("f16", "q8_0", "quality", "balanced", "q4_0", "small", "turboquant-4"):
+        row, machines = [label(cache) if cache in BY_SIZE else f"kvant {code(cache)}"], []
+        for context in (32768, 131072):
+            wanted = {"cache": on_gpu(cache), "command": like(f".*-[cd] {context} .*")}
+            line = results.maybe("llama_cuda_memory.csv", wanted)
+            for column in ("true bits MiB", "nvidia-smi MiB more"):
+                row.append(f"{line.number(column) / 1024:.1f}" if line else "")
+            machines += [line["machine"]] if line else []
+        if machines:
+            rows.append([*row, ", ".join(dict.fromkeys(machines))])
+    ways = ("pages, GiB", "process, GiB")
+    heading = [f"{way} at {context}" for context in ("32k", "128k") for way in ways]
+    return table(["KV cache", *heading, "GPU"], *rows)

@@ -9,12 +9,12 @@ def decode_speed(results):
     """Decode speed of balanced relative to f16 by tokens in the cache, on every CPU and GPU."""
     rows = []
     for machine in machines(results, "speed_presets.csv"):
-        pairs = [speed.cpu_pair(results, "balanced", machine, depth) for depth in speed.DEPTHS]
+        pairs = [speed.cpu_pair(results, "balanced", machine, depth) for depth in speed.COLUMNS]
         if any(pairs):
             cells = [times(speed.ratio(p, "decode_tps")) if p else "" for p in pairs]
             rows.append([f"{speed.CPU_MODEL}, {machine}", *cells])
     for gpu, names in speed.gpus(results).items():
-        pairs = [speed.gpu_pair(results, "balanced", names, speed.DECODE, d) for d in speed.DEPTHS]
+        pairs = [speed.gpu_pair(results, "balanced", names, speed.DECODE, d) for d in speed.COLUMNS]
         cells = [times(speed.ratio(p, "tokens/s")) if p else "" for p in pairs]
         rows.append([f"{speed.GPU_MODEL}, NVIDIA {gpu}", *cells])
-    return table(["tokens in the cache", *map(context_name, speed.DEPTHS)], *rows)
+    return table(["tokens in the cache", *map(context_name, speed.COLUMNS)], *rows)

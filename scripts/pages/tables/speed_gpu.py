@@ -2,7 +2,7 @@
 
 from caches import BY_SIZE, context_name, label
 from results import has, like, one_of
-from speed import DECODE, DEPTHS, GPU_RUN, PROMPT, SEQUENCES, gpu_pair, gpus, ratio
+from speed import COLUMNS, DECODE, DEPTHS, GPU_RUN, PROMPT, SEQUENCES, gpu_pair, gpus, ratio
 from text import code, table, times
 
 SPEED = "tokens/s"
@@ -18,11 +18,11 @@ def _by_depth(results, what):
     rows = []
     for gpu, names in gpus(results).items():
         for cache in CACHES:
-            pairs = [gpu_pair(results, cache, names, what, depth) for depth in DEPTHS]
+            pairs = [gpu_pair(results, cache, names, what, depth) for depth in COLUMNS]
             if any(pairs):
                 cells = [times(ratio(pair, SPEED)) if pair else "" for pair in pairs]
                 rows.append([_name(cache), gpu, *cells])
-    columns = [context_name(depth) for depth in DEPTHS]
+    columns = [context_name(depth) for depth in COLUMNS]
     used = [i for i in range(len(columns)) if any(row[i + 2] for row in rows)]
     rows = [row[:2] + [row[i + 2] for i in used] for row in rows]
     return table(["KV cache", "GPU", *(columns[i] for i in used)], *rows)
