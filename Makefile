@@ -39,10 +39,10 @@ demo: all
 pages:
 	$(PYTHON) scripts/pages
 
-# README's picture, from bench/results.
+# The figures of README and docs, from bench/results.
 .PHONY: pictures
 pictures:
-	$(PYTHON) scripts/plot_readme.py
+	$(PYTHON) scripts/figures
 
 # The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's wiki.test.raw. Both targets go on where they
 # were, and append to bench/results.
@@ -130,12 +130,12 @@ test-cuda:
 	cmake --build $(BUILD)-cuda -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-cuda -L cuda -j $(JOBS)
 
-# Pages: links, names, tables, README's picture.
+# Pages: links, names, tables, figures.
 test-docs:
 	scripts/deps.sh fetch
 	$(PYTHON) tests/docs/test_pages.py
 	$(PYTHON) tests/docs/test_tables.py
-	$(PYTHON) scripts/plot_readme.py --check
+	$(PYTHON) tests/docs/test_figures.py
 
 # An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
 test-vllm:
@@ -206,7 +206,7 @@ clean:
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
-	@echo 'make pictures   README'"'"'s picture, from bench/results'
+	@echo 'make pictures   the figures of README and docs, from bench/results'
 	@echo 'make pages      the tables of README and docs, from bench/results'
 	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
@@ -216,7 +216,7 @@ help:
 	@echo 'make test-clang a build by clang, and its tests without a model'
 	@echo 'make test-arm64 the library on 64-bit ARM, under qemu elsewhere'
 	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
-	@echo 'make test-docs  pages: links, names, README'"'"'s picture'
+	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'

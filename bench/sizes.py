@@ -13,12 +13,18 @@ the library.
 
 import argparse
 import csv
+import math
 import sys
 
 from kvant.library import PAGE_TOKENS
 from kvant.rope import Rope
 from kvant.scheme import Scheme
 from kvant.tensor import Tensor
+
+
+def blocks(tokens):
+    return math.ceil(tokens / PAGE_TOKENS)
+
 
 # Layers, kv heads, head_dim.
 SHAPES = {
@@ -31,6 +37,12 @@ SHAPES = {
 STOCK = {"f16": (32, 64), "q8_0": (32, 34), "q4_0": (32, 18)}  # numbers and bytes of a block
 PRESETS = ("quality", "balanced", "small", "tiny")
 CONTEXTS = [2**power for power in range(7, 18)]
+# A figure draws this model. A new transform is due between 42 and 43 of 32 parts of an octave.
+DRAWN = "Llama 3.1 8B"
+PARTS = (32, 36, 40, 42, 43, 48, 56)
+FINER = sorted(
+    {blocks(n * part / 32) * PAGE_TOKENS for n in CONTEXTS[:-1] for part in PARTS} | {CONTEXTS[-1]}
+)
 COLUMNS = (
     "model,layers,kv_heads,head_dim,cache,context,pages_bytes,transforms_bytes,commit,command"
 ).split(",")
@@ -38,14 +50,14 @@ COLUMNS = (
 
 def tensor_bytes(codecs, context):
     """Bytes of pages and of transforms of one layer's keys, or values."""
-    blocks = -(-context // PAGE_TOKENS)
-    tensor = Tensor(codecs, 1, blocks, blocks)
+    n = blocks(context)
+    tensor = Tensor(codecs, 1, n, n)
     # The positions alone decide how many transforms there may be, so any frequency serves.
     tensor.set_rope(Rope([0.0], n_positions=context))
     info = tensor.info
     # Two spare fp16 blocks are address space that a cache of one sequence does not write.
     spare = 2 * PAGE_TOKENS * info.n_kv_heads * info.head_dim * 2
-    return max(info.bytes - spare, blocks * info.sealed_bytes), info.learnt_most
+    return max(info.bytes - spare, n * info.sealed_bytes), info.learnt_most
 
 
 def preset_bytes(preset, shape, context):
@@ -53,7 +65,7 @@ def preset_bytes(preset, shape, context):
     layers, kv_heads, head_dim = shape
     scheme = Scheme(preset, n_layers=layers, n_kv_heads=kv_heads, head_dim=head_dim)
     roles = [tensor_bytes(scheme.codecs(0, role), context) for role in "kv"]
-    return tuple(layers * sum(bytes) for bytes in zip(*roles))
+    return tuple(layers * sum(parts) for parts in zip(*roles))
 
 
 def stock_bytes(cache, shape, context):
@@ -66,7 +78,7 @@ def lines():
     for model, shape in SHAPES.items():
         for cache in (*STOCK, *PRESETS):
             of = stock_bytes if cache in STOCK else preset_bytes
-            for context in CONTEXTS:
+            for context in FINER if model == DRAWN else CONTEXTS:
                 yield [model, *shape, cache, context, *of(cache, shape, context)]
 
 
