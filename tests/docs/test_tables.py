@@ -5,13 +5,15 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "pages"
 sys.path.insert(0, str(SCRIPT))
 
+import age  # noqa: E402
 import fill  # noqa: E402
-from results import Missing, Results, has, like, one_of, starts  # noqa: E402
+from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -125,6 +127,40 @@ class Lines(unittest.TestCase):
                 results.newest(file, wanted)
         with self.assertRaisesRegex(Missing, "a.csv, line 2: .* value"):
             results.newest("a.csv", {}).number("value")
+
+
+class Ages(unittest.TestCase):
+    """The list of measurements to repeat."""
+
+    def git(self, *words):
+        names = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        command = ["git", "-C", self.root, *names, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    @unittest.mock.patch.object(age, "OLDEST", 2)
+    def test_old_unknown_and_misplaced_lines(self):
+        with tempfile.TemporaryDirectory() as self.root:
+            root = pathlib.Path(self.root)
+            self.assertIn("cannot be known", *age.report(root, []))
+            self.git("init", "-q")
+            commits = []
+            for number in range(age.OLDEST + 2):
+                self.git("commit", "-q", "--allow-empty", "-m", str(number))
+                if number in (0, 1, age.OLDEST + 1):
+                    commits.append(self.git("rev-parse", "--short", "HEAD"))
+            old, fresh, newest = ({"commit": commit} for commit in commits)
+            lines = [Line(of, "a.csv", place) for place, of in enumerate((old, fresh, newest))]
+            unknown = Line({"commit": "0123abc"}, "a.csv", 9)
+            self.assertEqual(list(age.report(root, [(lines[1], []), (lines[2], [])])), [])
+            self.assertEqual(
+                list(age.report(root, [(lines[0], []), (unknown, [])]))[1:],
+                ["  a.csv, 0123abc, not in this history: lines 9",
+                 f"  a.csv, {old['commit']}, {age.OLDEST + 1} commits old: lines 0"],
+            )  # fmt: skip
+            self.assertIn("line 2 is of a later", next(age.report(root, [(lines[1], [lines[2]])])))
+
+    def test_places_are_joined(self):
+        self.assertEqual(list(age._ranges([2, 3, 4, 8])), ["2-4", "8"])
 
 
 class Numbers(unittest.TestCase):
