@@ -10,12 +10,21 @@ from xml.sax.saxutils import escape
 WIDTH, SMALLEST = 520, 16
 THEMES = {
     "light": {"back": "#ffffff", "text": "#1f2328", "soft": "#59636e", "grid": "#d1d9e0",
-              "ours": "#0969da", "stock": "#9a6700", "a": "#0969da", "b": "#1a7f37",
-              "c": "#bc4c00", "d": "#8250df", "fill": "#ddf4ff", "exact": "#fff8c5"},
+              "ours": "#0969da", "stock": "#9a6700", "fill": "#ddf4ff", "exact": "#fff8c5",
+              "a": "#0969da", "b": "#1a7f37", "c": "#bc4c00", "d": "#8250df", "e": "#bf3989",
+              "f": "#57606a"},
     "dark": {"back": "#0d1117", "text": "#f0f6fc", "soft": "#9198a1", "grid": "#3d444d",
-             "ours": "#4493f8", "stock": "#d29922", "a": "#4493f8", "b": "#3fb950",
-             "c": "#f0883e", "d": "#ab7df8", "fill": "#132d4d", "exact": "#3b2e0a"},
+             "ours": "#4493f8", "stock": "#d29922", "fill": "#132d4d", "exact": "#3b2e0a",
+             "a": "#4493f8", "b": "#3fb950", "c": "#f0883e", "d": "#ab7df8", "e": "#f778ba",
+             "f": "#b1bac4"},
 }  # fmt: skip
+MARKS = (
+    "m-6 -6 h12 v12 h-12 z",
+    "m0 -8 l8 14 h-16 z",
+    "m0 -8.5 l8.5 8.5 -8.5 8.5 -8.5 -8.5 z",
+    "m0 8 l8 -14 h-16 z",
+    "m-2.5 -8 h5 v5.5 h5.5 v5 h-5.5 v5.5 h-5 v-5.5 h-5.5 v-5 h5.5 z",
+)
 
 
 class Canvas:
@@ -53,17 +62,12 @@ class Canvas:
         fill = self.colors[color]
         self._add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"{faint}/>')
 
-    def mark(self, shape, x, y, color):
-        """A marker: 0 a disc, 1 a square, 2 a triangle, 3 a diamond."""
-        if shape == 0:
+    def mark(self, number, x, y, color):
+        """A marker: a disc, square, triangle, diamond, triangle on its head or cross, by number."""
+        if number == 0:
             return self.dot(x, y, color, 6.5)
-        ways = (
-            "",
-            "m-6 -6 h12 v12 h-12 z",
-            "m0 -8 l8 14 h-16 z",
-            "m0 -8.5 l8.5 8.5 -8.5 8.5 -8.5 -8.5 z",
-        )
-        self._add(f'<path d="M{x:.1f} {y:.1f} {ways[shape]}" fill="{self.colors[color]}"/>')
+        way = MARKS[number - 1]
+        self._add(f'<path d="M{x:.1f} {y:.1f} {way}" fill="{self.colors[color]}"/>')
 
     def lines(self):
         yield (

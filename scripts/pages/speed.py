@@ -7,7 +7,7 @@ from results import has, like, one_of, starts
 
 CPU_RUN = ("machine", "commit", "command", "depth")
 CPU_F16 = {"cache": "llama.cpp", "k": "f16", "v": "f16"}
-CPU_MODEL = "SmolLM2-135M"
+CPU_MODEL = "SmolLM2"  # the model itself, or a file of its shape with random weights
 GPU_RUN = ("machine", "commit", "command", "what", "depth", "model")
 GPU_MODEL = "8B shape"
 # The depths of the file that count for a depth of a table: some runs stop a little below 32k.
@@ -22,6 +22,14 @@ DEPTHS = {
 # The columns of tables by depth.
 COLUMNS = (0, 4096, 32768, 131072)
 DECODE, PROMPT, SEQUENCES = like(r"tg(64|96|128)?"), like("pp512"), like("tg.*16 sequences")
+
+
+def cpu_name(line):
+    """Intel Xeon, 8 threads: the processor, and the threads that the measurement used."""
+    name, _, threads = line["machine"].rpartition(", ")
+    used = re.search(r" -t (\d+)", line["command"])
+    name = re.sub(r"\(R\)| Processor", "", name)
+    return f"{name}, {used[1]} threads" if used else f"{name}, {threads}"
 
 
 def gpu_name(machine):
@@ -40,7 +48,7 @@ def gpus(results):
 
 
 def cpu_pair(results, cache, machine, depth):
-    """The newest line of a preset that learns, or of another pair of specs, and f16's line."""
+    """The newest line of a preset that learns, or of one of llama.cpp's caches, and f16's line."""
     wanted = specs(results, cache) if cache in PRESETS else {"k": cache, "v": cache}
     of = {"command": has(CPU_MODEL), "machine": machine, "depth": depth}
     return results.pair("speed_presets.csv", {**wanted, **of}, {**CPU_F16, **of}, CPU_RUN)

@@ -15,7 +15,7 @@ def _lines(results):
         pairs = {d: speed.cpu_pair(results, "balanced", machine, d) for d in COLUMNS}
         found = {d: speed.ratio(pair, "decode_tps") for d, pair in pairs.items() if pair}
         if found:
-            yield machine, found
+            yield speed.cpu_name(next(pair for pair in pairs.values() if pair)[0]), found
     for gpu, names in speed.gpus(results).items():
         pairs = {
             d: speed.gpu_pair(results, "balanced", names, speed.DECODE, d) for d in speed.COLUMNS
@@ -27,7 +27,7 @@ def _lines(results):
 def draw(theme, results):
     lines = list(_lines(results))
     canvas = Canvas(theme, BOTTOM + 104 + 26 * len(lines), "Decode speed of kvant relative to f16")
-    canvas.text(16, 30, "kvant decodes long contexts faster", size=20, bold=True)
+    canvas.text(16, 30, "Faster at long contexts, slower at short", size=20, bold=True)
     canvas.text(16, 58, "speed of balanced divided by that of the f16 cache", "soft")
     up = Scale((0.45, 3.6), (BOTTOM, TOP), log=True)
     across = dict(zip(COLUMNS, (LEFT + 20 + i * (RIGHT - LEFT - 40) / 4 for i in range(5))))
@@ -39,12 +39,12 @@ def draw(theme, results):
         canvas.text(x, BOTTOM + 22, caches.context_name(depth), "soft", "middle")
     canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, "tokens in the cache", "soft", "middle")
     for number, (name, found) in enumerate(lines):
-        color, y = "abcd"[number % 4], BOTTOM + 76 + 26 * number
+        color, y = "abcdef"[number], BOTTOM + 76 + 26 * number
         canvas.path([(across[depth], up(ratio)) for depth, ratio in found.items()], color, 2)
         for depth, ratio in found.items():
-            canvas.mark(number % 4, across[depth], up(ratio), color)
-        canvas.mark(number % 4, 28, y - 6, color)
+            canvas.mark(number, across[depth], up(ratio), color)
+        canvas.mark(number, 28, y - 6, color)
         canvas.text(44, y, name, "soft")
-    note = f"CPUs run {speed.CPU_MODEL}, GPUs the shape of an 8B model."
+    note = f"CPUs: the shape of {speed.CPU_MODEL}. GPUs: that of an 8B model."
     canvas.text(16, BOTTOM + 82 + 26 * len(lines), note, "soft")
     return canvas

@@ -12,7 +12,8 @@ def decode_speed(results):
         pairs = [speed.cpu_pair(results, "balanced", machine, depth) for depth in speed.COLUMNS]
         if any(pairs):
             cells = [times(speed.ratio(p, "decode_tps")) if p else "" for p in pairs]
-            rows.append([f"{speed.CPU_MODEL}, {machine}", *cells])
+            name = speed.cpu_name(next(pair for pair in pairs if pair)[0])
+            rows.append([f"{speed.CPU_MODEL}, {name}", *cells])
     for gpu, names in speed.gpus(results).items():
         pairs = [speed.gpu_pair(results, "balanced", names, speed.DECODE, d) for d in speed.COLUMNS]
         cells = [times(speed.ratio(p, "tokens/s")) if p else "" for p in pairs]

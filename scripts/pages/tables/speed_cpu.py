@@ -2,17 +2,11 @@
 
 from caches import PRESETS, bits, context_name, label, machines, quality
 from results import has
-from speed import CPU_MODEL, cpu_pair, ratio
+from speed import cpu_name, cpu_pair, ratio
 from text import code, divergence, table, times
 
 FILE = "speed_presets.csv"
 DEPTHS = (0, 512, 4096)
-
-
-def _measured(results, preset):
-    """The machines on which this preset was measured next to f16."""
-    found = machines(results, FILE)
-    return [m for m in found if any(cpu_pair(results, preset, m, depth) for depth in DEPTHS)]
 
 
 def _cell(pair, column):
@@ -20,26 +14,28 @@ def _cell(pair, column):
 
 
 def cpu_speed(results):
-    """Decode and prompt speed of presets relative to f16 on CPUs by depth, SmolLM2, 2 threads."""
+    """Decode and prompt speed of caches relative to f16 on CPUs by depth, SmolLM2's shape."""
     rows = []
-    for preset in PRESETS:
-        for machine in _measured(results, preset):
-            pairs = [cpu_pair(results, preset, machine, depth) for depth in DEPTHS]
-            cells = [_cell(p, column) for column in ("decode_tps", "prefill_tps") for p in pairs]
-            rows.append([label(preset), machine, *cells])
+    for machine in machines(results, FILE):
+        for cache in ("q8_0", "q4_0", *PRESETS):
+            pairs = [cpu_pair(results, cache, machine, depth) for depth in DEPTHS]
+            if any(pairs):
+                name = cpu_name(next(pair for pair in pairs if pair)[0])
+                cells = [_cell(p, way) for way in ("decode_tps", "prefill_tps") for p in pairs]
+                rows.append([label(cache), name, *cells])
     columns = [f"{way}, {context_name(d)}" for way in ("decode", "prompt") for d in DEPTHS]
-    return table(["preset", "CPU", *columns], *rows)
+    return table(["KV cache", "CPU", *columns], *rows)
 
 
 def cpu_tokens_per_second(results):
     """Tokens per second behind cpu-speed for balanced and f16, SmolLM2."""
     rows = []
-    for machine in _measured(results, "balanced"):
+    for machine in machines(results, FILE):
         for depth in DEPTHS:
             pair = cpu_pair(results, "balanced", machine, depth)
             if pair:
                 cells = [f"{x.number(c):.0f}" for c in ("decode_tps", "prefill_tps") for x in pair]
-                rows.append([machine, f"{depth:,}", *cells])
+                rows.append([cpu_name(pair[0]), f"{depth:,}", *cells])
     heading = ["CPU", "tokens in the cache", "decode, `balanced`", "decode, `f16`"]
     return table([*heading, "prompt, `balanced`", "prompt, `f16`"], *rows)
 
@@ -50,7 +46,7 @@ def cpu_presets(results):
     for preset in PRESETS:
         row = [label(preset)]
         row += [f"{bits(results, 'Llama 3.1 8B', preset, n):.1f}" for n in (4096, 32768)]
-        row.append(divergence(quality(results, CPU_MODEL, preset).number("kld_mean")))
+        row.append(divergence(quality(results, "SmolLM2-135M", preset).number("kld_mean")))
         for depth in (0, 4096):
             found = (cpu_pair(results, preset, m, depth) for m in machines(results, FILE))
             ratios = [ratio(pair, "decode_tps") for pair in found if pair]
