@@ -1,6 +1,7 @@
 """scripts/pages: pages hold what it writes, and it finds each fault that it is for."""
 
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,9 +24,31 @@ class Pages(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr.strip()), (0, ""))
 
+    def test_a_script_writes_every_table_of_measurements(self):
+        self.assertEqual(list(typed_tables(ROOT)), [])
+
     def test_every_maker_says_what_it_shows(self):
         for name, maker in fill.makers().items():
             self.assertTrue(maker.__doc__, name)
+
+
+# Pages whose tables of measurements come from a maker. Pages of reference define numbers.
+GENERATED = ("README.md", "docs/start/*.md", "docs/decide/*.md", "docs/evidence/*.md")
+MEASURED = re.compile(r"(?<![\w.])\d*\.\d+\b(?!\.)")  # 0.0114 and 12.5, but not a version 0.5.0
+
+
+REPEATED = 3  # a table of words may repeat the few measurements that decide something
+
+
+def typed_tables(root):
+    """Tables of measurements outside markers. Figures of others stand beside a link to them."""
+    for page in (page for pattern in GENERATED for page in sorted(root.glob(pattern))):
+        text = re.sub(r"<!-- table: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        for typed in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):
+            own = (row for row in typed.splitlines() if "](http" not in row)
+            cells = [cell for row in own for cell in re.sub(r"`[^`]*`", "", row).split("|")]
+            if sum(bool(MEASURED.search(cell)) for cell in cells) > REPEATED:
+                yield f"{page.relative_to(root)}: no script writes {typed.splitlines()[0]}"
 
 
 class Tree(unittest.TestCase):
@@ -72,6 +95,21 @@ class Tree(unittest.TestCase):
             "<!-- table: one -->\n" + good,
         ):
             self.assertEqual(len(self.faults(text, one)), 1, text)
+
+    def test_typed_tables_are_found(self):
+        measured = "| a | 0.5 | 1.5 | 12.5 | 0.01 |\n"
+        others = "| `0.5` | v0.5.0 | 0.25.1 | 4 | 0.1 | 0.2 | 0.3 |\n"
+        generated = f"<!-- table: one -->\n{measured}<!-- end -->\n"
+        theirs = measured.replace("a", "[a](https://example.org)")
+        for text, count in (
+            (measured, 1),
+            (others + theirs, 0),
+            (generated, 0),
+            (generated + measured, 1),
+        ):
+            with tempfile.TemporaryDirectory() as folder:
+                (pathlib.Path(folder) / "README.md").write_text(text)
+                self.assertEqual(len(list(typed_tables(pathlib.Path(folder)))), count, text)
 
     def test_missing_data_is_a_fault(self):
         def one(results):
