@@ -18,7 +18,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def label(cache):
-    """What a table calls a cache of llama.cpp or a preset."""
+    """The name of a cache of llama.cpp, or of a preset, in tables."""
     if cache in STOCK:
         return f"llama.cpp {code(cache)}"
     return f"kvant {code(cache)}" + (" (default)" if cache == "balanced" else "")

@@ -1,4 +1,4 @@
-"""Finds the makers of tables, runs those that pages want, and compares pages with what they make.
+"""Finds the makers of tables, runs those that pages want, and compares pages with the result.
 
 A maker is a public function in a module of scripts/pages/tables: `def vllm_speed(results)` makes
 the table vllm-speed. It returns a list of Markdown lines, or one text for a value. Its docstring

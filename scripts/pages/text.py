@@ -19,7 +19,7 @@ def table_of(heading, names, rows):
 
 
 def significant(value, digits=3):
-    """A number with so many significant digits and no exponent: 0.0120, 1.93, 0.736, 1234."""
+    """A number with this many significant digits and no exponent: 0.0120, 1234."""
     if value == 0:
         return "0"
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])

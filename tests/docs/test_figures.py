@@ -1,4 +1,4 @@
-"""scripts/figures: the files are what it draws, and words can be read on a phone."""
+"""scripts/figures: files are up to date, and words can be read on a phone."""
 
 import pathlib
 import re

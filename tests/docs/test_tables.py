@@ -1,4 +1,4 @@
-"""scripts/pages: pages hold what it writes, and it finds each fault that it is for."""
+"""scripts/pages: pages are up to date, and the script finds each fault of a page."""
 
 import pathlib
 import re
@@ -41,7 +41,7 @@ REPEATED = 3  # a table of words may repeat the few measurements that decide som
 
 
 def typed_tables(root):
-    """Tables of measurements outside markers. Figures of others stand beside a link to them."""
+    """Tables of measurements outside markers. A row may have figures of others and a link to them."""
     for page in (page for pattern in GENERATED for page in sorted(root.glob(pattern))):
         text = re.sub(r"<!-- table: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
         for typed in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):

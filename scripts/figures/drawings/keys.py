@@ -36,7 +36,7 @@ def _points(results, step):
 
 
 def _wrapped(words, most=26):
-    """Lines of at most so many characters."""
+    """Lines of at most `most` characters."""
     line = ""
     for word in words.split():
         if line and len(line) + len(word) >= most:

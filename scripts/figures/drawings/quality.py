@@ -1,4 +1,4 @@
-"""What a smaller cache loses: a row per cache by size, and its divergence on three models."""
+"""A row per cache by size, with its divergence from f16 on three models."""
 
 import caches
 from draw import WIDTH, Canvas, Scale

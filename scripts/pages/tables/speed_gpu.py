@@ -55,7 +55,8 @@ def gpu_first_prompt(results):
     lengths, rows = (512, 1024, 2048), []
     for gpu, names in gpus(results).items():
         for cache in CACHES:
-            whats = [like(f"pp{n}, the first prompt of a cache") for n in lengths]
+            # At depth 0 llama-bench empties the cache before each prompt, so each is a first one.
+            whats = [like(f"pp{n}(, the first prompt of a cache)?") for n in lengths]
             pairs = [gpu_pair(results, cache, names, what, 0) for what in whats]
             if any(pairs):
                 cells = [times(ratio(pair, SPEED)) if pair else "" for pair in pairs]

@@ -128,7 +128,7 @@ def vllm_bytes(results):
 
 
 def vllm_identical(results):
-    """Of how many prompts vLLM's stock cache and others give the same greedy tokens."""
+    """The number of prompts for which a cache gives the greedy tokens of vLLM's own cache."""
     rows = []
     for cache in dict.fromkeys(line["cache"] for line in results.lines("vllm_ids.csv")):
         line = results.newest("vllm_ids.csv", {"cache": cache})
