@@ -5,8 +5,8 @@ NAME-dark.svg.
     python3 scripts/figures            # writes all
     python3 scripts/figures --check    # fails when a file differs from what this would draw
 
-A figure is a module of scripts/figures/drawings: draw(theme, results) returns a draw.Canvas. Figures
-and tables (scripts/pages) take the same lines of results.
+A figure is a module of scripts/figures/drawings: draw(theme, results) returns a draw.Canvas.
+Figures and tables (scripts/pages) take the same lines of results.
 """
 
 import argparse

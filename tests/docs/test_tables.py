@@ -41,7 +41,7 @@ REPEATED = 3  # a table of words may repeat the few measurements that decide som
 
 
 def typed_tables(root):
-    """Tables of measurements outside markers. A row may have figures of others and a link to them."""
+    """Tables of measurements outside markers. A row with a link may have figures of others."""
     for page in (page for pattern in GENERATED for page in sorted(root.glob(pattern))):
         text = re.sub(r"<!-- table: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
         for typed in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):
