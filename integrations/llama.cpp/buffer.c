@@ -193,6 +193,26 @@ size_t kvp_buffer_kv_memory(size_t *reserved)
     return resident + (on_gpus ? kvp_gpu_held() : 0);
 }
 
+bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size)
+{
+    kvp_kv_size sum = { .size = sizeof(sum) }, part;
+    bool all = size != NULL && size->size == sizeof(*size);
+
+    pthread_mutex_lock(&live_lock);
+    for (const struct region *region = live; region != NULL; region = region->next)
+        for (size_t i = 0; i < region->n_tensors && all; i++) {
+            const kvp_kv *kv = region->tensors[i];
+            const bool there = kvp_kv_is_bound(kv) && on_gpu == (kv->remote != NULL);
+            part = kv->full;
+            all = there || (on_gpu && kvp_kv_size_now(kv, on_gpu, &part));
+            kvp_kv_size_add(&sum, &part);
+        }
+    pthread_mutex_unlock(&live_lock);
+    if (all)
+        *size = sum;
+    return all;
+}
+
 /* Buffer */
 
 static void buffer_free(abi_buffer *buffer)

@@ -25,11 +25,8 @@ struct kvp_layers {
     uint32_t first;  /* the lowest one */
     uint32_t n_here; /* layers whose keys are here */
     uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
-    uint64_t n_cells;         /* of the longest cache, all streams */
-    uint32_t n_positions;     /* of it, one stream */
-    double numbers, bits;     /* of what is bound */
-    double bytes;             /* of the same with all cells written by one sequence per stream */
-    double working;           /* bytes that learning takes until it ends */
+    uint32_t n_positions;     /* of the longest cache, one stream */
+    kvp_kv_size full;         /* of what is bound, when all cells are written */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -156,8 +153,6 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     layers->n_tensors++;
     layers->n_alive++;
     layers->n_here += shape->role == KVANT_ROLE_K;
-    if ((uint64_t)shape->n_cells * shape->n_streams > layers->n_cells)
-        layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
     if (shape->n_cells > layers->n_positions)
         layers->n_positions = shape->n_cells;
     if (layers->n_tensors == 1 || shape->layer < layers->first)
@@ -295,14 +290,18 @@ static bool has_open_pages(const char *spec)
     return false;
 }
 
-bool kvp_kv_learns(const kvp_kv_shape *shape)
+const kvp_settings *kvp_kv_current_settings(void)
 {
-    kvant_scheme_info info = { .size = sizeof(info) };
     const struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
 
-    if (layers == NULL || shape->role != KVANT_ROLE_K)
-        return false;
-    kvant_scheme_get_info(layers->settings.scheme, &info);
+    return layers != NULL ? &layers->settings : NULL;
+}
+
+bool kvp_kv_learns(const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+
+    kvant_scheme_get_info(settings->scheme, &info);
     return info.settings != NULL || strstr(info.k, "transform=first") != NULL;
 }
 
@@ -335,12 +334,18 @@ static kvant_status most_bytes(const struct kvp_layers *layers, const kvp_kv_sha
 
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 {
-    struct kvp_layers *layers = current_layers(err, errlen);
+    const struct kvp_layers *layers = current_layers(err, errlen);
+
+    return layers != NULL ? kvp_kv_reserve_in(layers, shape, err, errlen) : 0;
+}
+
+size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err, size_t errlen)
+{
     kvant_scheme_place place;
     kvant_tensor_params params;
     size_t bytes;
 
-    if (layers == NULL || !tensor_params(shape, &params, err, errlen))
+    if (!tensor_params(shape, &params, err, errlen))
         return 0;
     if (layers->settings.head_dim != 0 && shape->row % layers->settings.head_dim != 0) {
         snprintf(err, errlen,
@@ -428,26 +433,6 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     return false;
 }
 
-/* Bytes with all cells written, by one sequence per stream. pages: of them in pages. The two spare fp16 blocks of a pool stay
- * untouched then. */
-static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, double pages)
-{
-    const double spare = 2.0 * KVANT_PAGE_TOKENS * kv->shape.row * sizeof(uint16_t);
-    const uint32_t per_stream = blocks_per_stream(&kv->shape);
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .n_sequences = kv->shape.n_streams,
-                                         .n_blocks = per_stream * kv->shape.n_streams,
-                                         .blocks_per_sequence = per_stream,
-                                         .n_kv_heads = kv->shape.row / kv->head_dim,
-                                         .codecs = codecs };
-    size_t bytes = 0;
-
-    if (kv->remote != NULL)
-        return pages + (double)kvp_kv_open_bytes(&kv->shape, kv->settings);
-    kvant_tensor_size(&params, &bytes);
-    return (double)bytes > pages + spare ? (double)bytes - spare : pages;
-}
-
 size_t kvp_kv_bytes_beside(kvp_kv *kv)
 {
     return atomic_load_explicit(&kv->beside, memory_order_relaxed);
@@ -461,49 +446,47 @@ void kvp_kv_count(kvp_kv *kv)
     kvant_tensor_info info = { .size = sizeof(info) };
 
     kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
-    atomic_store_explicit(&kv->beside, info.learnt_bytes + info.working_bytes + waiting->n * row,
+    atomic_store_explicit(&kv->beside, kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
                           memory_order_relaxed);
 }
 
-/* Of a stream whose cells all have rows: the tensor has more. Nothing is learnt yet, nor is it known how keys turn. */
-static kvant_tensor_info info_when_full(const kvp_kv *kv)
+/* The codecs of a bound tensor's kv heads; NULL: there are none. */
+static const kvant_codec *const *codecs_of(const kvp_kv *kv)
 {
-    static const float still = 0;
-    const kvant_rope rope = { .size = sizeof(rope), .n_dims = 2, .frequencies = &still, .n_positions = kv->shape.n_cells };
-    kvant_tensor_info info = { .size = sizeof(info) };
+    const kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
+    const kvant_codec *const *codecs = NULL;
 
-    if (kv->tensor == NULL || kvant_tensor_set_rope(kv->tensor, &rope) != KVANT_OK)
-        return info;
-    kvant_tensor_get_info(kv->tensor, &info);
-    kvant_tensor_set_rope(kv->tensor, NULL);
-    return info;
+    return kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) == KVANT_OK ? codecs : NULL;
+}
+
+bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size)
+{
+    const kvant_codec *const *codecs = kvp_kv_is_bound(kv) ? codecs_of(kv) : NULL;
+
+    return codecs != NULL && kvp_kv_full_size(kv, codecs, on_gpu, size);
 }
 
 /* What was bound, in the user's terms. */
-static void note_bound(const kvp_kv *kv)
+static void note_bound(kvp_kv *kv)
 {
-    kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
+    const uint32_t n_kv_heads = kv->shape.row / kv->head_dim;
+    const kvant_codec *const *codecs = codecs_of(kv);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
-    const double numbers = (double)kv->shape.row * kv->shape.n_cells * kv->shape.n_streams;
-    const kvant_tensor_info full = info_when_full(kv);
-    const kvant_codec *const *codecs;
-    double bits = 0;
     bool alike = true;
 
-    if (kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) != KVANT_OK)
+    if (codecs == NULL || !kvp_kv_full_size(kv, codecs, kv->remote != NULL, &kv->full))
         return;
+    kvp_kv_size_add(&kv->layers->full, &kv->full);
+    kv->calibrated = kv->remote == NULL ? kvp_kv_calibrated_bytes(codecs, n_kv_heads) : 0;
+    kvp_kv_count(kv);
     kvant_codec_get_info(codecs[0], &first);
-    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+    for (uint32_t head = 1; head < n_kv_heads; head++) {
         kvant_codec_get_info(codecs[head], &info);
-        bits += info.true_bits / place.n_kv_heads;
         alike = alike && strcmp(first.spec, info.spec) == 0;
     }
-    kv->layers->numbers += numbers;
-    kv->layers->bits += bits * numbers;
-    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8) + (double)full.learnt_most;
-    kv->layers->working += (double)full.working_most;
-    kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
-             alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
+    kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f codec bits", kv->name, first.spec,
+             alike ? "" : " and others", kv->head_dim, n_kv_heads, kv->shape.n_streams, kv->shape.n_cells,
+             kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
 /* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
@@ -521,6 +504,7 @@ static uint32_t count_layers(const struct kvp_layers *layers)
 static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
+    const kvp_kv_size *full = &layers->full;
     char learning[64] = "";
     uint32_t n;
 
@@ -528,15 +512,13 @@ static void tell(struct kvp_layers *layers)
         return;
     layers->told = true;
     n = count_layers(layers);
-    if (layers->working > 0)
-        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns",
-                 layers->working / mib);
+    if (full->working > 0)
+        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
             "(f16: %.1f MiB)%s%s",
-            layers->settings.label, layers->bits / layers->numbers,
-            layers->n_here < n ? layers->n_here : n, n, layers->bytes / mib,
-            (unsigned long long)layers->n_cells, 2 * layers->numbers / mib, learning,
-            layers->settings.remark);
+            layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n, n,
+            full->bytes / mib, (unsigned long long)full->cells, 2 * (full->numbers[0] + full->numbers[1]) / mib,
+            learning, layers->settings.remark);
     if (layers->rotated)
         kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
                 "power of two: these are not the codecs that the preset has on a CPU");

@@ -39,13 +39,14 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
     return index == 0 ? reg_device : NULL;
 }
 
-/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved), and
- * kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
+/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved),
+ * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), and kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
  * KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;
     size_t (*kv_memory)(size_t *) = kvp_buffer_kv_memory;
+    kvp_kv_size_fn *kv_size = kvp_buffer_kv_size;
     void *address = NULL;
 
     (void)self;
@@ -55,6 +56,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
         memcpy(&address, &set_n_threads, sizeof(address));
     else if (strcmp(name, "kvant_kv_memory") == 0)
         memcpy(&address, &kv_memory, sizeof(address));
+    else if (strcmp(name, "kvant_kv_size") == 0)
+        memcpy(&address, &kv_size, sizeof(address));
     else if (strcmp(name, "kvant_accel_device") == 0)
         address = accel_device;
     return address;

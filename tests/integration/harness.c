@@ -155,6 +155,11 @@ ggml_backend_reg_t harness_plugin(void)
     return plugin;
 }
 
+const struct llama_model *harness_model(void)
+{
+    return models[0];
+}
+
 const struct llama_vocab *harness_vocab(void)
 {
     return llama_model_get_vocab(models[0]);

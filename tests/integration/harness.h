@@ -55,6 +55,7 @@ bool harness_has_floats(void);
 int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);
+const struct llama_model *harness_model(void);
 const struct llama_vocab *harness_vocab(void);
 size_t harness_n_vocab(void);
 

@@ -4,13 +4,12 @@
 
 #include <stdlib.h>
 
-#define MOST_BLOCKS 256u /* that are stored anew */
 #define ROWS_AT_ONCE 2048u
 
 /* Where blocks that are stored anew lie: sealed ones, and open ones by their pages. */
 struct list {
     bool open;
-    uint32_t n, blocks[MOST_BLOCKS];
+    uint32_t n, blocks[KVP_MOST_ANEW];
 };
 
 /* False: too many. */
@@ -21,7 +20,7 @@ static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list
         const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
         if (!cache->held[block] || (open && page < 0))
             continue;
-        if (list->n == MOST_BLOCKS)
+        if (list->n == KVP_MOST_ANEW)
             return false;
         list->blocks[list->n++] = open ? (uint32_t)page : block;
     }
@@ -159,19 +158,6 @@ static bool change(kvp_gpu_cells *cells, kvp_gpu_version *made, const struct lis
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
          append_copies(cells, rows, n_rows);
     return ok;
-}
-
-size_t kvp_gpu_learning_room(const abi_tensor *tensor)
-{
-    char err[512];
-    kvp_kv_shape shape;
-    size_t n, row;
-
-    if (!kvp_kv_shape_read(tensor, true, &shape, err, sizeof(err)) || !kvp_kv_learns(&shape))
-        return 0;
-    n = kvp_kv_blocks(&shape);
-    row = shape.row * sizeof(float) + sizeof(int64_t); /* and its slot */
-    return ((n < MOST_BLOCKS ? n : MOST_BLOCKS) + KVP_MOST_PAGES) * KVANT_PAGE_TOKENS * row;
 }
 
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done)

@@ -172,6 +172,18 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return kvp_buffer_bytes(tensor, true);
 }
 
+/* Of a tensor of the context that this thread creates. */
+static size_t learning_room(const abi_tensor *tensor)
+{
+    const kvp_settings *settings = kvp_kv_current_settings();
+    char err[512];
+    kvp_kv_shape shape;
+
+    if (settings == NULL || !kvp_kv_shape_read(tensor, true, &shape, err, sizeof(err)))
+        return 0;
+    return kvp_gpu_learning_room(&shape, settings);
+}
+
 /* Bytes of all tensors of a buffer that is only planned (--fit), and the room that one layer needs
  * while its rows take another matrix. */
 static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
@@ -187,7 +199,7 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
             bytes += padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
                                                                 : inner_alloc_size(gpu, tensors[i]));
     for (int i = 0; i < n_tensors; i++) {
-        const size_t own = values && is_cache(tensors[i]) ? kvp_gpu_learning_room(tensors[i]) : 0;
+        const size_t own = values && is_cache(tensors[i]) ? learning_room(tensors[i]) : 0;
         room = own > room ? own : room; /* one layer after another does */
     }
     return bytes + room;

@@ -23,6 +23,7 @@
  *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
+ *   size.c      what all of this takes, from shapes alone
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
@@ -63,6 +64,8 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
+#define KVP_MOST_WAITING (2 * KVP_ENOUGH_ROWS) /* rows that wait for one, where memory is free (wait.c) */
+#define KVP_MOST_ANEW 256u /* blocks that may take another matrix (anew.c) */
 #define KVP_MOST_ASKED 16u /* tokens whose queries go with a batch of decoded rows */
 #define KVP_LATE_STEPS 32u /* of a few tokens, while threads learn */
 #define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
@@ -444,8 +447,12 @@ typedef struct kvp_gpu_version {
  * there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
 
-/* Bytes on the GPU that this takes for a cache tensor at most, which is only planned yet. */
-size_t kvp_gpu_learning_room(const abi_tensor *tensor);
+/* size.c. Bytes that a cache tensor takes on a GPU at most, next to its pages: its transforms; pages and
+ * keys of rows that wait for a matrix; and what kvp_gpu_store_anew needs for one layer. */
+size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                               uint32_t n_positions);
+size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* The same of rows that wait, and of those of few tokens since; numbers were brought. The version may be none. */
 bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made);

@@ -1,0 +1,136 @@
+/* kv_size.c - see kv_size.h. Sizes of one tensor; kv_bind.c and buffer.c add them up.
+ *
+ * kvant_tensor tells what it takes in the computer's memory, gpu/size.c what the arrays on a GPU
+ * take. */
+#include <kvant/cuda.h>
+
+#include "gpu/gpu.h"
+#include "kv_tensor.h"
+
+/* The arrays that codecs have from a calibration, which are in memory once for each kv head. */
+size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n)
+{
+    size_t numbers = 0;
+
+    for (uint32_t head = 0; head < n; head++) {
+        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
+        const size_t vectors = (size_t)(tables.center != NULL) + (size_t)(tables.scale != NULL);
+        numbers += 2 * tables.n_weights;
+        if (vectors > 0) {
+            kvant_codec_info info = { .size = sizeof(info) };
+            kvant_codec_get_info(codecs[head], &info);
+            numbers += vectors * info.head_dim;
+        }
+    }
+    return numbers * sizeof(float);
+}
+
+static double codec_bits(const kvant_codec *const *codecs, uint32_t n)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+    double bits = 0;
+
+    for (uint32_t head = 0; head < n; head++) {
+        kvant_codec_get_info(codecs[head], &info);
+        bits += info.true_bits / n;
+    }
+    return bits;
+}
+
+/* What the tensor's matrices and its learning take at most. The graph tells how RoPE rotates keys
+ * only later. Most versions are made where it does, so the tensor is asked as if it did. */
+static kvant_tensor_info info_when_full(const kvp_kv *kv)
+{
+    static const float still = 0;
+    const kvant_rope rope = { .size = sizeof(rope),
+                              .n_dims = 2,
+                              .frequencies = &still,
+                              .n_positions = kvp_kv_n_positions(kv) };
+    kvant_tensor_info info = { .size = sizeof(info) };
+
+    if (kvant_tensor_set_rope(kv->tensor, &rope) != KVANT_OK)
+        return info;
+    kvant_tensor_get_info(kv->tensor, &info);
+    kvant_tensor_set_rope(kv->tensor, NULL);
+    return info;
+}
+
+/* Pages and fp16 pages when each stream is one sequence. A pool has two fp16 blocks in reserve that
+ * nothing touches then. */
+static double page_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                         double sealed)
+{
+    const double spare = 2.0 * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+    const uint32_t n_blocks = kvp_kv_blocks(shape);
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .n_sequences = shape->n_streams,
+                                         .n_blocks = n_blocks,
+                                         .blocks_per_sequence = n_blocks / shape->n_streams,
+                                         .n_kv_heads = n_kv_heads,
+                                         .codecs = codecs };
+    size_t bytes = 0;
+
+    kvant_tensor_size(&params, &bytes);
+    return (double)bytes > sealed + spare ? (double)bytes - spare : sealed;
+}
+
+static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, double sealed,
+                          kvp_kv_size *size)
+{
+    const kvant_tensor_info full = info_when_full(kv);
+
+    size->transforms = (double)(full.learnt_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
+    size->bytes = page_bytes(&kv->shape, codecs, n_kv_heads, sealed);
+    size->exact = size->bytes - sealed;
+    size->bytes += size->transforms;
+    size->working = (double)full.working_most;
+}
+
+/* All that is reserved on a GPU is used, also what another head_dim would have needed. */
+static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, kvp_kv_size *size)
+{
+    kvp_kv_shape shape = kv->shape;
+    char err[512];
+    size_t reserved;
+
+    shape.in_order = true;
+    reserved = kvp_kv_reserve_in(kv->layers, &shape, err, sizeof(err));
+    size->exact = (double)kvp_kv_open_bytes(&shape, kv->settings);
+    size->transforms = (double)kvp_gpu_transform_bytes(&shape, codecs, n_kv_heads, kvp_kv_n_positions(kv));
+    size->bytes = (double)reserved + size->transforms;
+    size->working = (double)kvp_gpu_waiting_bytes(&shape, kv->settings);
+    size->room = (double)kvp_gpu_learning_room(&shape, kv->settings);
+    return reserved != 0;
+}
+
+bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu, kvp_kv_size *size)
+{
+    const uint32_t n_kv_heads = kv->shape.row / kv->head_dim;
+    const double cells = (double)kv->shape.n_cells * kv->shape.n_streams;
+    const double numbers = cells * kv->shape.row;
+
+    *size = (kvp_kv_size){ .size = sizeof(*size), .cells = cells };
+    size->numbers[kv->shape.role] = numbers;
+    size->codec_bits = numbers * codec_bits(codecs, n_kv_heads);
+    if (on_gpu)
+        return add_gpus(kv, codecs, n_kv_heads, size);
+    if (kv->tensor == NULL)
+        return false;
+    add_computers(kv, codecs, n_kv_heads, size->codec_bits / 8, size);
+    return true;
+}
+
+void kvp_kv_size_add(kvp_kv_size *sum, const kvp_kv_size *part)
+{
+    const double room = sum->room > part->room ? sum->room : part->room;
+
+    sum->cells = sum->cells > part->cells ? sum->cells : part->cells;
+    for (int role = 0; role < 2; role++)
+        sum->numbers[role] += part->numbers[role];
+    sum->codec_bits += part->codec_bits;
+    sum->bytes += part->bytes;
+    sum->exact += part->exact;
+    sum->transforms += part->transforms;
+    sum->working += part->working + (room - sum->room);
+    sum->room = room;
+}

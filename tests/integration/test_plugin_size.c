@@ -1,0 +1,191 @@
+/* test_plugin_size.c - what the plug-in says that a full cache takes (kvant_kv_size: the line at the
+ * start, `kvant inspect`) against the bytes that it takes when the cache is full, counted. In the
+ * computer's memory, and on the stand-in of a GPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "kv_size.h"
+
+static void *plugin_function(const char *name)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), name);
+
+    assert_non_null(symbol);
+    return symbol;
+}
+
+static double counted_bytes(double *reserved)
+{
+    void *symbol = plugin_function("kvant_kv_memory");
+    size_t (*memory)(size_t *), all;
+    double bytes;
+
+    memcpy(&memory, &symbol, sizeof(memory));
+    bytes = (double)memory(&all);
+    *reserved = (double)all;
+    return bytes;
+}
+
+static kvp_kv_size_fn *size_function(void)
+{
+    void *symbol = plugin_function("kvant_kv_size");
+    kvp_kv_size_fn *function;
+
+    memcpy(&function, &symbol, sizeof(function));
+    return function;
+}
+
+static kvp_kv_size said_size(bool on_gpu)
+{
+    kvp_kv_size size = { .size = sizeof(size) };
+
+    assert_true(size_function()(on_gpu, &size));
+    return size;
+}
+
+static void fill(struct llama_context *context, int n)
+{
+    llama_token *tokens = malloc((size_t)n * sizeof(*tokens));
+
+    assert_non_null(tokens);
+    harness_tokens(tokens, n);
+    for (int at = 0; at < n; at += 512)
+        harness_decode(context, tokens + at, n - at < 512 ? n - at : 512, at, 0, false);
+    llama_synchronize(context);
+    free(tokens);
+}
+
+typedef struct sizes {
+    kvp_kv_size said;
+    double counted, reserved; /* when the cache is full */
+} sizes;
+
+static sizes sizes_of(const char *spec, uint32_t n_ctx)
+{
+    const harness_options options = { .spec = spec, .n_ctx = n_ctx, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    sizes s = { .said = said_size(harness_on_gpu()) };
+
+    assert_true(s.said.cells == n_ctx);
+    fill(context, (int)n_ctx);
+    s.counted = counted_bytes(&s.reserved);
+    print_message("%s, %u tokens: said %.0f (%.0f exact, %.0f transforms), and %.0f while it learns; counted %.0f\n",
+                  spec[0] != '\0' ? spec : "default", n_ctx, s.said.bytes, s.said.exact, s.said.transforms,
+                  s.said.working, s.counted);
+    llama_free(context);
+    return s;
+}
+
+static int n_tensors(void)
+{
+    return 2 * llama_model_n_layer(harness_model());
+}
+
+/* A tensor shares the system's pages at its two ends with its neighbours. */
+static double edges(void)
+{
+    return n_tensors() * 2.0 * 4096;
+}
+
+/* On a GPU 256 bytes of each tensor align the next one. What kv_size.h leaves out there: up to 16
+ * bytes of tables for each token, and 16 KiB of attention's workspace for one token. */
+static double gpu_tables(uint32_t n_ctx)
+{
+    return n_tensors() * 256.0 + 16.0 * n_ctx + 16384;
+}
+
+/* Copies of a batch of 512 tokens on its way to the threads that learn: 8 layers' keys and queries
+ * in fp32. */
+static double gpu_copies(void)
+{
+    const struct llama_model *model = harness_model();
+    const double head_dim = (double)llama_model_n_embd(model) / llama_model_n_head(model);
+    const double heads = llama_model_n_head(model) + llama_model_n_head_kv(model);
+
+    return 8 * 512.0 * heads * (head_dim > 128 ? head_dim : 128) * sizeof(float);
+}
+
+/* Nothing is learned: what is said is what is there. */
+static void check_plain(const char *spec, uint32_t n_ctx)
+{
+    const sizes s = sizes_of(spec, n_ctx);
+
+    assert_true(s.said.working == 0);
+    assert_true(s.counted >= s.said.bytes);
+    assert_true(s.counted <= s.said.bytes + (harness_on_gpu() ? gpu_tables(n_ctx) : edges()));
+}
+
+/* The default preset. It is said how much transforms take at most: one for each range of positions.
+ * A cache that has learned has one at least, as a cache with one range has. */
+static void check_learning(uint32_t n_ctx)
+{
+    const sizes one = sizes_of("", 512), s = sizes_of("", n_ctx);
+    const double least = s.said.bytes - s.said.transforms + one.said.transforms;
+    const double most = s.said.bytes + s.said.working;
+
+    assert_true(s.said.exact > 0 && s.said.transforms >= one.said.transforms && s.said.working > 0);
+    assert_true(s.counted >= least);
+    assert_true(s.counted <= most + (harness_on_gpu() ? gpu_tables(n_ctx) + gpu_copies() : edges()));
+    if (harness_on_gpu()) /* its buffer: pages, and fp16 pages */
+        assert_true(s.reserved - (s.said.bytes - s.said.transforms) <= n_tensors() * 256.0 &&
+                    s.reserved >= s.said.bytes - s.said.transforms);
+}
+
+/* Two contexts; the longer one has two ranges of positions, on a GPU, too. */
+static void two_contexts(void **state)
+{
+    (void)state;
+    check_plain("turboquant-4", 512);
+    check_plain("f16", 2304);
+    check_learning(1024);
+    check_learning(2304);
+}
+
+static void head_dim_128(void **state)
+{
+    (void)state;
+    harness_load_tiny("llama128");
+    check_plain("turboquant-4", 1024);
+    check_learning(2304);
+}
+
+/* A cache in the computer's memory is told as one on a GPU is, too: the same numbers, and its fp16
+ * pages are at least 8 of 64 tokens for each tensor. The other way round is refused. */
+static void a_gpus_sizes_are_told_anywhere(void **state)
+{
+    const harness_options options = { .spec = "", .n_ctx = 2304, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    kvp_kv_size there, other = { .size = sizeof(other) };
+
+    (void)state;
+    there = said_size(true);
+    if (harness_on_gpu()) {
+        assert_false(size_function()(false, &other));
+    } else {
+        other = said_size(false);
+        assert_true(there.numbers[0] == other.numbers[0] && there.numbers[1] == other.numbers[1]);
+        assert_true(there.cells == other.cells && there.codec_bits == other.codec_bits);
+        assert_true(there.exact >= 8 * 64 * 2 * (there.numbers[0] + there.numbers[1]) / there.cells);
+    }
+    llama_free(context);
+    other.size = 1;
+    assert_false(size_function()(true, &other));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_contexts),
+        cmocka_unit_test(a_gpus_sizes_are_told_anywhere),
+        cmocka_unit_test(head_dim_128),
+    };
+
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}
