@@ -106,12 +106,19 @@ def man_options(options):
     return lines
 
 
+def usages(table):
+    """(name, usage) of a command, and of each other one that its usage begins a line with: kvant search has four."""
+    name = f"kvant {table.name}"
+    return [(name, usage) for usage in re.split(rf"\n *{name} ", table.usage)]
+
+
 def man(read, text):
     common, version = common_options(read), re.search(r"project\(kvant VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
     lines = [f'.TH KVANT 1 "" "kvant {version}" "User Commands"', ".SH NAME",
              "kvant \\- compressed key\\-value cache for llama.cpp, and what it costs and gains", ".SH SYNOPSIS"]
     for table in read:
-        lines += [f"\\fBkvant {roff(table.name)}\\fR {roff(one_line(table.usage))}", ".br"]
+        for name, usage in usages(table):
+            lines += [f"\\fB{roff(name)}\\fR {roff(one_line(usage))}", ".br"]
     lines += ["\\fBkvant \\-\\-version\\fR | \\fB\\-\\-help\\fR | \\fBhelp\\fR \\fICOMMAND\\fR", ".SH DESCRIPTION", *man_text(text["Description"])[1:],
               ".SH COMMANDS"]
     for table in read:

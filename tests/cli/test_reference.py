@@ -24,6 +24,14 @@ class Files(unittest.TestCase):
         for field in json.loads(run("codecs", "--json").stdout)[0]:
             self.assertIn(f"\\fB{field}\\fR", page)
 
+    def test_each_synopsis_has_a_line(self):
+        """kvant search is four commands; each of them begins a line of its own."""
+        synopsis = (ROOT / "docs" / "kvant.1").read_text().partition(".SH SYNOPSIS\n")[2].partition("\n.SH ")[0]
+        lines = [line for line in synopsis.splitlines() if line != ".br"]
+        self.assertEqual([line for line in lines if line.count("kvant ") != 1], [])
+        self.assertEqual([line.split()[2] for line in lines if line.startswith(r"\fBkvant search\fR")],
+                         ["build", "query", "info", "eval"])
+
     def test_the_man_page_has_no_warnings(self):
         if shutil.which("groff") is None:
             self.skipTest("no groff")
