@@ -23,7 +23,7 @@ typedef struct settings {
 #define AT(member) offsetof(settings, member)
 
 static const arg_option options[] = {
-    ARG_SWITCH('a', "all", all, "every codec at every width with its true bits, and all options"),
+    ARG_SWITCH('a', "all", all, "every codec at every width with its codec bits, and all options"),
     ARG_U32('d', "head-dim", "N", 1, KVANT_MAX_HEAD_DIM, head_dim, "head dimension to count bits for, 1 to 512 (default 128)"),
     ARG_TEXT(0, "config", "FILE", config, "the codecs of a settings file instead, layer by layer"),
     ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
@@ -32,8 +32,9 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "codecs",
     .usage = "[--all] [--head-dim N | --config FILE] [--json]",
-    .about = "Lists presets and codecs. Bits are true bits per number: every stored byte of a page counts, scales\n"
-             "and padding included. Nominal bits are what the paper counts, the mean of K and V.",
+    .about = "Lists presets and codecs. Bits are codec bits per number: every stored byte of a page counts,\n"
+             "scales and padding included. What a cache takes next to its pages is not: kvant inspect -c tells\n"
+             "it. Nominal bits are what the paper counts, the mean of K and V.",
     ARG_OPTIONS(options),
     .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
 };
@@ -229,7 +230,7 @@ static bool print_short_list(listing *list, uint32_t head_dim)
     putchar('\n');
     const bool ok = report_print(shown, 3, cells, (size_t)(row - cells) / 3, REPORT_TABLE);
     puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses codecs.\n"
-         "kvant codecs --all: every codec at every width with its true bits, its source and its options");
+         "kvant codecs --all: every codec at every width with its codec bits, its source and its options");
     return ok;
 }
 
@@ -298,7 +299,7 @@ static void print_head(const kvant_settings_info *info, double bits)
     printf("layers       %" PRIu32 "\n", info->n_layers);
     if (info->calibration != NULL)
         printf("calibration  %s, checksum %016" PRIx64 "\n", info->calibration, info->calibration_checksum);
-    printf("true bits    %.3f\n\n", bits);
+    printf("codec bits   %.3f\n\n", bits);
 }
 
 /* layers: room for 2 of each layer, zeroed. */

@@ -1,10 +1,15 @@
-/* cmd_inspect.c - `kvant inspect`: what a model is, what a text is to it, and the true bits of caches for it; computes nothing.
+/* cmd_inspect.c - `kvant inspect`: what a model is, what a text is to it, and what caches take with it.
  *
- * Scripts call it before they measure for an hour: it refuses texts and configurations that are not for the model.
+ * Scripts call it before they measure for an hour: it refuses texts and configurations that are not
+ * for the model. Sizes (-c) come from the plug-in: a context is made, so llama.cpp itself says which
+ * layers have keys and values in how many cells, and the plug-in says what they take (kv_size.h).
+ * Nothing is computed, and no cell is touched. inspect_rows.c prints.
  */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "command.h"
 #include "engine.h"
 #include "fingerprint.h"
+#include "inspect.h"
 #include "interrupt.h"
 #include "text.h"
 
@@ -16,37 +21,60 @@
 typedef struct settings {
     engine_options engine;
     const char *text;
-    bool json;
+    bool gpu, json;
+    inspect_contexts contexts;
 } settings;
 #define AT(member) offsetof(settings, member)
 
+/* -c may be given several times, and each time with several numbers. */
+static bool add_contexts(void *contexts, const char *value)
+{
+    inspect_contexts *c = contexts;
+    uint32_t more[INSPECT_MAX_CONTEXTS];
+    size_t n = 0;
+    if (!args_u32_list("--ctx", value, 8, 1 << 24, more, INSPECT_MAX_CONTEXTS, &n))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        if (c->n == INSPECT_MAX_CONTEXTS)
+            return complain("inspect: more than %d contexts", INSPECT_MAX_CONTEXTS);
+        c->n_ctx[c->n++] = more[i];
+    }
+    return true;
+}
+
 static const arg_option options[] = {
-    ENGINE_OPTIONS(engine),
+    ENGINE_OPTION_MODEL(engine),
+    ARG_CALL('c', "ctx", "N,N", add_contexts, contexts,
+             "what caches take at these contexts, in tokens; may be repeated"),
+    ARG_SWITCH(0, "gpu", gpu, "sizes in the memory of a GPU, where they differ (-c)"),
+    ENGINE_OPTION_PRESET(engine, "without -c: " KVANT_PRESET_DEFAULT),
+    ENGINE_OPTIONS_CACHES(engine),
+    ENGINE_OPTIONS_CODECS(engine),
+    ENGINE_OPTIONS_LIBRARIES(engine),
     ARG_TEXT('f', "file", "FILE", text, "count the tokens of this text, too; - reads standard input"),
     ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
 
 static const arg_spec spec = {
     .command = "inspect",
-    .usage = "-m MODEL [-f TEXT] [--preset NAME]... [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about = "Tells a model's name and context, and how many bits caches take per number with\n"
-             "this model. Measures nothing.",
+    .usage = "-m MODEL [-c CTX,CTX [--gpu]] [-f TEXT] [--preset NAME]... [--config FILE]...\n"
+             "                     [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .about = "Tells what KV caches take with a model at the contexts of -c, with everything that they\n"
+             "keep: codes, fp16 pages and transforms. What kvant takes only while it learns from the\n"
+             "first prompts is a column of its own. Without a cache named: f16, q8_0, q4_0 and all\n"
+             "presets. Without -c: the model's name and context, and the codec bits of caches.\n"
+             "Measures nothing, and needs no memory for the cache.",
     ARG_OPTIONS(options),
-    .notes = "example:\n  kvant inspect -m model.gguf --preset small -k kivi-2 --stock q4_0",
+    .notes = "examples:\n  kvant inspect -m model.gguf -c 131072\n"
+             "  kvant inspect -m model.gguf -c 8192,32768 --gpu --preset small -k kivi-2 --stock q4_0",
 };
-
-typedef struct facts {
-    char kvant[64], name[128], runtime[64];
-    char model[20], text[20];     /* fingerprints */
-    double n_ctx_train, n_tokens; /* NaN: no text */
-} facts;
 
 static void write_fingerprint(char text[20], uint64_t fingerprint)
 {
     snprintf(text, 20, "%016llx", (unsigned long long)fingerprint);
 }
 
-static bool look_at_model(engine *e, facts *f)
+static bool look_at_model(engine *e, inspect_facts *f)
 {
     const kv_config f16 = configs_f16();
     const struct llama_model *model = engine_model(e, &f16);
@@ -62,7 +90,7 @@ static bool look_at_model(engine *e, facts *f)
     return true;
 }
 
-static bool look_at_text(const engine *e, const char *file, facts *f)
+static bool look_at_text(const engine *e, const char *file, inspect_facts *f)
 {
     size_t bytes = 0, n_tokens = 0;
     f->n_tokens = NAN;
@@ -78,64 +106,82 @@ static bool look_at_text(const engine *e, const char *file, facts *f)
     return ok;
 }
 
-static const report_column columns[] = {
-    CONFIG_COLUMNS,
-    { "bits", "true bits", COLUMN_NUMBER, 2 },
-    { "model", NULL, COLUMN_TEXT, 0 },
-    { "model_fingerprint", NULL, COLUMN_TEXT, 0 },
-    { "kvant", NULL, COLUMN_TEXT, 0 },
-    { "runtime", NULL, COLUMN_TEXT, 0 },
-    { "n_ctx_train", NULL, COLUMN_NUMBER, 0 },
-    { "text_tokens", NULL, COLUMN_NUMBER, 0 },
-    { "text_fingerprint", NULL, COLUMN_TEXT, 0 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
-static bool fill_row(engine *e, const kv_config *config, const facts *f, report_cell *cells)
+/* The sizes of all configurations at one context. llama.cpp's own caches have as many numbers in as
+ * many cells as kvant's f16 has, which is asked instead: they are allocated as a whole. */
+static bool size_caches(engine *e, kv_configs *f16, uint32_t n_ctx, bool on_gpu, kvp_kv_size *sizes)
 {
-    double bits;
-    if (!engine_bits(e, config, &bits))
-        return false;
-    configs_fill_cells(config, cells);
-    cells += N_CONFIG_COLUMNS;
-    *cells++ = CELL_NUMBER(bits);
-    *cells++ = CELL_TEXT(f->name);
-    *cells++ = CELL_TEXT(f->model);
-    *cells++ = CELL_TEXT(f->kvant);
-    *cells++ = CELL_TEXT(f->runtime);
-    *cells++ = CELL_NUMBER(f->n_ctx_train);
-    *cells++ = CELL_NUMBER(f->n_tokens);
-    *cells++ = CELL_TEXT(f->text[0] != 0 ? f->text : NULL);
+    const engine_context_options context = { .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = 1 };
+    const kv_configs *list = &e->options.configs;
+    for (size_t i = 0; i < list->n; i++) {
+        const kv_config *config = &list->items[i];
+        if (i > 0 && config->stock && list->items[i - 1].stock)
+            sizes[i] = sizes[i - 1];
+        else if (!engine_planned_size(e, config->stock ? &f16->items[0] : config, &context, on_gpu, &sizes[i]))
+            return false;
+        if (config->stock)
+            engine_stock_size(config, &sizes[i]);
+    }
     return true;
 }
 
-static bool print(engine *e, const facts *f, report_cell *cells, bool json)
+static bool look_at_sizes(engine *e, const inspect_contexts *contexts, bool on_gpu, kvp_kv_size *sizes)
 {
-    const kv_configs *list = &e->options.configs;
-    for (size_t i = 0; i < list->n; i++)
-        if (!fill_row(e, &list->items[i], f, cells + i * N_COLUMNS))
-            return false;
-    if (!json)
-        printf("%s, contexts of up to %.0f tokens\n", f->name, f->n_ctx_train);
-    if (!json && !isnan(f->n_tokens))
-        printf("the text has %.0f tokens\n", f->n_tokens);
-    return report_print(columns, N_COLUMNS, cells, list->n, json);
+    static kv_configs f16;
+    bool ok = configs_add_k(&f16, "f16") && configs_finish(&f16, e->options.model);
+    for (size_t c = 0; c < contexts->n && ok; c++)
+        ok = !interrupted() &&
+             size_caches(e, &f16, contexts->n_ctx[c], on_gpu, sizes + c * e->options.configs.n);
+    configs_free(&f16);
+    return ok;
+}
+
+static bool look_and_print(engine *e, const settings *s)
+{
+    const size_t n = e->options.configs.n, n_sizes = n * (s->contexts.n > 0 ? s->contexts.n : 1);
+    inspect_facts f = { .text = "" };
+    kvp_kv_size *sizes = calloc(n_sizes, sizeof *sizes);
+    if (sizes == NULL)
+        return complain("inspect: out of memory");
+    const bool ok = look_at_model(e, &f) && look_at_text(e, s->text, &f) &&
+                    look_at_sizes(e, &s->contexts, s->gpu, sizes) &&
+                    inspect_print(e, &f, &s->contexts, sizes, s->json);
+    free(sizes);
+    return ok;
+}
+
+/* What people compare: with nothing named, and a size wanted. */
+static bool add_usual_caches(kv_configs *list)
+{
+    static const char *const stock[] = { "f16", "q8_0", "q4_0" }, *const presets[] = { "quality", "balanced", "small", "tiny" };
+    bool ok = true;
+    for (size_t i = 0; i < sizeof stock / sizeof *stock; i++)
+        ok = ok && configs_add_stock(list, stock[i]);
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
+        ok = ok && configs_add_preset(list, presets[i]);
+    return ok;
+}
+
+static bool finish(settings *s)
+{
+    if (s->gpu && s->contexts.n == 0)
+        return complain("inspect: --gpu is about sizes, and there is no context: give -c");
+    if (s->contexts.n > 0 && s->engine.configs.n == 0 && !add_usual_caches(&s->engine.configs))
+        return false;
+    return engine_options_finish(&s->engine, "inspect");
 }
 
 int command_inspect(int argc, char **argv)
 {
     static settings s;
     static engine e;
-    static report_cell cells[MAX_CONFIGS * N_COLUMNS];
-    facts f = { .text = "" };
     const int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
-    if (!engine_options_finish(&s.engine, "inspect"))
+    if (!finish(&s))
         return EXIT_USAGE;
     interrupt_catch();
-    const bool ok = engine_open(&e, &s.engine) && look_at_model(&e, &f) && look_at_text(&e, s.text, &f) &&
-                    print(&e, &f, cells, s.json);
+    /* The plug-in's device of the computer's memory: sizes on a GPU need none. */
+    const bool ok = setenv("KVANT_GPU", "0", 1) == 0 && engine_open(&e, &s.engine) && look_and_print(&e, &s);
     engine_close(&e);
     return ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
 }

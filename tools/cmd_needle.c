@@ -287,7 +287,8 @@ static summary summarise(const run *r, size_t length, size_t config, size_t firs
 
 static const report_column columns[] = {
     CONFIG_COLUMNS,
-    { "bits", "bits", COLUMN_NUMBER, 2 },
+    { "bits", "codec bits", COLUMN_NUMBER, 2 },
+    { "cache_bits", "bits", COLUMN_NUMBER, 2 },
     { "ctx", "ctx", COLUMN_NUMBER, 0 },
     { "kv_bytes", NULL, COLUMN_MIB, 2 },
     { "depth", NULL, COLUMN_NUMBER, 3 },
@@ -317,10 +318,12 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
                      report_cell *row)
 {
     const summary s = summarise(r, length, config, first, end);
+    const double *kv_bytes = r->kv_bytes + length * r->n_configs; /* f16 is the first */
     const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
         CELL_NUMBER(r->bits[config]),
+        CELL_NUMBER(16 * kv_bytes[config] / kv_bytes[0]),
         CELL_NUMBER(r->lengths[length]),
-        CELL_NUMBER(r->kv_bytes[length * r->n_configs + config]),
+        CELL_NUMBER(kv_bytes[config]),
         CELL_NUMBER((double)(first + end) / 2 / r->settings->n_needles),
         CELL_NUMBER(*trials_of(r, length, config)),
         CELL_NUMBER(s.exact),

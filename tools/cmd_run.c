@@ -200,19 +200,25 @@ static bool answer(generation *g)
     return ok;
 }
 
-static void print_statistics(generation *g)
+/* What the cache takes now, with what learning takes meanwhile, and when its context is full. */
+static void print_cache(const generation *g)
 {
-    const size_t allocated = (g->n_ctx + 255) / 256 * 256; /* llama.cpp's caches have so many cells from the start */
-    const kv_config *c = g->config;
     const double mib = 1048576;
-    double bits = 0;
-    fprintf(stderr, "\n%s", c->label);
-    if (engine_bits(&g->engine, c, &bits))
-        fprintf(stderr, ", %.2f bits", bits);
-    fprintf(stderr, ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB (f16: %.2f MiB)\n",
+    kvp_kv_size full;
+    if (!engine_kv_size(&g->engine, g->config, &g->meter, &full))
+        return;
+    fprintf(stderr, "; KV cache %.2f MiB, with a full context %.2f MiB: %.2f bits per number (f16: %.2f MiB)",
+            engine_kv_bytes(&g->engine, g->config, &g->meter) / mib, full.bytes / mib, kvp_kv_size_bits(&full),
+            2 * (full.numbers[0] + full.numbers[1]) / mib);
+}
+
+static void print_statistics(const generation *g)
+{
+    fprintf(stderr, "\n%s: prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s", g->config->label,
             g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
-            (double)g->n_generated / g->answer_seconds, engine_kv_bytes(&g->engine, c, &g->meter) / mib,
-            engine_f16_bytes(&g->engine, c, allocated) / mib);
+            (double)g->n_generated / g->answer_seconds);
+    print_cache(g);
+    fputc('\n', stderr);
 }
 
 static void release(generation *g)

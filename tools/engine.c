@@ -155,10 +155,13 @@ static ggml_backend_dev_t kvant_device(engine *e)
         return NULL;
     void *symbol = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_kv_memory");
     memcpy(&e->kv_memory, &symbol, sizeof symbol);
+    symbol = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_kv_size");
+    memcpy(&e->kv_size, &symbol, sizeof symbol);
     const ggml_backend_dev_t device = ll.ggml_backend_dev_by_name(PLUGIN_DEVICE);
-    if (device == NULL || e->kv_memory == NULL)
+    const bool reports = e->kv_memory != NULL && e->kv_size != NULL;
+    if (device == NULL || !reports)
         wrong_plugin("device " PLUGIN_DEVICE " or no memory report");
-    return e->kv_memory != NULL ? device : NULL;
+    return reports ? device : NULL;
 }
 
 static bool keep_loading(float share, void *user)
@@ -236,7 +239,9 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
             return false;
     if (meter->n < sizeof meter->seen / sizeof *meter->seen) {
         meter->seen[meter->n++] = cache;
+        const int64_t block = ll.ggml_blck_size(cache->type);
         meter->bytes += ll.ggml_nbytes(cache);
+        meter->numbers += (double)ll.ggml_nbytes(cache) * (double)block / (double)ll.ggml_row_size(cache->type, block);
     }
     return false;
 }
@@ -284,6 +289,29 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter)
 {
     return (double)(config->stock ? meter->bytes : e->kv_memory(NULL));
+}
+
+bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter, kvp_kv_size *size)
+{
+    *size = (kvp_kv_size){ .size = sizeof *size };
+    if (!config->stock) /* in the computer's memory, else on a GPU */
+        return e->kv_size(false, size) || e->kv_size(true, size) ||
+               complain("%s: the plug-in does not tell the size of this cache", config->label);
+    size->bytes = (double)meter->bytes;
+    size->numbers[0] = meter->numbers;
+    return true;
+}
+
+bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options, bool on_gpu,
+                         kvp_kv_size *size)
+{
+    struct llama_context *ctx = engine_context(e, config, options);
+    *size = (kvp_kv_size){ .size = sizeof *size };
+    if (ctx == NULL)
+        return on_gpu && hint("what only a GPU serves has no size here; the plug-in's line at the start tells it");
+    const bool ok = e->kv_size(on_gpu, size);
+    ll.llama_free(ctx);
+    return ok || complain("%s: the plug-in does not tell the size of this cache", config->label);
 }
 
 uint64_t engine_runtime_fingerprint(const engine *e)

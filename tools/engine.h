@@ -11,6 +11,7 @@
 
 #include "args.h"
 #include "configs.h"
+#include "kv_size.h"
 #include "llama_api.h"
 #include "progress.h"
 
@@ -19,33 +20,39 @@
 /* Options that all commands with a model have; e is the engine_options among the command's settings.
  * clang-format off */
 #define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
-#define ENGINE_OPTIONS_RUNTIME(e) \
-    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, "threads (default: CPUs this process may use)"), \
+#define ENGINE_OPTION_THREADS(e) \
+    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, "threads (default: CPUs this process may use)")
+#define ENGINE_OPTIONS_LIBRARIES(e) \
     ARG_TEXT(0, "runtime", "DIR", e.runtime, "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
                                              "else the one this build was configured with)"), \
     ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
-#define ENGINE_OPTIONS(e) \
-    ENGINE_OPTION_MODEL(e), \
-    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n" \
-                                                                 "(default " KVANT_PRESET_DEFAULT ", where no cache is named)"), \
+#define ENGINE_OPTIONS_RUNTIME(e) ENGINE_OPTION_THREADS(e), ENGINE_OPTIONS_LIBRARIES(e)
+#define ENGINE_OPTION_PRESET(e, default) \
+    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, \
+             "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n(default " default ")")
+#define ENGINE_OPTIONS_CACHES(e) \
     ARG_CALL(0, "config", "FILE", configs_add_file, e.configs, \
              "a codec for each layer, from a settings file; kvant tune makes it"), \
     ARG_CALL('k', "codec-k", "SPEC", configs_add_k, e.configs, "codec of keys; see kvant codecs"), \
     ARG_CALL('v', "codec-v", "SPEC", configs_add_v, e.configs, "codec of values (default: the one of the -k before it)"), \
     ARG_CALL(0, "stock", "TYPE", configs_add_stock, e.configs, "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
-                                                               "... or two as K/V: q8_0/q4_0"), \
+                                                               "... or two as K/V: q8_0/q4_0")
+#define ENGINE_OPTIONS_ATTENTION(e) \
     ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
                                                              "same cache"), \
     ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs, "attention of the -k before it in fp32: slow, to see what the\n" \
-                                                           "integer products of the fast kernels cost"), \
+                                                           "integer products of the fast kernels cost")
+#define ENGINE_OPTIONS_CODECS(e) \
     ARG_CALL(0, "protect", "N", configs_set_protect, e.configs, \
              "the first N and the last N layers use another codec: of the -k\n" \
              "or --preset before it, of all when it comes first (default 0)"), \
     ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "codec of these layers, keys and values (default " \
                                                                                PLUGIN_PROTECT_CODEC ")"), \
     ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, "calibration, for all presets and some codecs (default:\n" \
-                                                              "model.kvcal beside model.gguf); kvant calibrate makes it"), \
-    ENGINE_OPTIONS_RUNTIME(e)
+                                                              "model.kvcal beside model.gguf); kvant calibrate makes it")
+#define ENGINE_OPTIONS(e) \
+    ENGINE_OPTION_MODEL(e), ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"), \
+    ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e), ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */
 
 typedef struct engine_options {
@@ -69,6 +76,7 @@ typedef struct engine {
     struct ggml_threadpool *threadpool;
     void (*threadpool_free)(struct ggml_threadpool *);
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
+    kvp_kv_size_fn *kv_size;               /* likewise */
 } engine;
 
 /* Loads the runtime. False after complaining; engine_close is needed in any case. */
@@ -98,23 +106,34 @@ typedef struct kv_meter {
     const struct ggml_tensor *seen[1024];
     size_t n;
     size_t bytes;
+    double numbers; /* in these bytes */
 } kv_meter;
 
 /* Bytes that the cache of the one living context takes: what the plug-in measures for kvant, the
  * size of the tensors for llama.cpp's own, which allocates and touches them whole. */
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter);
 
+/* What the cache of the one living context takes when it is full: as the plug-in says for kvant's,
+ * the size of the tensors for llama.cpp's own, which the meter has. False after complaining. */
+bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter, kvp_kv_size *size);
+
+/* The same of a context that is made for this alone. on_gpu: as kvant's cache would be in the memory of
+ * a GPU. Of kvant's configurations only. False after complaining. */
+bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options, bool on_gpu,
+                         kvp_kv_size *size);
+
+/* Makes *size that of a cache of llama.cpp's own with as many numbers. */
+void engine_stock_size(const kv_config *config, kvp_kv_size *size);
+
 /* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this
  * machine: another one rounds differently. 0 when they cannot be read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
-/* True bits per number, keys and values averaged by their head dimensions. False after complaining,
+/* Codec bits per number, keys and values averaged by their head dimensions: pages alone, without
+ * transforms and fp16 pages. False after complaining,
  * when a codec does not exist for this model's head_dim or a settings file is for another model:
  * contexts check it, before minutes of work. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
-
-/* What so many tokens take in an f16 cache, where all layers are alike. The model is loaded. */
-double engine_f16_bytes(engine *e, const kv_config *config, size_t n_tokens);
 
 typedef enum token_kind {
     TOKENS_TEXT, /* begins as the model wants texts to begin, with BOS or without */

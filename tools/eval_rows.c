@@ -13,7 +13,8 @@ static const report_column columns[] = {
     { "text", "text", COLUMN_TEXT, 0 },
     { "from", "from", COLUMN_NUMBER, 0 },
     { "to", "to", COLUMN_NUMBER, 0 },
-    { "bits", "bits", COLUMN_NUMBER, 2 },
+    { "bits", "codec bits", COLUMN_NUMBER, 2 },
+    { "cache_bits", "bits", COLUMN_NUMBER, 2 },
     { "kv_bytes", "KV MiB", COLUMN_MIB, 2 },
     { "ppl", "ppl", COLUMN_NUMBER, 3 },
     { "kld_mean", "KLD mean", COLUMN_NUMBER, 5 },
@@ -101,6 +102,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *va
         CELL_NUMBER(first + s->from),
         CELL_NUMBER(first + s->end - 1),
         CELL_NUMBER(t->bits),
+        CELL_NUMBER(16 * t->kv_bytes / r->tallies[0].kv_bytes), /* f16 has 16 for each number */
         CELL_NUMBER(t->kv_bytes),
         CELL_NUMBER(exp(nll)),
         CELL_NUMBER(kld),

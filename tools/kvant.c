@@ -48,9 +48,9 @@ static const command_list commands = { "command", "kvant --help lists the comman
     { "calibrate", NEEDS_LLAMA(command_calibrate), "statistics of a model for the codecs that need them" },
     { "capture", NEEDS_LLAMA(command_capture), "keep a model's keys, values and queries in a safetensors file" },
     { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
-    { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
+    { "inspect", NEEDS_LLAMA(command_inspect), "what KV caches take with a model, and its facts" },
     { "search", command_search, "nearest-neighbour search on compressed vectors" },
-    { "codecs", command_codecs, "list the codecs with their true bits and sources" },
+    { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
     { "completion", python_command, "print completion of the command line for bash, zsh or fish" },
 } };

@@ -45,19 +45,27 @@ static uint32_t cache_layers(const struct llama_model *model)
     return shared < n ? n - shared : n;
 }
 
+/* llama.cpp tells those of the first layer, which of a hybrid may be a layer without keys and values.
+ * Bits per number do not depend on how many kv heads there are. */
+static uint32_t kv_heads(const struct llama_model *model)
+{
+    const int32_t n = ll.llama_model_n_head_kv(model);
+    return n > 0 ? (uint32_t)n : 1;
+}
+
 static kvant_scheme_model shape_of(const struct llama_model *model)
 {
     return (kvant_scheme_model){ .size = sizeof(kvant_scheme_model),
                                  .n_layers = cache_layers(model),
-                                 .n_kv_heads = (uint32_t)ll.llama_model_n_head_kv(model),
+                                 .n_kv_heads = kv_heads(model),
                                  .head_dim = { head_dim(model, "key_length"), head_dim(model, "value_length") } };
 }
 
-double engine_f16_bytes(engine *e, const kv_config *config, size_t n_tokens)
+void engine_stock_size(const kv_config *config, kvp_kv_size *size)
 {
-    const kvant_scheme_model shape = shape_of(engine_model(e, config));
-    const double numbers = (double)shape.n_layers * shape.n_kv_heads * (shape.head_dim[KVANT_ROLE_K] + shape.head_dim[KVANT_ROLE_V]);
-    return 2 * numbers * (double)n_tokens;
+    size->codec_bits = size->numbers[0] * stock_bits(config->type_k) + size->numbers[1] * stock_bits(config->type_v);
+    size->bytes = size->codec_bits / 8;
+    size->exact = size->transforms = size->working = size->room = 0;
 }
 
 bool engine_bits(engine *e, const kv_config *config, double *bits)

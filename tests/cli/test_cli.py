@@ -290,7 +290,7 @@ class Exec(unittest.TestCase):
         self.assertEqual([(row["layer"], row["k"], row["v"]) for row in rows], [(0, "int-8", "f16"), (1, "int-8", "f16")])
         self.assertEqual([(row["true_bits_k"], row["true_bits_v"]) for row in rows], 2 * [(8.5, 16)])
         done = run("codecs", "--config", path)
-        self.assertIn("true bits    12.250\n", done.stdout)
+        self.assertIn("codec bits   12.250\n", done.stdout)
         self.assertIn("model        tested\n", done.stdout)
 
     def test_calibration_beside_the_model_must_be_one(self):

@@ -126,13 +126,13 @@ _kvant()
         --runtime) values="dirs" ;;
         esac ;;
     "inspect")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file --json --help"
+        words="-m --model -c --ctx --gpu --preset --config -k --codec-k -v --codec-v --stock --protect --protect-codec --calibration --runtime --verbose -f --file --json --help"
         case $prev in
         -m | --model | --config | --calibration | -f | --file) values="files" ;;
+        -c | --ctx | --protect) values="nothing" ;;
         --preset) values="quality balanced small tiny" ;;
         -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
         --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads) values="nothing" ;;
         --runtime) values="dirs" ;;
         esac ;;
     "search")

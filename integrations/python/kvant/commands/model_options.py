@@ -30,6 +30,11 @@ def check_model(command, model):
         command.misuse("no model given", "-m model.gguf; scripts/fetch.py model fetches a small one")
 
 
+def for_inspect(option):
+    """Whether kvant inspect takes it: what is about computing does not matter there."""
+    return option not in ("threads", "accel", "fp32")
+
+
 def words_of(option, value):
     """The words of an option, to give to another command."""
     return [f"--{option}"] if value is None else [f"--{option}", value]

@@ -14,15 +14,18 @@ from .cli import Option
 
 MANUAL_TEXT = "kvant:manual"
 
+# A report compares, so its default is no single preset.
+PRESET = model_options.CACHES[0]._replace(help="quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
+                                               "(default: the list of all caches)")
 COMMAND = cli.Command(
     name="report",
     usage="-m MODEL -o PAGE.html [-f TEXT] [--quick] [--config FILE]... [-k SPEC [-v SPEC]]...\n"
           "                    [--stock TYPE]... [--preset NAME]...",
     about="Measures quality, memory, speed and retrieval of a model with many KV caches and\n"
           "makes one HTML page of it that needs no network. Without -k, --stock or\n"
-          "--preset: a list of all codecs and llama.cpp's types; --config adds to either.",
+          "--preset: a list of presets, codecs and llama.cpp's types; --config adds to either.",
     options=[
-        model_options.MODEL, *model_options.CACHES, *model_options.RUNTIME,
+        model_options.MODEL, PRESET, *model_options.CACHES[1:], *model_options.RUNTIME,
         Option("f", "file", "FILE", "text to measure on; not the one that a calibration saw (default:\n"
                                     f"{MANUAL_TEXT}, a frozen copy of kvant's manual)"),
         Option("o", "output", "FILE", "page, for example report.html; results go beside it, report.json"),
@@ -56,7 +59,7 @@ class Settings:
     configs: list = field(default_factory=list)  # words, as the steps are given them
     files: list = field(default_factory=list)  # of settings files
     common: list = field(default_factory=list)
-    caches: list = field(default_factory=list)  # all three, in the order of the command line
+    caches: list = field(default_factory=list)  # of all three what kvant inspect takes, in the order of the command line
 
 
 FIELDS = {"model": "model", "file": "text", "output": "output", "from": "source", "sensitivity": "sensitivity"}
@@ -79,7 +82,8 @@ def _read_options(words):
             if option in ("config", "codec-k", "stock", "preset"):
                 to = settings.files if option == "config" else settings.configs
             passed = model_options.words_of(option, value)
-            settings.caches += passed
+            if model_options.for_inspect(option):
+                settings.caches += passed
             (settings.common if option in COMMON else to).extend(passed)
             if option == "calibration":
                 settings.calibration = value

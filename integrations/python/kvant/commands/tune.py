@@ -76,7 +76,7 @@ class Options:
     def __init__(self, words):
         self.model = self.calibration = self.report = self.resume = None
         self.bits = self.bytes = self.probe_ctx = None
-        self.texts, self.tried, self.runtime = [], {"k": [], "v": []}, []
+        self.texts, self.tried, self.runtime, self.inspected = [], {"k": [], "v": []}, [], []
         self.output, self.n_ctx, self.parts, self.n_checks, self.json = "model.kvant", 4096, 2, 2, False
         for option, value in COMMAND.parse(words):
             self._take(option, value)
@@ -99,6 +99,8 @@ class Options:
             self.json = True
         elif not self._take_number(option, value):
             self.runtime += model_options.words_of(option, value)
+            if model_options.for_inspect(option):
+                self.inspected += model_options.words_of(option, value)
 
     def _take_number(self, option, value):
         numbers = {"ctx": ("n_ctx", 64, 1 << 24), "probe-ctx": ("probe_ctx", 64, 1 << 20),
@@ -190,7 +192,7 @@ class Tune:
         return os.path.join(folder, self.tuning.store.key_of([], self.fingerprint, runtime, self.options.probe_ctx))
 
     def _inspect(self, text, config):
-        return child.rows_or_leave(["inspect", *self.options.of_model, "-f", text, *config, "--json"])[0]
+        return child.rows_or_leave(["inspect", "-m", self.options.model, *self.options.inspected, "-f", text, *config, "--json"])[0]
 
     def _check_text(self, text, facts, contexts):
         needed = contexts * self.options.probe_ctx

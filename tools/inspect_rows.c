@@ -1,0 +1,163 @@
+/* inspect_rows.c - the table and the JSON rows of `kvant inspect`. */
+#include "inspect.h"
+
+#include "command.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const report_column facts_columns[] = {
+    CONFIG_COLUMNS,
+    { "bits", "codec bits", COLUMN_NUMBER, 2 },
+    { "model", NULL, COLUMN_TEXT, 0 },
+    { "model_fingerprint", NULL, COLUMN_TEXT, 0 },
+    { "kvant", NULL, COLUMN_TEXT, 0 },
+    { "runtime", NULL, COLUMN_TEXT, 0 },
+    { "n_ctx_train", NULL, COLUMN_NUMBER, 0 },
+    { "text_tokens", NULL, COLUMN_NUMBER, 0 },
+    { "text_fingerprint", NULL, COLUMN_TEXT, 0 },
+};
+enum { N_FACTS = sizeof facts_columns / sizeof *facts_columns };
+
+/* ctx: as it was asked for. tokens: what the cells hold, which llama.cpp rounds up. */
+static const report_column size_columns[] = {
+    { "ctx", NULL, COLUMN_NUMBER, 0 },
+    { "tokens", NULL, COLUMN_NUMBER, 0 },
+    { "kv_bytes", NULL, COLUMN_MIB, 1 },
+    { "cache_bits", "bits", COLUMN_NUMBER, 2 },
+    { "tokens_per_gib", "tokens a GiB", COLUMN_NUMBER, 0 },
+    { "transform_bytes", "transforms", COLUMN_MIB, 1 },
+    { "exact_bytes", "fp16 pages", COLUMN_MIB, 1 },
+    { "working_bytes", "while learning", COLUMN_MIB, 1 },
+};
+enum { N_SIZES = sizeof size_columns / sizeof *size_columns, AT_BYTES = 2, N_SHORT = 2 };
+
+static void fill_facts(const inspect_facts *f, const kv_config *config, double bits, report_cell *cells)
+{
+    const report_cell facts[N_FACTS - N_CONFIG_COLUMNS] = {
+        CELL_NUMBER(bits),
+        CELL_TEXT(f->name),
+        CELL_TEXT(f->model),
+        CELL_TEXT(f->kvant),
+        CELL_TEXT(f->runtime),
+        CELL_NUMBER(f->n_ctx_train),
+        CELL_NUMBER(f->n_tokens),
+        CELL_TEXT(f->text[0] != 0 ? f->text : NULL),
+    };
+    configs_fill_cells(config, cells);
+    memcpy(cells + N_CONFIG_COLUMNS, facts, sizeof facts);
+}
+
+static void fill_sizes(uint32_t n_ctx, const kvp_kv_size *size, report_cell *cells)
+{
+    const report_cell sizes[N_SIZES] = {
+        CELL_NUMBER(n_ctx),
+        CELL_NUMBER(size->cells),
+        CELL_NUMBER(size->bytes),
+        CELL_NUMBER(kvp_kv_size_bits(size)),
+        CELL_NUMBER(floor(size->cells * 1073741824 / size->bytes)),
+        CELL_NUMBER(size->transforms),
+        CELL_NUMBER(size->exact),
+        CELL_NUMBER(size->working),
+    };
+    memcpy(cells, sizes, sizeof sizes);
+}
+
+/* A row for each configuration and context. */
+static bool print_json(engine *e, const inspect_facts *f, const inspect_contexts *contexts, const kvp_kv_size *sizes,
+                       const double *bits)
+{
+    const kv_configs *list = &e->options.configs;
+    const size_t n_contexts = contexts->n > 0 ? contexts->n : 1, width = N_FACTS + (contexts->n > 0 ? N_SIZES : 0);
+    report_column columns[N_FACTS + N_SIZES];
+    report_cell *cells = calloc(list->n * n_contexts * width, sizeof *cells), *row = cells;
+    memcpy(columns, facts_columns, sizeof facts_columns);
+    memcpy(columns + N_FACTS, size_columns, sizeof size_columns);
+    if (cells == NULL)
+        return complain("inspect: out of memory");
+    for (size_t i = 0; i < list->n; i++)
+        for (size_t c = 0; c < n_contexts; c++, row += width) {
+            fill_facts(f, &list->items[i], bits[i], row);
+            if (contexts->n > 0)
+                fill_sizes(contexts->n_ctx[c], &sizes[c * list->n + i], row + N_FACTS);
+        }
+    const bool ok = report_print(columns, width, cells, list->n * n_contexts, REPORT_JSON);
+    free(cells);
+    return ok;
+}
+
+/* "MiB at 8192" of every context. Where there is one, everything is told about it; else its bits. */
+static size_t table_columns(const inspect_contexts *contexts, char headings[][24], report_column *columns)
+{
+    const size_t shown = contexts->n == 1 ? N_SIZES - AT_BYTES : N_SHORT;
+    size_t n = 0;
+    columns[n++] = (report_column){ NULL, "cache", COLUMN_TEXT, 0 };
+    for (size_t c = 0; c < contexts->n; c++) {
+        memcpy(columns + n, size_columns + AT_BYTES, shown * sizeof *columns);
+        snprintf(headings[c], sizeof headings[c], "MiB at %lu", (unsigned long)contexts->n_ctx[c]);
+        columns[n].heading = headings[c];
+        n += shown;
+    }
+    return n;
+}
+
+static bool print_sizes(const kv_configs *list, const inspect_contexts *contexts, const kvp_kv_size *sizes)
+{
+    char headings[INSPECT_MAX_CONTEXTS][24];
+    report_column columns[1 + N_SIZES + INSPECT_MAX_CONTEXTS * N_SHORT];
+    const size_t width = table_columns(contexts, headings, columns), shown = (width - 1) / contexts->n;
+    report_cell *cells = calloc(list->n * width, sizeof *cells), *row = cells;
+    if (cells == NULL)
+        return complain("inspect: out of memory");
+    for (size_t i = 0; i < list->n; i++, row += width) {
+        row[0] = CELL_TEXT(list->items[i].label);
+        for (size_t c = 0; c < contexts->n; c++) {
+            report_cell all[N_SIZES];
+            fill_sizes(contexts->n_ctx[c], &sizes[c * list->n + i], all);
+            memcpy(row + 1 + c * shown, all + AT_BYTES, shown * sizeof *all);
+        }
+    }
+    const bool ok = report_print(columns, width, cells, list->n, REPORT_TABLE);
+    free(cells);
+    return ok;
+}
+
+static bool print_bits(const kv_configs *list, const double *bits)
+{
+    static const report_column columns[] = { { NULL, "cache", COLUMN_TEXT, 0 },
+                                             { NULL, "codec bits", COLUMN_NUMBER, 2 } };
+    report_cell *cells = calloc(list->n * 2, sizeof *cells);
+    if (cells == NULL)
+        return complain("inspect: out of memory");
+    for (size_t i = 0; i < list->n; i++) {
+        cells[2 * i] = CELL_TEXT(list->items[i].label);
+        cells[2 * i + 1] = CELL_NUMBER(bits[i]);
+    }
+    const bool ok = report_print(columns, 2, cells, list->n, REPORT_TABLE);
+    free(cells);
+    return ok;
+}
+
+static bool print_table(const kv_configs *list, const inspect_facts *f, const inspect_contexts *contexts,
+                        const kvp_kv_size *sizes, const double *bits)
+{
+    printf("%s, contexts of up to %.0f tokens\n", f->name, f->n_ctx_train);
+    if (!isnan(f->n_tokens))
+        printf("the text has %.0f tokens\n", f->n_tokens);
+    return contexts->n > 0 ? print_sizes(list, contexts, sizes) : print_bits(list, bits);
+}
+
+bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts, const kvp_kv_size *sizes,
+                   bool json)
+{
+    const kv_configs *list = &e->options.configs;
+    double *bits = calloc(list->n, sizeof *bits);
+    bool ok = bits != NULL || complain("inspect: out of memory");
+    for (size_t i = 0; i < list->n && ok; i++)
+        ok = engine_bits(e, &list->items[i], &bits[i]);
+    ok = ok && (json ? print_json(e, f, contexts, sizes, bits) : print_table(list, f, contexts, sizes, bits));
+    free(bits);
+    return ok;
+}
