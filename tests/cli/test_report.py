@@ -189,7 +189,7 @@ class InABrowser(Folder):
         self.evaluate('document.querySelector("#table .scroll").focus()')
         for _ in range(2):
             self.browser.press("Tab")
-        self.assertIn("true bits", self.evaluate("document.activeElement.textContent"))
+        self.assertIn("codec bits", self.evaluate("document.activeElement.textContent"))
         self.browser.press("Enter", text="\r")
         self.assertEqual(self.column(1), sorted(self.column(1)))
         self.assertEqual(self.evaluate('document.activeElement.parentElement.getAttribute("aria-sort")'), "ascending")
@@ -267,6 +267,61 @@ class InABrowser(Folder):
         for name in ("balanced", "small", "q8_0", "q4_0"):
             self.assertIn(name, words)
 
+    def test_names_in_the_plot_are_in_nobodys_way(self):
+        """On a phone, too: no name covers another one, a point or the title of an axis. A preset diverges most, at the upper edge; and two
+        caches are nearly one point, as balanced and q5_1 were."""
+        results = presets()
+        rows = step(results, "quality")["rows"]
+        worst = next(row for row in rows if row["preset"] == "small")
+        worst.update(kld_mean=2 * max(row["kld_mean"] for row in rows), bits=min(row["bits"] for row in rows) / 2, kv_bytes=1 << 20)
+        q4 = next(row for row in rows if row["k"] == row["v"] == "q4_0")
+        balanced = next(row for row in rows if row["preset"] == "balanced")
+        balanced.update(kld_mean=0.97 * q4["kld_mean"], bits=1.02 * q4["bits"], kv_bytes=1.02 * q4["kv_bytes"])
+        for width in (1280, 390, 340):
+            self.open(results, width=width)
+            names, others = self.evaluate("""(() => {
+                const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom, e.textContent]; };
+                const svg = document.querySelector("#quality svg[role=img]");
+                return [[...svg.querySelectorAll("text.point")].map(box), [...svg.querySelectorAll('[aria-label$="axis label"] text')].map(box)];
+            })()""")
+            self.assertEqual(sorted(name[4] for name in names), sorted(["balanced", "small", *(row["k"] for row in rows if row["cache"] == "llama.cpp" and row["k"] == row["v"] != "f16")]))
+            self.assertGreaterEqual(len(others), 2)
+            boxes = names + others
+            for i, a in enumerate(boxes):
+                for b in boxes[i + 1:]:
+                    apart = a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]
+                    self.assertTrue(apart, f"{a[4]} and {b[4]} at {width}")
+            points, = [self.evaluate("""[...document.querySelectorAll('#quality svg[role=img] [aria-label="dot"] path')].map((e) => {
+                const b = e.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom]; })""")]
+            title = min(others, key=lambda box: box[2])
+            for point in points:
+                self.assertTrue(point[2] >= title[3] or point[0] >= title[1], f"a point covers {title[4]} at {width}")
+
+    def test_titles_say_whether_a_calibration_was_used(self):
+        results = presets()
+        self.open(results)
+        self.assertTrue(self.evaluate("document.title").endswith(", not calibrated"))
+        results["about"]["calibration"] = "model.kvcal"
+        self.open(results)
+        self.assertTrue(self.evaluate("document.title").endswith(", calibrated"))
+        self.assertEqual(self.evaluate("document.title"), self.evaluate('document.querySelector("h1").textContent'))
+
+    def test_a_card_promises_no_more_than_its_text_says(self):
+        """What diverges twice as much as q8_0 loses little, even where it is below what anybody sees."""
+        results = presets()
+        rows = step(results, "quality")["rows"]
+        q8 = next(row for row in rows if row["k"] == row["v"] == "q8_0")
+        small = next(row for row in rows if row["preset"] == "balanced")
+        small.update(kld_mean=2 * q8["kld_mean"], kld_se=0.01 * q8["kld_mean"])
+        q8.update(kld_se=0.01 * q8["kld_mean"])
+        for row in rows:
+            if row["preset"] == "small":
+                row.update(preset="quality", kld_mean=1.9 * q8["kld_mean"], bits=4.5, kv_bytes=11796480 * 4.5 / 16)
+        self.open(results)
+        card = self.cards()[0]
+        self.assertEqual((card["title"], card["name"]), ("Loses little", "preset quality"))
+        self.assertIn("1.9 times q8_0's", card["text"])
+
     def test_curves_differ(self):
         results = presets()
         for i in range(12):
@@ -319,7 +374,7 @@ class InABrowser(Folder):
         self.choose_size("bits")
         after = self.evaluate('document.querySelector("#quality svg[role=img]").textContent')
         self.assertIn("whole cache at 8192 tokens", before)
-        self.assertIn("true bits per number", after)
+        self.assertIn("codec bits per number", after)
 
     def test_layers_of_kvant_tune(self):
         results = copy.deepcopy(RESULTS)

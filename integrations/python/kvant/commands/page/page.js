@@ -181,6 +181,34 @@
         return svg;
     }
 
+    /* Names of presets and of llama.cpp's types beside their points: where neither another name nor a point
+     * nor the edge is in the way, else where least is. Text is about 0.6 of its size wide. */
+    function pointLabels(svg, shown, best, size) {
+        const [x, y] = [svg.scale("x"), svg.scale("y")];
+        const at = (row) => ({ x: x.apply(row[size]), y: y.apply(row.kld_mean) });
+        const around = ({ x, y }, r) => ({ left: x - r, right: x + r, top: y - r, bottom: y + r });
+        const taken = [...shown.map((row) => around(at(row), 6)),
+            ...best.map((row) => { const p = at(row); return { left: p.x - 22, right: p.x - 6, top: p.y + 2, bottom: p.y + 16 }; })];
+        const edge = { left: x.range[0], right: Number(svg.getAttribute("width")), top: y.range[1] - 22, bottom: y.range[0] };
+        const common = (a, b) => Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) * Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
+        const area = (a) => (a.right - a.left) * (a.bottom - a.top);
+        for (const row of [...shown.filter((row) => row.preset), ...shown.filter((row) => isStock(row))]) {
+            const name = row.preset ?? row.name.replace("llama.cpp ", ""), fontSize = row.preset ? 12 : 11, p = at(row);
+            const width = 0.62 * fontSize * name.length, height = fontSize + 2;
+            const places = [[8, -height - 3], [9, -height / 2], [8, 4], [-width - 8, -height - 3], [-width - 9, -height / 2], [-width / 2, -height - 8], [-width / 2, 8], [10, -2 * height - 3], [10, height + 4]]
+                .map(([dx, dy]) => ({ left: p.x + dx, right: p.x + dx + width, top: p.y + dy, bottom: p.y + dy + height }));
+            const covered = (place) => taken.reduce((sum, other) => sum + common(place, other), 0) + 4 * (area(place) - common(place, edge));
+            const place = places.reduce((least, other) => (covered(other) < covered(least) - 0.5 ? other : least));
+            taken.push(place);
+            const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+            for (const [k, v] of Object.entries({ x: place.left, y: place.top + height / 2, dy: "0.32em", "font-size": fontSize, "text-anchor": "start", class: "point",
+                fill: "var(--ink)", stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke", "font-weight": row.preset ? 600 : 400 })) text.setAttribute(k, v);
+            text.textContent = name;
+            svg.append(text);
+        }
+        return svg;
+    }
+
     function lineFigure(label, rows, axes, columns) {
         const names = unique(rows.map((row) => row.name));
         const draw = (width) => {
@@ -202,8 +230,14 @@
 
     /* ---- sections ---- */
 
+    /* Two reports on one model may differ in this alone. Nothing where no preset was measured. */
+    function howLearned() {
+        if (about.calibration) return ", calibrated";
+        return rowsOf("quality").some((row) => row.preset) ? ", not calibrated" : "";
+    }
+
     function head() {
-        const title = `kvant report: ${about.model ?? "model"}`;
+        const title = `kvant report: ${about.model ?? "model"}${howLearned()}`;
         document.title = title;
         main.querySelector("h1").textContent = title;
         main.append(element("p", {}, "How small the key-value cache of this model can be before it gets worse, measured with ",
@@ -283,6 +317,9 @@
 
     const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
 
+    /* No more than q8_0, within what was measured: what diverges twice as much may still be below UNSEEN. */
+    const losesNothing = (row, q8) => q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
+
     function chosen(rows) {
         const own = candidates(rows), q8 = stockOf(rows, "q8_0");
         const unseen = Math.max(UNSEEN, q8 ? q8.kld_mean + 2 * (q8.kld_se ?? 0) : 0);
@@ -290,7 +327,7 @@
         const first = smallest(own.filter((row) => row.kld_mean <= unseen && (!second || row.kld_mean < second.kld_mean)));
         const last = smallest(own.filter((row) => row.kld_mean <= USABLE && (!second || row.whole < second.whole)));
         return [
-            ["Loses nothing to be seen", first, `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
+            [!first || losesNothing(first, q8) ? "Loses nothing to be seen" : "Loses little", first, `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
             [second && !second.preset ? "Between" : "The default", second, "The preset balanced was not measured."],
             ["Smallest usable", last, `Nothing smaller stays below a divergence of ${USABLE}.`],
         ];
@@ -303,7 +340,7 @@
         const q8 = stockOf(rows, "q8_0"), q4 = stockOf(rows, "q4_0");
         if (row === q8) return "what is usually called lossless";
         const words = [];
-        if (q8 && q8.kld_mean > 0) words.push(row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0) ? "no more than q8_0's" : `${times(row.kld_mean / q8.kld_mean)} times q8_0's`);
+        if (q8 && q8.kld_mean > 0) words.push(losesNothing(row, q8) ? "no more than q8_0's" : `${times(row.kld_mean / q8.kld_mean)} times q8_0's`);
         if (q4 && row !== q4 && row.kld_mean > 0) {
             const ratio = q4.kld_mean / row.kld_mean;
             words.push(ratio >= 1.5 ? `1/${Math.round(ratio)} of q4_0's` : ratio > 0.9 ? "about q4_0's" : `${times(1 / ratio)} times q4_0's`);
@@ -393,13 +430,14 @@
         const draw = (width) => {
             const best = front(untied, size);
             const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
-            return plot({
+            const svg = plot({
                 width,
                 height: Math.min(560, Math.max(340, width * 0.62)),
+                marginTop: 40, /* the title of the axis stands there, and a star at the top has its name above it */
                 marginLeft: 56,
                 marginRight: 40,
                 marginBottom: 40,
-                x: { label: size === "bits" ? "true bits per number →" : `bits per number, whole cache at ${sizes.context} tokens →`, grid: true, nice: true },
+                x: { label: size === "bits" ? "codec bits per number →" : `bits per number, whole cache at ${sizes.context} tokens →`, grid: true, nice: true },
                 y: { type: "log", label: "↑ mean divergence, nats (log)", grid: true, tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") },
                 marks: [
                     Plot.line(best, { x: size, y: "kld_mean", stroke: "var(--soft)", strokeWidth: 1.5, strokeDasharray: "4 3", curve: "step-after" }),
@@ -412,10 +450,9 @@
                     }),
                     /* Below and left of the front there is nothing, so numbers have room there; names are in the list. */
                     Plot.text(best, { x: size, y: "kld_mean", text: (_, i) => String(i + 1), dx: -8, dy: 9, textAnchor: "end", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
-                    Plot.text(shown.filter((row) => row.preset), { x: size, y: "kld_mean", text: "preset", dx: 8, dy: -10, textAnchor: "start", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
-                    Plot.text(shown.filter((row) => row.kind === "llama.cpp"), { x: size, y: "kld_mean", text: (d) => d.name.replace("llama.cpp ", ""), dx: 9, textAnchor: "start", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontSize: 11 }),
                 ],
             });
+            return pointLabels(svg, shown, best, size);
         };
         const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
         const legend = element("ul", { class: "legend" }, ...kinds.map((kind) => {
@@ -438,14 +475,14 @@
             return figure(label, draw, element("div", {}, legend.cloneNode(true), list), makeTable(label, [
                 { key: "name", name: "keys / values", text: true },
                 { key: "kind", name: "kind", text: true },
-                { key: "bits", name: "true bits" },
+                { key: "bits", name: "codec bits" },
                 { key: "whole", name: "whole cache" },
                 { key: "kld_mean", name: "mean divergence", show: showSmall },
                 { key: "best", name: "on the front", text: true },
             ], listed));
         };
         const select = element("select", { id: "size" }, element("option", { value: "whole" }, whole),
-            element("option", { value: "bits" }, "true bits of the codec, as in a very long context"));
+            element("option", { value: "bits" }, "codec bits, as in a very long context"));
         let current = build();
         select.addEventListener("change", () => {
             size = select.value;
@@ -584,7 +621,7 @@
                 [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: unit, show: showSmall },
                     { key: "spec", name: "codec chosen", text: true }, { key: "site_bits", name: "bits" }]),
             settings.length === 0 ? null : makeTable("Settings that kvant tune compared", [
-                { key: "setting", name: "setting", text: true }, { key: "k", name: "keys", text: true }, { key: "v", name: "values", text: true }, { key: "bits", name: "true bits" },
+                { key: "setting", name: "setting", text: true }, { key: "k", name: "keys", text: true }, { key: "v", name: "values", text: true }, { key: "bits", name: "codec bits" },
                 { key: "kv_bytes", name: "MiB", show: mib }, { key: "predicted", name: "predicted divergence", show: showSmall }, { key: "kld_mean", name: "measured", show: showSmall }, { key: "kld_se", name: "±", show: showSmall },
             ], settings));
     }
@@ -594,7 +631,7 @@
         section("table", "All configurations", element("p", {}, "Press a heading to sort by it; press it again to reverse the order."),
             rows.length === 0 ? notMeasured("kvant eval has not run.") : makeTable(label, [
                 { key: "name", name: "keys / values", text: true },
-                { key: "bits", name: "true bits" },
+                { key: "bits", name: "codec bits" },
                 { key: "whole", name: "whole cache" },
                 { key: "kv_bytes", name: `MiB at ${about.ctx ?? "?"} tokens`, show: mib },
                 { key: "kld_mean", name: "mean divergence", show: showSmall },
