@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Writes fit.csv: what KV caches take with models that people know, by context.
+
+    bench/fit.py --commit $(git rev-parse --short HEAD) > bench/results/fit.csv
+
+fit_models.csv has the models' shapes. For each shape this makes a GGUF file with the layers, kv
+heads, head dimension and window of the model, and with weights that are holes in the file. `kvant
+inspect` then makes contexts with it: llama.cpp says how many cells each layer has, and the plug-in
+what they take. So nothing is computed here, and no model needs to be fetched.
+"""
+
+import argparse
+import csv
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+BENCH = pathlib.Path(__file__).resolve().parent
+CONTEXTS = (8192, 32768, 131072)
+FACTS = ("model", "layers", "kv_heads", "head_dim", "window")
+SIZES = "kv_bytes cache_bits transform_bytes exact_bytes working_bytes".split()
+COLUMNS = [*FACTS, "memory", "cache", "context", *SIZES, "commit", "command"]
+# What the size of a cache does not depend on.
+EMBEDDING, FEED_FORWARD, VOCABULARY, EXPERTS = 64, 64, 64, 2
+F32 = 0
+
+
+def shapes():
+    """{model: {column of fit_models.csv: value}}"""
+    with open(BENCH / "fit_models.csv", newline="", encoding="utf-8") as file:
+        return {line["model"]: line for line in csv.DictReader(file)}
+
+
+def text(string):
+    return struct.pack("<Q", len(string)) + string.encode()
+
+
+def value(v):
+    kinds = {str: lambda: struct.pack("<I", 8) + text(v), float: lambda: struct.pack("<If", 6, v)}
+    return kinds.get(type(v), lambda: struct.pack("<II", 4, v))()
+
+
+def metadata(shape):
+    architecture, heads, width = (shape[key] for key in ("architecture", "kv_heads", "head_dim"))
+    own = {
+        "block_count": int(shape["layers"]),
+        "context_length": max(CONTEXTS),
+        "embedding_length": EMBEDDING,
+        "feed_forward_length": FEED_FORWARD,
+        "attention.head_count": int(heads),  # one query head for each kv head
+        "attention.head_count_kv": int(heads),
+        "attention.key_length": int(width),
+        "attention.value_length": int(width),
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": int(width),
+        "rope.freq_base": 10000.0,
+        "vocab_size": VOCABULARY,
+    }
+    if int(shape["window"]) > 0:  # llama.cpp knows which layers of an architecture have it
+        own["attention.sliding_window"] = int(shape["window"])
+    if architecture == "gpt-oss":
+        own.update({f"expert_{of}": EXPERTS for of in ("count", "used_count")})
+        own["expert_feed_forward_length"] = FEED_FORWARD
+    named = {f"{architecture}.{key}": v for key, v in own.items()}
+    return {"general.architecture": architecture, "general.name": shape["model"],
+            "tokenizer.ggml.model": "no_vocab", **named}
+
+
+def attention(shape):
+    """{tensor of a layer: dimensions}"""
+    architecture, width = shape["architecture"], int(shape["head_dim"])
+    all_heads = width * int(shape["kv_heads"])
+    tensors = {"attn_norm.weight": [EMBEDDING], "attn_output.weight": [all_heads, EMBEDDING]}
+    tensors.update({f"attn_{of}.weight": [EMBEDDING, all_heads] for of in "qkv"})
+    if architecture in ("qwen3", "gemma3"):
+        tensors.update({f"attn_{of}_norm.weight": [width] for of in "qk"})
+    if architecture == "gpt-oss":
+        tensors.update({f"attn_{of}.bias": [all_heads] for of in "qkv"})
+        tensors["attn_output.bias"] = [EMBEDDING]
+        tensors["attn_sinks.weight"] = [int(shape["kv_heads"])]
+    return tensors
+
+
+def feed_forward(shape):
+    """{tensor of a layer: dimensions}"""
+    ways = {"gate": (EMBEDDING, FEED_FORWARD), "up": (EMBEDDING, FEED_FORWARD),
+            "down": (FEED_FORWARD, EMBEDDING)}
+    if shape["architecture"] == "gpt-oss":
+        tensors = {"post_attention_norm.weight": [EMBEDDING], "ffn_gate_inp.bias": [EXPERTS],
+                   "ffn_gate_inp.weight": [EMBEDDING, EXPERTS]}
+        for way, (of, to) in ways.items():
+            tensors[f"ffn_{way}_exps.weight"] = [of, to, EXPERTS]
+            tensors[f"ffn_{way}_exps.bias"] = [to, EXPERTS]
+        return tensors
+    norms = ["ffn_norm"]
+    if shape["architecture"] == "gemma3":
+        norms += ["post_attention_norm", "post_ffw_norm"]
+    return {**{f"{norm}.weight": [EMBEDDING] for norm in norms},
+            **{f"ffn_{way}.weight": list(sides) for way, sides in ways.items()}}
+
+
+def write_model(path, shape):
+    """A GGUF file of this shape. Its weights are zeros, which take no room on a disk."""
+    ends = {"token_embd.weight": [EMBEDDING, VOCABULARY], "output_norm.weight": [EMBEDDING],
+            "output.weight": [EMBEDDING, VOCABULARY]}
+    layer = {**attention(shape), **feed_forward(shape)}
+    of_layers = {f"blk.{i}.{name}": dims for i in range(int(shape["layers"])) for name, dims in layer.items()}
+    tensors, pairs = {**ends, **of_layers}, metadata(shape)
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs))
+    head += b"".join(text(key) + value(v) for key, v in pairs.items())
+    at = 0
+    for name, dims in tensors.items():
+        head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, F32, at)
+        n = 4
+        for side in dims:
+            n *= side
+        at += n + -n % 32
+    with open(path, "wb") as file:
+        file.write(head)
+        file.truncate(len(head) + -len(head) % 32 + at)
+
+
+def inspected(kvant, model, on_gpu):
+    """What kvant inspect says of the usual caches at all contexts."""
+    words = [kvant, "inspect", "-m", model, "-c", ",".join(map(str, CONTEXTS)), "--json"]
+    done = subprocess.run([*words, *(["--gpu"] if on_gpu else [])], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"fit.py: {' '.join(map(str, words))}:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def lines(kvant, models, folder, places=("cpu", "gpu")):
+    """Lines of fit.csv without the last two columns, of these models."""
+    for name, shape in models.items():
+        path = os.path.join(folder, f"{name}.gguf")
+        write_model(path, shape)
+        for place in places:
+            for row in inspected(kvant, path, place == "gpu"):
+                cache = row["preset"] or row["k"]
+                yield [*(shape[key] for key in FACTS), place, cache, row["ctx"],
+                       *(f"{row[key]:.3f}" if key == "cache_bits" else round(row[key]) for key in SIZES)]
+        os.unlink(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--kvant", default=BENCH.parent / "build" / "bin" / "kvant")
+    options = parser.parse_args()
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    with tempfile.TemporaryDirectory() as folder:
+        for line in lines(options.kvant, shapes(), folder):
+            writer.writerow([*line, options.commit, "bench/fit.py"])
+
+
+if __name__ == "__main__":
+    main()
