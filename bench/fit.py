@@ -108,7 +108,8 @@ def write_model(path, shape):
     ends = {"token_embd.weight": [EMBEDDING, VOCABULARY], "output_norm.weight": [EMBEDDING],
             "output.weight": [EMBEDDING, VOCABULARY]}
     layer = {**attention(shape), **feed_forward(shape)}
-    of_layers = {f"blk.{i}.{name}": dims for i in range(int(shape["layers"])) for name, dims in layer.items()}
+    of_layers = {f"blk.{i}.{name}": dims for i in range(int(shape["layers"]))
+                 for name, dims in layer.items()}
     tensors, pairs = {**ends, **of_layers}, metadata(shape)
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs))
     head += b"".join(text(key) + value(v) for key, v in pairs.items())
@@ -141,13 +142,17 @@ def lines(kvant, models, folder, places=("cpu", "gpu")):
         for place in places:
             for row in inspected(kvant, path, place == "gpu"):
                 cache = row["preset"] or row["k"]
-                yield [*(shape[key] for key in FACTS), place, cache, row["ctx"],
-                       *(f"{row[key]:.3f}" if key == "cache_bits" else round(row[key]) for key in SIZES)]
+                sizes = {key: round(row[key]) for key in SIZES}
+                sizes["cache_bits"] = f"{row['cache_bits']:.3f}"
+                facts = (shape[key] for key in FACTS)
+                yield [*facts, place, cache, row["ctx"], *sizes.values()]
         os.unlink(path)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commit", required=True)
     parser.add_argument("--kvant", default=BENCH.parent / "build" / "bin" / "kvant")
     options = parser.parse_args()

@@ -107,7 +107,8 @@ def man_options(options):
 
 
 def usages(table):
-    """(name, usage) of a command, and of each other one that its usage begins a line with: kvant search has four."""
+    """(name, usage) of a command, and of others that begin a line of its usage: kvant search has
+    four."""
     name = f"kvant {table.name}"
     return [(name, usage) for usage in re.split(rf"\n *{name} ", table.usage)]
 

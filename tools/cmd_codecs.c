@@ -32,9 +32,9 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "codecs",
     .usage = "[--all] [--head-dim N | --config FILE] [--json]",
-    .about = "Lists presets and codecs. Bits are codec bits per number: every stored byte of a page counts,\n"
-             "scales and padding included. What a cache takes next to its pages is not: kvant inspect -c tells\n"
-             "it. Nominal bits are what the paper counts, the mean of K and V.",
+    .about = "Lists presets and codecs. Bits are codec bits per number: every stored byte of a page\n"
+             "counts, scales and padding included. A cache keeps more than pages: kvant inspect -c\n"
+             "counts all of it. Nominal bits are what the paper counts, the mean of K and V.",
     ARG_OPTIONS(options),
     .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
 };
@@ -230,7 +230,7 @@ static bool print_short_list(listing *list, uint32_t head_dim)
     putchar('\n');
     const bool ok = report_print(shown, 3, cells, (size_t)(row - cells) / 3, REPORT_TABLE);
     puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses codecs.\n"
-         "kvant codecs --all: every codec at every width with its codec bits, its source and its options");
+         "kvant codecs --all: every codec at every width with its codec bits, source and options");
     return ok;
 }
 

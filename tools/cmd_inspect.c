@@ -1,8 +1,9 @@
-/* cmd_inspect.c - `kvant inspect`: what a model is, what a text is to it, and what caches take with it.
+/* cmd_inspect.c - `kvant inspect`: what a model is, what a text is to it, and what caches take.
  *
  * Scripts call it before they measure for an hour: it refuses texts and configurations that are not
- * for the model. Sizes (-c) come from the plug-in: a context is made, so llama.cpp itself says which
- * layers have keys and values in how many cells, and the plug-in says what they take (kv_size.h).
+ * for the model. Sizes (-c) come from the plug-in: a context is made, so llama.cpp itself says
+ * which layers have keys and values in how many cells, and the plug-in says what they take
+ * (kv_size.h).
  * Nothing is computed, and no cell is touched. inspect_rows.c prints.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -51,7 +52,8 @@ static const arg_option options[] = {
     ENGINE_OPTIONS_CACHES(engine),
     ENGINE_OPTIONS_CODECS(engine),
     ENGINE_OPTIONS_LIBRARIES(engine),
-    ARG_TEXT('f', "file", "FILE", text, "count the tokens of this text, too; - reads standard input"),
+    ARG_TEXT('f', "file", "FILE", text,
+             "count the tokens of this text, too; - reads standard input"),
     ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
 
@@ -59,14 +61,16 @@ static const arg_spec spec = {
     .command = "inspect",
     .usage = "-m MODEL [-c CTX,CTX [--gpu]] [-f TEXT] [--preset NAME]... [--config FILE]...\n"
              "                     [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about = "Tells what KV caches take with a model at the contexts of -c, with everything that they\n"
-             "keep: codes, fp16 pages and transforms. What kvant takes only while it learns from the\n"
-             "first prompts is a column of its own. Without a cache named: f16, q8_0, q4_0 and all\n"
-             "presets. Without -c: the model's name and context, and the codec bits of caches.\n"
-             "Measures nothing, and needs no memory for the cache.",
+    .about =
+        "Tells what KV caches take with a model at the contexts of -c, with everything that they\n"
+        "keep: codes, fp16 pages and transforms. What kvant takes only while it learns from the\n"
+        "first prompts is a column of its own. Without a cache named: f16, q8_0, q4_0 and all\n"
+        "presets. Without -c: the model's name and context, and the codec bits of caches.\n"
+        "Measures nothing, and needs no memory for the cache.",
     ARG_OPTIONS(options),
-    .notes = "examples:\n  kvant inspect -m model.gguf -c 131072\n"
-             "  kvant inspect -m model.gguf -c 8192,32768 --gpu --preset small -k kivi-2 --stock q4_0",
+    .notes =
+        "examples:\n  kvant inspect -m model.gguf -c 131072\n"
+        "  kvant inspect -m model.gguf -c 8192,32768 --gpu --preset small -k kivi-2 --stock q4_0",
 };
 
 static void write_fingerprint(char text[20], uint64_t fingerprint)
@@ -110,13 +114,16 @@ static bool look_at_text(const engine *e, const char *file, inspect_facts *f)
  * many cells as kvant's f16 has, which is asked instead: they are allocated as a whole. */
 static bool size_caches(engine *e, kv_configs *f16, uint32_t n_ctx, bool on_gpu, kvp_kv_size *sizes)
 {
-    const engine_context_options context = { .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = 1 };
+    const engine_context_options context = { .n_ctx = n_ctx,
+                                             .n_batch = ENGINE_UBATCH,
+                                             .n_outputs = 1 };
     const kv_configs *list = &e->options.configs;
     for (size_t i = 0; i < list->n; i++) {
         const kv_config *config = &list->items[i];
         if (i > 0 && config->stock && list->items[i - 1].stock)
             sizes[i] = sizes[i - 1];
-        else if (!engine_planned_size(e, config->stock ? &f16->items[0] : config, &context, on_gpu, &sizes[i]))
+        else if (!engine_planned_size(e, config->stock ? &f16->items[0] : config, &context, on_gpu,
+                                      &sizes[i]))
             return false;
         if (config->stock)
             engine_stock_size(config, &sizes[i]);
@@ -124,7 +131,8 @@ static bool size_caches(engine *e, kv_configs *f16, uint32_t n_ctx, bool on_gpu,
     return true;
 }
 
-static bool look_at_sizes(engine *e, const inspect_contexts *contexts, bool on_gpu, kvp_kv_size *sizes)
+static bool look_at_sizes(engine *e, const inspect_contexts *contexts, bool on_gpu,
+                          kvp_kv_size *sizes)
 {
     static kv_configs f16;
     bool ok = configs_add_k(&f16, "f16") && configs_finish(&f16, e->options.model);
@@ -152,7 +160,8 @@ static bool look_and_print(engine *e, const settings *s)
 /* What people compare: with nothing named, and a size wanted. */
 static bool add_usual_caches(kv_configs *list)
 {
-    static const char *const stock[] = { "f16", "q8_0", "q4_0" }, *const presets[] = { "quality", "balanced", "small", "tiny" };
+    static const char *const stock[] = { "f16", "q8_0", "q4_0" };
+    static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
     bool ok = true;
     for (size_t i = 0; i < sizeof stock / sizeof *stock; i++)
         ok = ok && configs_add_stock(list, stock[i]);
@@ -181,7 +190,8 @@ int command_inspect(int argc, char **argv)
         return EXIT_USAGE;
     interrupt_catch();
     /* The plug-in's device of the computer's memory: sizes on a GPU need none. */
-    const bool ok = setenv("KVANT_GPU", "0", 1) == 0 && engine_open(&e, &s.engine) && look_and_print(&e, &s);
+    const bool ok =
+        setenv("KVANT_GPU", "0", 1) == 0 && engine_open(&e, &s.engine) && look_and_print(&e, &s);
     engine_close(&e);
     return ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
 }

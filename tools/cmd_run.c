@@ -207,15 +207,17 @@ static void print_cache(const generation *g)
     kvp_kv_size full;
     if (!engine_kv_size(&g->engine, g->config, &g->meter, &full))
         return;
-    fprintf(stderr, "; KV cache %.2f MiB, with a full context %.2f MiB: %.2f bits per number (f16: %.2f MiB)",
-            engine_kv_bytes(&g->engine, g->config, &g->meter) / mib, full.bytes / mib, kvp_kv_size_bits(&full),
-            2 * (full.numbers[0] + full.numbers[1]) / mib);
+    fprintf(
+        stderr,
+        "; KV cache %.2f MiB, with a full context %.2f MiB: %.2f bits per number (f16: %.2f MiB)",
+        engine_kv_bytes(&g->engine, g->config, &g->meter) / mib, full.bytes / mib,
+        kvp_kv_size_bits(&full), 2 * (full.numbers[0] + full.numbers[1]) / mib);
 }
 
 static void print_statistics(const generation *g)
 {
-    fprintf(stderr, "\n%s: prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s", g->config->label,
-            g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
+    fprintf(stderr, "\n%s: prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s",
+            g->config->label, g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
             (double)g->n_generated / g->answer_seconds);
     print_cache(g);
     fputc('\n', stderr);

@@ -241,7 +241,8 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
         meter->seen[meter->n++] = cache;
         const int64_t block = ll.ggml_blck_size(cache->type);
         meter->bytes += ll.ggml_nbytes(cache);
-        meter->numbers += (double)ll.ggml_nbytes(cache) * (double)block / (double)ll.ggml_row_size(cache->type, block);
+        meter->numbers += (double)ll.ggml_nbytes(cache) * (double)block /
+                          (double)ll.ggml_row_size(cache->type, block);
     }
     return false;
 }
@@ -291,7 +292,8 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
     return (double)(config->stock ? meter->bytes : e->kv_memory(NULL));
 }
 
-bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter, kvp_kv_size *size)
+bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter,
+                    kvp_kv_size *size)
 {
     *size = (kvp_kv_size){ .size = sizeof *size };
     if (!config->stock) /* in the computer's memory, else on a GPU */
@@ -302,13 +304,14 @@ bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *me
     return true;
 }
 
-bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options, bool on_gpu,
-                         kvp_kv_size *size)
+bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options,
+                         bool on_gpu, kvp_kv_size *size)
 {
     struct llama_context *ctx = engine_context(e, config, options);
     *size = (kvp_kv_size){ .size = sizeof *size };
     if (ctx == NULL)
-        return on_gpu && hint("what only a GPU serves has no size here; the plug-in's line at the start tells it");
+        return on_gpu && hint("what only a GPU serves has no size here; the plug-in's line at the "
+                              "start tells it");
     const bool ok = e->kv_size(on_gpu, size);
     ll.llama_free(ctx);
     return ok || complain("%s: the plug-in does not tell the size of this cache", config->label);

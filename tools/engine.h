@@ -21,7 +21,8 @@
  * clang-format off */
 #define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
 #define ENGINE_OPTION_THREADS(e) \
-    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, "threads (default: CPUs this process may use)")
+    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, \
+            "threads (default: CPUs this process may use)")
 #define ENGINE_OPTIONS_LIBRARIES(e) \
     ARG_TEXT(0, "runtime", "DIR", e.runtime, "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
                                              "else the one this build was configured with)"), \
@@ -40,19 +41,23 @@
 #define ENGINE_OPTIONS_ATTENTION(e) \
     ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
                                                              "same cache"), \
-    ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs, "attention of the -k before it in fp32: slow, to see what the\n" \
-                                                           "integer products of the fast kernels cost")
+    ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs, \
+             "attention of the -k before it in fp32: slow, to see what the\n" \
+             "integer products of the fast kernels cost")
 #define ENGINE_OPTIONS_CODECS(e) \
     ARG_CALL(0, "protect", "N", configs_set_protect, e.configs, \
              "the first N and the last N layers use another codec: of the -k\n" \
              "or --preset before it, of all when it comes first (default 0)"), \
     ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "codec of these layers, keys and values (default " \
                                                                                PLUGIN_PROTECT_CODEC ")"), \
-    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, "calibration, for all presets and some codecs (default:\n" \
-                                                              "model.kvcal beside model.gguf); kvant calibrate makes it")
+    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, \
+             "calibration, for all presets and some codecs (default:\n" \
+             "model.kvcal beside model.gguf); kvant calibrate makes it")
 #define ENGINE_OPTIONS(e) \
-    ENGINE_OPTION_MODEL(e), ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"), \
-    ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e), ENGINE_OPTIONS_RUNTIME(e)
+    ENGINE_OPTION_MODEL(e), \
+    ENGINE_OPTION_PRESET(e, KVANT_PRESET_DEFAULT ", where no cache is named"), \
+    ENGINE_OPTIONS_CACHES(e), ENGINE_OPTIONS_ATTENTION(e), ENGINE_OPTIONS_CODECS(e), \
+    ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */
 
 typedef struct engine_options {
@@ -115,12 +120,13 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
 
 /* What the cache of the one living context takes when it is full: as the plug-in says for kvant's,
  * the size of the tensors for llama.cpp's own, which the meter has. False after complaining. */
-bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter, kvp_kv_size *size);
+bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter,
+                    kvp_kv_size *size);
 
-/* The same of a context that is made for this alone. on_gpu: as kvant's cache would be in the memory of
- * a GPU. Of kvant's configurations only. False after complaining. */
-bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options, bool on_gpu,
-                         kvp_kv_size *size);
+/* The same of a context that is made for this alone. on_gpu: as kvant's cache would be in a GPU's
+ * memory. Of kvant's configurations only. False after complaining. */
+bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options,
+                         bool on_gpu, kvp_kv_size *size);
 
 /* Makes *size that of a cache of llama.cpp's own with as many numbers. */
 void engine_stock_size(const kv_config *config, kvp_kv_size *size);

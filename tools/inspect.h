@@ -19,7 +19,7 @@ typedef struct inspect_facts {
 
 /* A table of a line for each configuration, or a JSON object for each configuration and context.
  * sizes: by context, then by configuration; not read without contexts. False after complaining. */
-bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts, const kvp_kv_size *sizes,
-                   bool json);
+bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
+                   const kvp_kv_size *sizes, bool json);
 
 #endif /* KVANT_TOOLS_INSPECT_H */

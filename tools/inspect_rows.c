@@ -34,17 +34,14 @@ static const report_column size_columns[] = {
 };
 enum { N_SIZES = sizeof size_columns / sizeof *size_columns, AT_BYTES = 2, N_SHORT = 2 };
 
-static void fill_facts(const inspect_facts *f, const kv_config *config, double bits, report_cell *cells)
+static void fill_facts(const inspect_facts *f, const kv_config *config, double bits,
+                       report_cell *cells)
 {
     const report_cell facts[N_FACTS - N_CONFIG_COLUMNS] = {
-        CELL_NUMBER(bits),
-        CELL_TEXT(f->name),
-        CELL_TEXT(f->model),
-        CELL_TEXT(f->kvant),
-        CELL_TEXT(f->runtime),
-        CELL_NUMBER(f->n_ctx_train),
-        CELL_NUMBER(f->n_tokens),
-        CELL_TEXT(f->text[0] != 0 ? f->text : NULL),
+        CELL_NUMBER(bits),        CELL_TEXT(f->name),
+        CELL_TEXT(f->model),      CELL_TEXT(f->kvant),
+        CELL_TEXT(f->runtime),    CELL_NUMBER(f->n_ctx_train),
+        CELL_NUMBER(f->n_tokens), CELL_TEXT(f->text[0] != 0 ? f->text : NULL),
     };
     configs_fill_cells(config, cells);
     memcpy(cells + N_CONFIG_COLUMNS, facts, sizeof facts);
@@ -66,11 +63,12 @@ static void fill_sizes(uint32_t n_ctx, const kvp_kv_size *size, report_cell *cel
 }
 
 /* A row for each configuration and context. */
-static bool print_json(engine *e, const inspect_facts *f, const inspect_contexts *contexts, const kvp_kv_size *sizes,
-                       const double *bits)
+static bool print_json(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
+                       const kvp_kv_size *sizes, const double *bits)
 {
     const kv_configs *list = &e->options.configs;
-    const size_t n_contexts = contexts->n > 0 ? contexts->n : 1, width = N_FACTS + (contexts->n > 0 ? N_SIZES : 0);
+    const size_t n_contexts = contexts->n > 0 ? contexts->n : 1,
+                 width = N_FACTS + (contexts->n > 0 ? N_SIZES : 0);
     report_column columns[N_FACTS + N_SIZES];
     report_cell *cells = calloc(list->n * n_contexts * width, sizeof *cells), *row = cells;
     memcpy(columns, facts_columns, sizeof facts_columns);
@@ -88,8 +86,9 @@ static bool print_json(engine *e, const inspect_facts *f, const inspect_contexts
     return ok;
 }
 
-/* "MiB at 8192" of every context. Where there is one, everything is told about it; else its bits. */
-static size_t table_columns(const inspect_contexts *contexts, char headings[][24], report_column *columns)
+/* "MiB at 8192" and the bits of every context, and everything else of a single one. */
+static size_t table_columns(const inspect_contexts *contexts, char headings[][24],
+                            report_column *columns)
 {
     const size_t shown = contexts->n == 1 ? N_SIZES - AT_BYTES : N_SHORT;
     size_t n = 0;
@@ -103,11 +102,13 @@ static size_t table_columns(const inspect_contexts *contexts, char headings[][24
     return n;
 }
 
-static bool print_sizes(const kv_configs *list, const inspect_contexts *contexts, const kvp_kv_size *sizes)
+static bool print_sizes(const kv_configs *list, const inspect_contexts *contexts,
+                        const kvp_kv_size *sizes)
 {
     char headings[INSPECT_MAX_CONTEXTS][24];
     report_column columns[1 + N_SIZES + INSPECT_MAX_CONTEXTS * N_SHORT];
-    const size_t width = table_columns(contexts, headings, columns), shown = (width - 1) / contexts->n;
+    const size_t width = table_columns(contexts, headings, columns),
+                 shown = (width - 1) / contexts->n;
     report_cell *cells = calloc(list->n * width, sizeof *cells), *row = cells;
     if (cells == NULL)
         return complain("inspect: out of memory");
@@ -140,8 +141,9 @@ static bool print_bits(const kv_configs *list, const double *bits)
     return ok;
 }
 
-static bool print_table(const kv_configs *list, const inspect_facts *f, const inspect_contexts *contexts,
-                        const kvp_kv_size *sizes, const double *bits)
+static bool print_table(const kv_configs *list, const inspect_facts *f,
+                        const inspect_contexts *contexts, const kvp_kv_size *sizes,
+                        const double *bits)
 {
     printf("%s, contexts of up to %.0f tokens\n", f->name, f->n_ctx_train);
     if (!isnan(f->n_tokens))
@@ -149,15 +151,16 @@ static bool print_table(const kv_configs *list, const inspect_facts *f, const in
     return contexts->n > 0 ? print_sizes(list, contexts, sizes) : print_bits(list, bits);
 }
 
-bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts, const kvp_kv_size *sizes,
-                   bool json)
+bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
+                   const kvp_kv_size *sizes, bool json)
 {
     const kv_configs *list = &e->options.configs;
     double *bits = calloc(list->n, sizeof *bits);
     bool ok = bits != NULL || complain("inspect: out of memory");
     for (size_t i = 0; i < list->n && ok; i++)
         ok = engine_bits(e, &list->items[i], &bits[i]);
-    ok = ok && (json ? print_json(e, f, contexts, sizes, bits) : print_table(list, f, contexts, sizes, bits));
+    ok = ok && (json ? print_json(e, f, contexts, sizes, bits)
+                     : print_table(list, f, contexts, sizes, bits));
     free(bits);
     return ok;
 }

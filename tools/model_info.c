@@ -45,7 +45,7 @@ static uint32_t cache_layers(const struct llama_model *model)
     return shared < n ? n - shared : n;
 }
 
-/* llama.cpp tells those of the first layer, which of a hybrid may be a layer without keys and values.
+/* llama.cpp tells those of the first layer. In a hybrid model it may have no keys and values.
  * Bits per number do not depend on how many kv heads there are. */
 static uint32_t kv_heads(const struct llama_model *model)
 {
@@ -58,12 +58,14 @@ static kvant_scheme_model shape_of(const struct llama_model *model)
     return (kvant_scheme_model){ .size = sizeof(kvant_scheme_model),
                                  .n_layers = cache_layers(model),
                                  .n_kv_heads = kv_heads(model),
-                                 .head_dim = { head_dim(model, "key_length"), head_dim(model, "value_length") } };
+                                 .head_dim = { head_dim(model, "key_length"),
+                                               head_dim(model, "value_length") } };
 }
 
 void engine_stock_size(const kv_config *config, kvp_kv_size *size)
 {
-    size->codec_bits = size->numbers[0] * stock_bits(config->type_k) + size->numbers[1] * stock_bits(config->type_v);
+    size->codec_bits = size->numbers[0] * stock_bits(config->type_k) +
+                       size->numbers[1] * stock_bits(config->type_v);
     size->bytes = size->codec_bits / 8;
     size->exact = size->transforms = size->working = size->room = 0;
 }

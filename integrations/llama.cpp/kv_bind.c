@@ -25,8 +25,8 @@ struct kvp_layers {
     uint32_t first;  /* the lowest one */
     uint32_t n_here; /* layers whose keys are here */
     uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
-    uint32_t n_positions;     /* of the longest cache, one stream */
-    kvp_kv_size full;         /* of what is bound, when all cells are written */
+    uint32_t n_positions;                 /* of the longest cache, one stream */
+    kvp_kv_size full;                     /* of what is bound, when all cells are written */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -339,7 +339,8 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
     return layers != NULL ? kvp_kv_reserve_in(layers, shape, err, errlen) : 0;
 }
 
-size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err, size_t errlen)
+size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err,
+                         size_t errlen)
 {
     kvant_scheme_place place;
     kvant_tensor_params params;
@@ -446,8 +447,9 @@ void kvp_kv_count(kvp_kv *kv)
     kvant_tensor_info info = { .size = sizeof(info) };
 
     kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
-    atomic_store_explicit(&kv->beside, kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
-                          memory_order_relaxed);
+    atomic_store_explicit(
+        &kv->beside, kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
+        memory_order_relaxed);
 }
 
 /* The codecs of a bound tensor's kv heads; NULL: there are none. */
@@ -484,8 +486,9 @@ static void note_bound(kvp_kv *kv)
         kvant_codec_get_info(codecs[head], &info);
         alike = alike && strcmp(first.spec, info.spec) == 0;
     }
-    kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f codec bits", kv->name, first.spec,
-             alike ? "" : " and others", kv->head_dim, n_kv_heads, kv->shape.n_streams, kv->shape.n_cells,
+    kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f codec bits",
+             kv->name, first.spec, alike ? "" : " and others", kv->head_dim, n_kv_heads,
+             kv->shape.n_streams, kv->shape.n_cells,
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
@@ -516,9 +519,9 @@ static void tell(struct kvp_layers *layers)
         snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
             "(f16: %.1f MiB)%s%s",
-            layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n, n,
-            full->bytes / mib, (unsigned long long)full->cells, 2 * (full->numbers[0] + full->numbers[1]) / mib,
-            learning, layers->settings.remark);
+            layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n,
+            n, full->bytes / mib, (unsigned long long)full->cells,
+            2 * (full->numbers[0] + full->numbers[1]) / mib, learning, layers->settings.remark);
     if (layers->rotated)
         kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
                 "power of two: these are not the codecs that the preset has on a CPU");

@@ -57,8 +57,8 @@ static kvant_tensor_info info_when_full(const kvp_kv *kv)
 
 /* Pages and fp16 pages when each stream is one sequence. A pool has two fp16 blocks in reserve that
  * nothing touches then. */
-static double page_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs, uint32_t n_kv_heads,
-                         double sealed)
+static double page_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                         uint32_t n_kv_heads, double sealed)
 {
     const double spare = 2.0 * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
@@ -74,8 +74,8 @@ static double page_bytes(const kvp_kv_shape *shape, const kvant_codec *const *co
     return (double)bytes > sealed + spare ? (double)bytes - spare : sealed;
 }
 
-static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, double sealed,
-                          kvp_kv_size *size)
+static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                          double sealed, kvp_kv_size *size)
 {
     const kvant_tensor_info full = info_when_full(kv);
 
@@ -87,7 +87,8 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
 }
 
 /* All that is reserved on a GPU is used, also what another head_dim would have needed. */
-static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, kvp_kv_size *size)
+static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                     kvp_kv_size *size)
 {
     kvp_kv_shape shape = kv->shape;
     char err[512];
@@ -96,14 +97,16 @@ static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_
     shape.in_order = true;
     reserved = kvp_kv_reserve_in(kv->layers, &shape, err, sizeof(err));
     size->exact = (double)kvp_kv_open_bytes(&shape, kv->settings);
-    size->transforms = (double)kvp_gpu_transform_bytes(&shape, codecs, n_kv_heads, kvp_kv_n_positions(kv));
+    size->transforms =
+        (double)kvp_gpu_transform_bytes(&shape, codecs, n_kv_heads, kvp_kv_n_positions(kv));
     size->bytes = (double)reserved + size->transforms;
     size->working = (double)kvp_gpu_waiting_bytes(&shape, kv->settings);
     size->room = (double)kvp_gpu_learning_room(&shape, kv->settings);
     return reserved != 0;
 }
 
-bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu, kvp_kv_size *size)
+bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu,
+                      kvp_kv_size *size)
 {
     const uint32_t n_kv_heads = kv->shape.row / kv->head_dim;
     const double cells = (double)kv->shape.n_cells * kv->shape.n_streams;

@@ -80,7 +80,8 @@ struct kvp_kv {
     const kvp_remote *remote; /* NULL: the cells are in the computer's memory */
     void *cells;              /* the remote's, NULL while unbound */
     kvp_kv_size full;         /* once bound: when all cells are written */
-    size_t calibrated;        /* bytes of its codecs' matrices from a calibration, in the computer's memory */
+    size_t
+        calibrated; /* bytes of its codecs' matrices from a calibration, in the computer's memory */
     const void *cache;        /* the same for the tensors of one buffer */
     struct kvp_layers *layers;
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
@@ -127,7 +128,8 @@ void kvp_kv_note_rotation(const kvp_kv *kv);
  * tensor by the answer, which depends on the shape and on the context's settings alone. */
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 /* The same in this context, not in the one that the thread creates. */
-size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err, size_t errlen);
+size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err,
+                         size_t errlen);
 
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
  * of memory. */
@@ -155,9 +157,11 @@ bool kvp_kv_learns(const kvp_settings *settings);
 /* Of the context that this thread creates; NULL: there is none. */
 const kvp_settings *kvp_kv_current_settings(void);
 
-/* kv_size.c. What a bound tensor takes when all of its cells are written; codecs are its kv heads'. False for a tensor on a GPU
- * whose size elsewhere is wanted. kvp_kv_size_now finds the codecs. add: sums. */
-bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu, kvp_kv_size *size);
+/* kv_size.c. What a bound tensor takes when all of its cells are written; codecs are its kv heads'.
+ * False for a tensor on a GPU whose size elsewhere is wanted. kvp_kv_size_now finds the codecs.
+ * kvp_kv_size_add adds a part to a sum. */
+bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu,
+                      kvp_kv_size *size);
 size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n_kv_heads);
 void kvp_kv_size_add(kvp_kv_size *sum, const kvp_kv_size *part);
 bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size);
@@ -165,7 +169,8 @@ bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size);
 void kvp_kv_free(kvp_kv *kv);
 
 /* Bytes in the computer's memory next to the buffer's: learned and calibrated matrices, learning's
- * working memory, rows that wait. Any thread may ask. The context's thread calls kvp_kv_count after each change. */
+ * working memory, rows that wait. Any thread may ask. The context's thread calls kvp_kv_count after
+ * each change. */
 size_t kvp_kv_bytes_beside(kvp_kv *kv);
 void kvp_kv_count(kvp_kv *kv);
 

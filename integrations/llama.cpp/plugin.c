@@ -40,8 +40,8 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
 }
 
 /* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved),
- * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), and kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
- * KVANT. */
+ * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), and kvant_accel_device, the device KVANT_ACCEL for
+ * programs that register it themselves beside KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;

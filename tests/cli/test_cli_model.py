@@ -71,7 +71,8 @@ class Eval(unittest.TestCase):
         )
         for row in self.rows:
             self.assertLessEqual(
-                {"bits", "cache_bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1", "chunks", "batch"}, set(row)
+                {"bits", "cache_bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1",
+                 "chunks", "batch"}, set(row)
             )
             absent = {key for key, value in row.items() if not isinstance(value, (str, int, float))}
             self.assertLessEqual(
@@ -151,7 +152,8 @@ class Eval(unittest.TestCase):
         rows, done = rows_of(run(*arguments, "--json")), run(*arguments)
         self.assertEqual(done.returncode, OK, done.stderr)
         header, f16, q8 = done.stdout.splitlines()
-        self.assertEqual(re.split("  +", header.strip()), ["cache", "codec bits", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"])
+        self.assertEqual(re.split("  +", header.strip()),
+                         ["cache", "codec bits", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"])
         self.assertTrue(f16.startswith("llama.cpp f16 "))
         self.assertIn(f"{rows[0]['ppl']:.3f}", f16)
         self.assertIn(f"{rows[1]['ppl']:.3f}", q8)
@@ -247,58 +249,72 @@ class Inspect(unittest.TestCase):
         self.assertIn("contexts of up to 8192 tokens\n", done.stdout)
 
     def test_sizes_are_those_of_the_line_at_the_start(self):
-        """One formula: bytes, bits and what learning takes are what the plug-in says of such a context."""
+        """One formula: the plug-in says of such a context the same bytes, bits and what learning
+        takes."""
         for n_ctx in ("512", "2048"):
             row, = rows_of(run("inspect", "-m", SMALL, "-c", n_ctx, "--preset", "small", "--json"))
-            done = run("run", "-m", SMALL, "--preset", "small", "-c", n_ctx, "-p", "Hello", "-n", "1", KVANT_QUIET="0")
-            said = re.search(r"KV cache small: ([\d.]+) bits per number, .* layers, ([\d.]+) MiB for (\d+) tokens "
-                             r"\(f16: ([\d.]+) MiB\), and ([\d.]+) MiB while it learns", done.stderr).groups()
-            mib = 2**20
-            self.assertEqual(said, (f"{row['cache_bits']:.2f}", f"{row['kv_bytes'] / mib:.1f}", n_ctx,
-                                    f"{16 / row['cache_bits'] * row['kv_bytes'] / mib:.1f}", f"{row['working_bytes'] / mib:.1f}"))
+            words = ("--preset", "small", "-c", n_ctx, "-p", "Hello", "-n", "1")
+            done = run("run", "-m", SMALL, *words, KVANT_QUIET="0")
+            said = re.search(r"KV cache small: ([\d.]+) bits per number, .* layers, ([\d.]+) MiB "
+                             r"for (\d+) tokens \(f16: ([\d.]+) MiB\), and ([\d.]+) MiB while it "
+                             "learns", done.stderr).groups()
+            f16 = 16 / row["cache_bits"] * row["kv_bytes"]
+            mib = [f"{b / 2**20:.1f}" for b in (row["kv_bytes"], f16, row["working_bytes"])]
+            self.assertEqual(said, (f"{row['cache_bits']:.2f}", mib[0], n_ctx, *mib[1:]))
             self.assertEqual(row["tokens_per_gib"], int(2**30 * int(n_ctx) / row["kv_bytes"]))
             self.assertLess(row["transform_bytes"] + row["exact_bytes"], row["kv_bytes"])
 
     def test_llama_cpps_own_take_what_they_allocate(self):
-        rows = rows_of(run("inspect", "-m", SMALL, "-c", "300,1024", "--stock", "f16", "--stock", "q8_0/q4_0", "--json"))
-        self.assertEqual([(row["ctx"], row["tokens"]) for row in rows], 2 * [(300, 512), (1024, 1024)])  # steps of 256
+        stock = ("--stock", "f16", "--stock", "q8_0/q4_0")
+        rows = rows_of(run("inspect", "-m", SMALL, "-c", "300,1024", *stock, "--json"))
+        cells = 2 * [(300, 512), (1024, 1024)]  # steps of 256
+        self.assertEqual([(row["ctx"], row["tokens"]) for row in rows], cells)
         for row, bits in zip(rows, (16, 16, 6.5, 6.5)):
             numbers = 2 * row["tokens"] * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
             self.assertEqual((row["cache_bits"], row["kv_bytes"]), (bits, numbers * bits / 8))
-            self.assertEqual([row[key] for key in ("transform_bytes", "exact_bytes", "working_bytes")], [0, 0, 0])
+            for key in ("transform_bytes", "exact_bytes", "working_bytes"):
+                self.assertEqual(row[key], 0)
 
     def test_the_table(self):
         done = run("inspect", "-m", SMALL, "-c", "4096")
         self.assertEqual(done.returncode, OK, done.stderr)
         _, header, *lines = done.stdout.splitlines()
         self.assertEqual(re.split("  +", header.strip()),
-                         ["cache", "MiB at 4096", "bits", "tokens a GiB", "transforms", "fp16 pages", "while learning"])
+                         ["cache", "MiB at 4096", "bits", "tokens a GiB", "transforms",
+                          "fp16 pages", "while learning"])
         self.assertEqual([re.split("  +", line)[0] for line in lines],
-                         ["llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0", "quality", "balanced", "small", "tiny"])
+                         ["llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0",
+                          "quality", "balanced", "small", "tiny"])
         done = run("inspect", "-m", SMALL, "-c", "4096", "-c", "131072", "--preset", "small")
         self.assertEqual(re.split("  +", done.stdout.splitlines()[1].strip()),
                          ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
 
     def test_a_gpus_sizes_need_none(self):
-        arguments = ("inspect", "-m", SMALL, "-c", "2048", "--preset", "balanced", "--stock", "q4_0", "--json")
+        caches = ("--preset", "balanced", "--stock", "q4_0")
+        arguments = ("inspect", "-m", SMALL, "-c", "2048", *caches, "--json")
         here, there = rows_of(run(*arguments)), rows_of(run(*arguments, "--gpu"))
         self.assertEqual(here[1], there[1])
-        # 8 open pages of 64 tokens for each of the tensors, and for the first prompts as many as 33.
+        # 8 open pages of 64 tokens for each of the tensors, and up to 33 for the first prompts.
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 8 * page)
         self.assertGreater(there[0]["working_bytes"], 2 * SMALL_LAYERS * 32 * page)
         self.assertGreater(there[0]["kv_bytes"], here[0]["kv_bytes"])
 
     def test_windows_and_other_layers(self):
-        """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256. What kvant learns of them goes by the
-        context, and models whose state is none of keys and values are refused with the reason."""
-        rows = rows_of(run("inspect", "-m", TINY / "gemma3.gguf", "-c", "4096", "--stock", "f16", "--preset", "balanced", "-k", "turboquant-4", "--json"))
-        cells = 2 * 4096 + 2 * 768
-        self.assertEqual([row["kv_bytes"] / (cells * 2 * 2 * 64) for row in (rows[0], rows[2])], [2, 4.25 / 8])
+        """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
+        What kvant learns for them goes by the context. Models whose state is not only keys and
+        values are refused with the reason."""
+        caches = ("--stock", "f16", "--preset", "balanced", "-k", "turboquant-4")
+        rows = rows_of(run("inspect", "-m", TINY / "gemma3.gguf", "-c", "4096", *caches, "--json"))
+        numbers = (2 * 4096 + 2 * 768) * 2 * 2 * 64
+        sizes = [row["kv_bytes"] / numbers for row in (rows[0], rows[2])]
+        self.assertEqual(sizes, [2, 4.25 / 8])
         self.assertEqual({row["tokens"] for row in rows}, {4096})
-        without, = rows_of(run("inspect", "-m", TINY / "llama.gguf", "-c", "4096", "--preset", "balanced", "--json"))
+        words = ("-c", "4096", "--preset", "balanced", "--json")
+        without, = rows_of(run("inspect", "-m", TINY / "llama.gguf", *words))
         self.assertEqual(rows[1]["transform_bytes"], without["transform_bytes"])
-        for model, words in (("lfm2", "the model keeps state in cache_"), ("deepseek2", "(MLA) is not supported")):
+        for model, words in (("lfm2", "the model keeps state in cache_"),
+                             ("deepseek2", "(MLA) is not supported")):
             done = run("inspect", "-m", TINY / f"{model}.gguf", "-c", "512")
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
             self.assertIn(words, done.stderr)
@@ -316,7 +332,7 @@ class Inspect(unittest.TestCase):
             ([], USAGE, "no model given"),
             (["-m", SMALL, "--gpu"], USAGE, "give -c"),
             (["-m", SMALL, "-c", "7"], USAGE, "--ctx"),
-            (["-m", SMALL, *(word for n in range(7) for word in ("-c", str(512 + n)))], USAGE, "more than 6 contexts"),
+            (["-m", SMALL, *(f"-c{512 + n}" for n in range(7))], USAGE, "more than 6 contexts"),
             (["-m", SMALL, "-k", "int-44"], USAGE, "int-44"),
             (["-m", SMALL, "-f", "/nonexistent"], RUNTIME, "/nonexistent"),
             (["-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
@@ -515,8 +531,8 @@ class Run(unittest.TestCase):
         cells = 256  # the fewest that llama.cpp allocates
         numbers = cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         full, f16 = (rf"{numbers * bits / 8 / 2**20:.2f} MiB" for bits in (8.5, 16))
-        self.assertRegex(done.stderr, r"int-8: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB, "
-                                      rf"with a full context {full}: 8\.50 bits per number \(f16: {f16}\)")
+        full = rf"with a full context {full}: 8\.50 bits per number \(f16: {f16}\)"
+        self.assertRegex(done.stderr, rf"int-8: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB, {full}")
 
     def test_a_preset_without_a_calibration(self):
         done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
@@ -531,12 +547,14 @@ class Run(unittest.TestCase):
         twentieth. What learning still holds then is at most what the line says of it."""
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", "1024", "--chunks", "1", "--preset", "quality", "--json", KVANT_QUIET="0")
         said = re.search(
-            r"KV cache quality: (\d+\.\d\d) bits per number, .*, (\d+\.\d) MiB for 1024 tokens .* and (\d+\.\d) MiB while it learns",
+            r"KV cache quality: (\d+\.\d\d) bits per number, .*, (\d+\.\d) MiB for 1024 tokens .* "
+            r"and (\d+\.\d) MiB while it learns",
             done.stderr,
         )
         bits, cache, learning = (float(part) for part in said.groups())
         numbers = 2 * 1024 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
-        self.assertAlmostEqual(bits, cache * 2**20 * 8 / numbers, delta=0.05 * 2**20 * 8 / numbers + 0.005)
+        per_mib = 2**20 * 8 / numbers  # of which the line has one decimal
+        self.assertAlmostEqual(bits, cache * per_mib, delta=0.05 * per_mib + 0.005)
         measured = rows_of(done)[1]["kv_bytes"] / 2**20
         self.assertGreater(measured, cache - 0.05 - measured / 20)
         self.assertLess(measured, cache + learning + 0.1 + measured / 20)

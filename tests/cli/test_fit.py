@@ -1,6 +1,7 @@
 """bench/fit.py and its results: what caches take with models that people know."""
 
 import csv
+import itertools
 import pathlib
 import sys
 import tempfile
@@ -24,8 +25,7 @@ def key_of(line):
 
 class Fit(unittest.TestCase):
     def test_every_cell_is_there_once(self):
-        wanted = [(model, place, cache, context) for model in fit.shapes() for place in ("cpu", "gpu")
-                  for cache in CACHES for context in fit.CONTEXTS]
+        wanted = itertools.product(fit.shapes(), ("cpu", "gpu"), CACHES, fit.CONTEXTS)
         self.assertEqual(sorted(map(key_of, LINES)), sorted(wanted))
         for line in LINES:
             shape = fit.shapes()[line["model"]]
@@ -40,16 +40,19 @@ class Fit(unittest.TestCase):
             self.assertEqual(int(line["kv_bytes"]), 2 * numbers * int(line["context"]))
 
     def test_windows_keep_their_cells_only(self):
-        """llama.cpp keeps a window and one batch of 512 tokens, in steps of 256 cells. One of six layers
-        of Gemma 3, and every second one of gpt-oss, has all tokens."""
-        for model, whole, windowed, cells in (("Gemma-3-12B", 8, 40, 1536), ("gpt-oss-20b", 12, 12, 768)):
-            for line in (line for line in LINES if line["model"] == model and line["cache"] == "f16"):
+        """llama.cpp keeps a window and one batch of 512 tokens, in steps of 256 cells. One of six
+        layers of Gemma 3, and every second one of gpt-oss, has all tokens."""
+        layers = {"Gemma-3-12B": (8, 40, 1536), "gpt-oss-20b": (12, 12, 768)}
+        for model, (whole, windowed, cells) in layers.items():
+            of = [line for line in LINES if line["model"] == model and line["cache"] == "f16"]
+            self.assertEqual(len(of), 2 * len(fit.CONTEXTS))
+            for line in of:
                 rows = whole * int(line["context"]) + windowed * cells
                 width = int(line["kv_heads"]) * int(line["head_dim"])
                 self.assertEqual(int(line["kv_bytes"]), 2 * 2 * width * rows)
 
     def test_the_lines_are_what_the_plug_in_says(self):
-        """A page shows three digits, so a hundredth may have changed since the lines were written."""
+        """A page shows three digits, so a hundredth may have changed since then."""
         kept = {key_of(line): line for line in LINES}
         models = {name: fit.shapes()[name] for name in ("Llama-3.1-8B", "gpt-oss-20b")}
         with tempfile.TemporaryDirectory() as folder:

@@ -26,11 +26,12 @@ class Files(unittest.TestCase):
 
     def test_each_synopsis_has_a_line(self):
         """kvant search is four commands; each of them begins a line of its own."""
-        synopsis = (ROOT / "docs" / "kvant.1").read_text().partition(".SH SYNOPSIS\n")[2].partition("\n.SH ")[0]
+        page = (ROOT / "docs" / "kvant.1").read_text()
+        synopsis = page.partition(".SH SYNOPSIS\n")[2].partition("\n.SH ")[0]
         lines = [line for line in synopsis.splitlines() if line != ".br"]
         self.assertEqual([line for line in lines if line.count("kvant ") != 1], [])
-        self.assertEqual([line.split()[2] for line in lines if line.startswith(r"\fBkvant search\fR")],
-                         ["build", "query", "info", "eval"])
+        search = [line.split()[2] for line in lines if line.startswith(r"\fBkvant search\fR")]
+        self.assertEqual(search, ["build", "query", "info", "eval"])
 
     def test_the_man_page_has_no_warnings(self):
         if shutil.which("groff") is None:

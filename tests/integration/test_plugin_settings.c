@@ -67,10 +67,11 @@ static void defaults_work(void **state)
 }
 
 /* The line's bits per number are its MiB, spread over the numbers that 2 bytes each would take: all
- * that is in one is in the other. MiB have one decimal, so 5.6 MiB in fp16 are off by 0.05 of them. */
+ * that is in one is in the other. MiB have one decimal, so either may be off by 0.05. */
 static bool counts_everything(const struct outcome *outcome)
 {
-    const char *bits_at = strstr(outcome->output, ": "), *mib_at = strstr(outcome->output, " layers, "),
+    const char *bits_at = strstr(outcome->output, ": "),
+               *mib_at = strstr(outcome->output, " layers, "),
                *f16_at = strstr(outcome->output, "(f16: ");
     double bits, mib, f16;
 
@@ -81,7 +82,8 @@ static bool counts_everything(const struct outcome *outcome)
     mib = atof(mib_at + strlen(" layers, "));
     f16 = atof(f16_at + strlen("(f16: "));
     print_message("%.2f bits per number, %.1f of %.1f MiB\n", bits, mib, f16);
-    return bits > 16 * (mib - 0.05) / (f16 + 0.05) - 0.005 && bits < 16 * (mib + 0.05) / (f16 - 0.05) + 0.005;
+    return bits > 16 * (mib - 0.05) / (f16 + 0.05) - 0.005 &&
+           bits < 16 * (mib + 0.05) / (f16 - 0.05) + 0.005;
 }
 
 /* One line: a preset under its name. 256 cells of 30 layers, 3 kv heads, 64
@@ -93,7 +95,8 @@ static void a_context_begins_with_a_line(void **state)
     } cases[] = {
         { "", "KV cache balanced: " },
         { "KVANT_PRESET=small", "KV cache small: " },
-        { "KVANT_K=int-8", "KV cache int-8: 8.50 bits per number, 30 of 30 layers, 3.0 MiB for 256 tokens (f16: 5.6 MiB)" },
+        { "KVANT_K=int-8", "KV cache int-8: 8.50 bits per number, 30 of 30 layers, 3.0 MiB for 256 "
+                           "tokens (f16: 5.6 MiB)" },
         { "KVANT_K=int-8 KVANT_V=f16", "KV cache int-8 / f16: 12.25 bits per number, " },
     };
 

@@ -1,6 +1,6 @@
-/* test_plugin_size.c - what the plug-in says that a full cache takes (kvant_kv_size: the line at the
- * start, `kvant inspect`) against the bytes that it takes when the cache is full, counted. In the
- * computer's memory, and on the stand-in of a GPU. */
+/* test_plugin_size.c - what the plug-in says that a full cache takes (kvant_kv_size: the line at
+ * the start, `kvant inspect`), compared with the bytes that are counted when the cache is full. In
+ * the computer's memory, and on the stand-in of a GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,9 +76,10 @@ static sizes sizes_of(const char *spec, uint32_t n_ctx)
     assert_true(s.said.cells == n_ctx);
     fill(context, (int)n_ctx);
     s.counted = counted_bytes(&s.reserved);
-    print_message("%s, %u tokens: said %.0f (%.0f exact, %.0f transforms), and %.0f while it learns; counted %.0f\n",
-                  spec[0] != '\0' ? spec : "default", n_ctx, s.said.bytes, s.said.exact, s.said.transforms,
-                  s.said.working, s.counted);
+    print_message("%s, %u tokens: said %.0f (%.0f exact, %.0f transforms), and %.0f while it "
+                  "learns; counted %.0f\n",
+                  spec[0] != '\0' ? spec : "default", n_ctx, s.said.bytes, s.said.exact,
+                  s.said.transforms, s.said.working, s.counted);
     llama_free(context);
     return s;
 }
@@ -132,7 +133,8 @@ static void check_learning(uint32_t n_ctx)
 
     assert_true(s.said.exact > 0 && s.said.transforms >= one.said.transforms && s.said.working > 0);
     assert_true(s.counted >= least);
-    assert_true(s.counted <= most + (harness_on_gpu() ? gpu_tables(n_ctx) + gpu_copies() : edges()));
+    assert_true(s.counted <=
+                most + (harness_on_gpu() ? gpu_tables(n_ctx) + gpu_copies() : edges()));
     if (harness_on_gpu()) /* its buffer: pages, and fp16 pages */
         assert_true(s.reserved - (s.said.bytes - s.said.transforms) <= n_tensors() * 256.0 &&
                     s.reserved >= s.said.bytes - s.said.transforms);
@@ -172,7 +174,8 @@ static void a_gpus_sizes_are_told_anywhere(void **state)
         other = said_size(false);
         assert_true(there.numbers[0] == other.numbers[0] && there.numbers[1] == other.numbers[1]);
         assert_true(there.cells == other.cells && there.codec_bits == other.codec_bits);
-        assert_true(there.exact >= 8 * 64 * 2 * (there.numbers[0] + there.numbers[1]) / there.cells);
+        assert_true(there.exact >=
+                    8 * 64 * 2 * (there.numbers[0] + there.numbers[1]) / there.cells);
     }
     llama_free(context);
     other.size = 1;

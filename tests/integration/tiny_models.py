@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Writes models of random weights, one per kind of cache that llama.cpp has, without a vocabulary:
 
-    tiny_models.py FOLDER      llama.gguf (plain), llama80.gguf and llama128.gguf (head_dim 80 and 128), gemma3.gguf (sliding window), gemma2.gguf (softcap), gpt-oss.gguf (sinks, window),
+    tiny_models.py FOLDER      llama.gguf (plain), llama80.gguf and llama128.gguf (head_dim 80, 128),
+                               gemma3.gguf (sliding window), gemma2.gguf (softcap),
+                               gpt-oss.gguf (sinks, window),
                                lfm2.gguf (recurrent state), deepseek2.gguf (keys without values)
 """
 import array
@@ -87,7 +89,8 @@ MODELS = {
     "llama": (keys("llama"), ENDS + each(attention, dense)),
     "llama80": (keys("llama", attention__key_length=80, attention__value_length=80, rope__dimension_count=80),
                 ENDS + each(lambda i: attention(i, dim=80), dense)),
-    "llama128": (keys("llama", attention__key_length=128, attention__value_length=128, rope__dimension_count=128),
+    "llama128": (keys("llama", attention__key_length=128, attention__value_length=128,
+                      rope__dimension_count=128),
                  ENDS + each(lambda i: attention(i, dim=128), dense)),
     "gemma3": (keys("gemma3", attention__sliding_window=64, attention__sliding_window_pattern=2),
                ENDS + each(lambda i: attention(i, norms=True), lambda i: dense(i, post=True))),

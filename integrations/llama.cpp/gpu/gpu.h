@@ -64,7 +64,8 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
-#define KVP_MOST_WAITING (2 * KVP_ENOUGH_ROWS) /* rows that wait for one, where memory is free (wait.c) */
+#define KVP_MOST_WAITING                                                                           \
+    (2 * KVP_ENOUGH_ROWS)  /* rows that wait for one, where memory is free (wait.c) */
 #define KVP_MOST_ANEW 256u /* blocks that may take another matrix (anew.c) */
 #define KVP_MOST_ASKED 16u /* tokens whose queries go with a batch of decoded rows */
 #define KVP_LATE_STEPS 32u /* of a few tokens, while threads learn */
@@ -447,10 +448,10 @@ typedef struct kvp_gpu_version {
  * there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
 
-/* size.c. Bytes that a cache tensor takes on a GPU at most, next to its pages: its transforms; pages and
- * keys of rows that wait for a matrix; and what kvp_gpu_store_anew needs for one layer. */
-size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs, uint32_t n_kv_heads,
-                               uint32_t n_positions);
+/* size.c. Bytes that a cache tensor takes on a GPU at most, next to its pages: its transforms;
+ * pages and keys of rows that wait for a matrix; and what kvp_gpu_store_anew needs for a layer. */
+size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                               uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 

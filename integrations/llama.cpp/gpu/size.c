@@ -1,8 +1,8 @@
 /* size.c - what a cache tensor on a GPU takes next to its pages, from its shape alone (kv_size.h).
  *
- * Needs no GPU, so that `kvant inspect` can tell a GPU's sizes on any machine. Not counted: tables of
- * a few bytes for each token that all layers share (cell numbers, page tables, refused cells), and
- * room for one batch. */
+ * Needs no GPU, so that `kvant inspect` can tell a GPU's sizes on any machine. It does not count
+ * tables of a few bytes for each token that all layers share (cell numbers, page tables, refused
+ * cells), and room for one batch. */
 #include "gpu.h"
 
 /* Ranges of positions after the first one that a cache of this shape makes matrices for. A cache of
@@ -18,8 +18,8 @@ static size_t further_ranges(const kvp_kv_shape *shape, uint32_t n_positions)
     return n;
 }
 
-size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs, uint32_t n_kv_heads,
-                               uint32_t n_positions)
+size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                               uint32_t n_kv_heads, uint32_t n_positions)
 {
     kvant_codec_info info = { .size = sizeof(info) };
     bool learns;
@@ -38,15 +38,18 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 
 size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
-    const size_t rows = KVP_MOST_WAITING, all = kvp_kv_blocks(shape), most = rows / KVANT_PAGE_TOKENS + 1;
-    const size_t pages = (all < most ? all : most) * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+    const size_t rows = KVP_MOST_WAITING, all = kvp_kv_blocks(shape),
+                 most = rows / KVANT_PAGE_TOKENS + 1;
+    const size_t pages =
+        (all < most ? all : most) * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
 
     if (!kvp_kv_learns(settings))
         return 0;
     return pages + (shape->role == KVANT_ROLE_K ? rows * shape->row * sizeof(float) : 0);
 }
 
-/* Blocks and open pages of one layer, as fp32 rows with their slots, while they take another matrix. */
+/* Blocks and open pages of one layer as fp32 rows with their slots, while they take another
+ * matrix. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t n = kvp_kv_blocks(shape), row = shape->row * sizeof(float) + sizeof(int64_t);

@@ -97,7 +97,8 @@ static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && memchr(cache->held, 1, cache->n_blocks) == NULL;
 
-    if (!may || !(have_room(cache, step, KVP_MOST_WAITING) || have_room(cache, step, KVP_ENOUGH_ROWS)))
+    if (!may ||
+        !(have_room(cache, step, KVP_MOST_WAITING) || have_room(cache, step, KVP_ENOUGH_ROWS)))
         return;
     kvp_gpu_close_all(cache);
     cache->waiting = true;

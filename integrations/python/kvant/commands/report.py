@@ -15,8 +15,10 @@ from .cli import Option
 MANUAL_TEXT = "kvant:manual"
 
 # A report compares, so its default is no single preset.
-PRESET = model_options.CACHES[0]._replace(help="quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
-                                               "(default: the list of all caches)")
+PRESET = model_options.CACHES[0]._replace(
+    help="quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
+         "(default: the list of all caches)"
+)
 COMMAND = cli.Command(
     name="report",
     usage="-m MODEL -o PAGE.html [-f TEXT] [--quick] [--config FILE]... [-k SPEC [-v SPEC]]...\n"
@@ -59,7 +61,8 @@ class Settings:
     configs: list = field(default_factory=list)  # words, as the steps are given them
     files: list = field(default_factory=list)  # of settings files
     common: list = field(default_factory=list)
-    caches: list = field(default_factory=list)  # of all three what kvant inspect takes, in the order of the command line
+    # Of all three what kvant inspect takes, in the order of the command line.
+    caches: list = field(default_factory=list)
 
 
 FIELDS = {"model": "model", "file": "text", "output": "output", "from": "source", "sensitivity": "sensitivity"}

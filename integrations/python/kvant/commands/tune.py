@@ -192,7 +192,8 @@ class Tune:
         return os.path.join(folder, self.tuning.store.key_of([], self.fingerprint, runtime, self.options.probe_ctx))
 
     def _inspect(self, text, config):
-        return child.rows_or_leave(["inspect", "-m", self.options.model, *self.options.inspected, "-f", text, *config, "--json"])[0]
+        words = ["-m", self.options.model, *self.options.inspected, "-f", text, *config, "--json"]
+        return child.rows_or_leave(["inspect", *words])[0]
 
     def _check_text(self, text, facts, contexts):
         needed = contexts * self.options.probe_ctx

@@ -181,32 +181,55 @@
         return svg;
     }
 
-    /* Names of presets and of llama.cpp's types beside their points: where neither another name nor a point
-     * nor the edge is in the way, else where least is. Text is about 0.6 of its size wide. */
+    /* Names of presets and of llama.cpp's types stand next to their points: at the first place where
+     * no other name, no point and no edge is in the way, else where least is. A letter is 0.62 of the
+     * size of the text wide. */
+    const overlap = (a, b) =>
+        Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) *
+        Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
+    const box = (left, top, width, height) =>
+        ({ left, top, right: left + width, bottom: top + height });
+
+    /* Right of the point, left of it, above and below, and a line further. */
+    function placesAround(p, width, height) {
+        const [above, level] = [-height - 3, -height / 2];
+        const places = [[8, above], [9, level], [8, 4], [-width - 8, above], [-width - 9, level],
+            [-width / 2, -height - 8], [-width / 2, 8], [10, -2 * height - 3], [10, height + 4]];
+        return places.map(([dx, dy]) => box(p.x + dx, p.y + dy, width, height));
+    }
+
     function pointLabels(svg, shown, best, size) {
         const [x, y] = [svg.scale("x"), svg.scale("y")];
         const at = (row) => ({ x: x.apply(row[size]), y: y.apply(row.kld_mean) });
-        const around = ({ x, y }, r) => ({ left: x - r, right: x + r, top: y - r, bottom: y + r });
-        const taken = [...shown.map((row) => around(at(row), 6)),
-            ...best.map((row) => { const p = at(row); return { left: p.x - 22, right: p.x - 6, top: p.y + 2, bottom: p.y + 16 }; })];
-        const edge = { left: x.range[0], right: Number(svg.getAttribute("width")), top: y.range[1] - 22, bottom: y.range[0] };
-        const common = (a, b) => Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) * Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
-        const area = (a) => (a.right - a.left) * (a.bottom - a.top);
-        for (const row of [...shown.filter((row) => row.preset), ...shown.filter((row) => isStock(row))]) {
-            const name = row.preset ?? row.name.replace("llama.cpp ", ""), fontSize = row.preset ? 12 : 11, p = at(row);
+        const points = shown.map(at).map((p) => box(p.x - 6, p.y - 6, 12, 12));
+        const numbers = best.map(at).map((p) => box(p.x - 22, p.y + 2, 16, 14));
+        const taken = [...points, ...numbers];
+        const paper = box(x.range[0], y.range[1] - 22, svg.getAttribute("width") - x.range[0],
+            y.range[0] - y.range[1] + 22);
+        const named = [...shown.filter((row) => row.preset), ...shown.filter(isStock)];
+        for (const row of named) {
+            const name = row.preset ?? row.name.replace("llama.cpp ", "");
+            const [fontSize, weight] = row.preset ? [12, 600] : [11, 400];
             const width = 0.62 * fontSize * name.length, height = fontSize + 2;
-            const places = [[8, -height - 3], [9, -height / 2], [8, 4], [-width - 8, -height - 3], [-width - 9, -height / 2], [-width / 2, -height - 8], [-width / 2, 8], [10, -2 * height - 3], [10, height + 4]]
-                .map(([dx, dy]) => ({ left: p.x + dx, right: p.x + dx + width, top: p.y + dy, bottom: p.y + dy + height }));
-            const covered = (place) => taken.reduce((sum, other) => sum + common(place, other), 0) + 4 * (area(place) - common(place, edge));
-            const place = places.reduce((least, other) => (covered(other) < covered(least) - 0.5 ? other : least));
+            const hidden = (place) => width * height - overlap(place, paper);
+            const covered = (place) =>
+                taken.reduce((sum, other) => sum + overlap(place, other), 4 * hidden(place));
+            const place = placesAround(at(row), width, height)
+                .reduce((least, other) => (covered(other) < covered(least) - 0.5 ? other : least));
             taken.push(place);
-            const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-            for (const [k, v] of Object.entries({ x: place.left, y: place.top + height / 2, dy: "0.32em", "font-size": fontSize, "text-anchor": "start", class: "point",
-                fill: "var(--ink)", stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke", "font-weight": row.preset ? 600 : 400 })) text.setAttribute(k, v);
-            text.textContent = name;
-            svg.append(text);
+            svg.append(pointLabel(name, place.left, place.top + height / 2, fontSize, weight));
         }
         return svg;
+    }
+
+    function pointLabel(name, x, y, size, weight) {
+        const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+        const all = { x, y, dy: "0.32em", "text-anchor": "start", class: "point", fill: "var(--ink)",
+            stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke", "font-size": size,
+            "font-weight": weight };
+        for (const [key, value] of Object.entries(all)) text.setAttribute(key, value);
+        text.textContent = name;
+        return text;
     }
 
     function lineFigure(label, rows, axes, columns) {
@@ -317,8 +340,9 @@
 
     const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
 
-    /* No more than q8_0, within what was measured: what diverges twice as much may still be below UNSEEN. */
-    const losesNothing = (row, q8) => q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
+    /* No more than q8_0, within what was measured. What diverges more may still be below UNSEEN. */
+    const losesNothing = (row, q8) =>
+        q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
 
     function chosen(rows) {
         const own = candidates(rows), q8 = stockOf(rows, "q8_0");
@@ -327,7 +351,8 @@
         const first = smallest(own.filter((row) => row.kld_mean <= unseen && (!second || row.kld_mean < second.kld_mean)));
         const last = smallest(own.filter((row) => row.kld_mean <= USABLE && (!second || row.whole < second.whole)));
         return [
-            [!first || losesNothing(first, q8) ? "Loses nothing to be seen" : "Loses little", first, `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
+            [!first || losesNothing(first, q8) ? "Loses nothing to be seen" : "Loses little", first,
+                `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
             [second && !second.preset ? "Between" : "The default", second, "The preset balanced was not measured."],
             ["Smallest usable", last, `Nothing smaller stays below a divergence of ${USABLE}.`],
         ];
@@ -433,7 +458,8 @@
             const svg = plot({
                 width,
                 height: Math.min(560, Math.max(340, width * 0.62)),
-                marginTop: 40, /* the title of the axis stands there, and a star at the top has its name above it */
+                /* The title of the axis stands there, and below it the name of a star at the top. */
+                marginTop: 40,
                 marginLeft: 56,
                 marginRight: 40,
                 marginBottom: 40,
