@@ -206,6 +206,23 @@ class Calibrate(unittest.TestCase):
         for spec, row in rows.items():
             self.assertTrue(0 < row["kld_mean"] < 0.5, (spec, row["kld_mean"]))
 
+    def test_matrices_of_a_calibration_are_counted(self):
+        """Each kv head has W and its inverse in fp32, and perhaps a centre and a scale: what is
+        foretold has them, and so have the bytes that are measured."""
+        matrices = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM**2 * 4
+        vectors = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM * 4
+        cache = ["--calibration", self.path, "-k", "turboquant-4:transform=file", "-v", "int-4"]
+        done = run("inspect", "-m", SMALL, *cache, "-c", 256, "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        row, = json.loads(done.stdout)
+        self.assertGreaterEqual(row["transform_bytes"], matrices)
+        self.assertLessEqual(row["transform_bytes"], matrices + vectors)
+        done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 256, "--chunks", 1, "--json", *cache)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        measured = json.loads(done.stdout)[1]
+        numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
+        self.assertGreaterEqual(measured["kv_bytes"], numbers * measured["bits"] / 8 + matrices)
+
     def test_missing_and_wrong_calibrations_are_named(self):
         arguments = ["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1]
         for spec in ("int-4:center=file", "turboquant-4:transform=file", *(("hessian-4", "kmeans-4:c=4") if PAPERS else ())):
