@@ -43,6 +43,9 @@ class Report(unittest.TestCase):
         self.assertIs(first["complete"], False)
         states = {step["name"]: step["state"] for step in first["steps"]}
         self.assertEqual((states["quality"], states["position"], states["speed"]), ("complete", "complete", "partial"))
+        sizes, = (step for step in first["steps"] if step["name"] == "sizes")
+        self.assertEqual([(row["k"], row["ctx"]) for row in sizes["rows"]], [("f16", 8192), ("q4_0", 8192)])
+        self.assertTrue(all(row["kv_bytes"] > 0 for row in sizes["rows"]))
         quality = first["steps"][0]
         self.assertEqual([row["k"] for row in quality["rows"]], ["f16", "q4_0"])
         self.assertTrue(quality["command"].startswith(f"kvant eval -m {pathlib.Path(SMALL).name} --json"), quality["command"])

@@ -167,6 +167,21 @@ class InABrowser(Folder):
         self.open(results)
         self.assertEqual(self.column(1), self.column(2))
 
+    def test_sizes_that_kvant_inspect_told(self):
+        """They are taken as they are, also where layers have windows and do not grow."""
+        results = presets()
+        f16 = {**step(results, "quality")["rows"][0], "ctx": 32768, "kv_bytes": 100 << 20}
+        balanced, = (row for row in step(results, "quality")["rows"] if row["preset"] == "balanced")
+        rows = [f16, {**balanced, "ctx": 32768, "kv_bytes": 31 << 20}]
+        results["steps"].append({"name": "sizes", "command": "kvant inspect", "state": "complete",
+                                 "seconds": 0, "rows": rows})
+        self.open(results)
+        default = self.cards()[1]
+        self.assertIn("31.0 MiB at 32768 tokens, 0.31 of f16's 100", default["text"])
+        self.assertTrue(default["command"].endswith("-c 32768"))
+        self.assertNotIn("is computed", self.evaluate('document.querySelector("#choose").textContent'))
+        self.assertEqual(self.browser.complaints, [])
+
     def choose_size(self, size):
         self.evaluate(f"""(() => {{ const s = document.querySelector("#size"); s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()""")
         self.browser.settle()

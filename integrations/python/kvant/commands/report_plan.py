@@ -11,6 +11,7 @@ QUICK_PREFILL = 64
 # Codecs take longer than f16, and scoring takes time of its own: measured on small models, where both weigh most.
 EVAL_COST = 1.6
 START_SECONDS = 2.0
+LONGEST_SIZE = 32768  # tokens of the context that sizes are given for: what many have memory for
 
 # Every family, and the points of it that somebody may choose.
 EVERYTHING = """
@@ -161,6 +162,26 @@ def _eval(request, name, n_bins):
                        "--resume", request.state, *bins, *words, *_split(calibrated)], seconds)
 
 
+def _inspected(words):
+    """Words that kvant inspect takes: nothing about computing."""
+    kept, of_threads = [], False
+    for word in words:
+        if not of_threads and word not in ("--threads", "--accel", "--fp32"):
+            kept.append(word)
+        of_threads = word == "--threads"
+    return kept
+
+
+def _sizes(request):
+    """What the caches of the evaluation take when the model's own context is full, or 32768 tokens of
+    it. Computes nothing."""
+    evaluated = _eval(request, "quality", 1).words
+    caches = [*evaluated[evaluated.index("--resume") + 2:]]
+    context = str(min(request.n_ctx_train, LONGEST_SIZE))
+    words = ["inspect", "-m", request.model, "--json", *_inspected(request.common)]
+    return Step("sizes", [*words, "-c", context, "--stock", "f16", *_inspected(caches)], START_SECONDS)
+
+
 def _needle(request, length):
     words, n = _configs(request, FEW if request.quick else COMPARED, MOST_COMPARED)
     trials = 1 if request.quick else TRIALS
@@ -189,5 +210,6 @@ def make(request):
     doubling = list(itertools.takewhile(lambda length: length <= longest, (512 << i for i in itertools.count())))
     if request.quick:
         doubling = doubling[-1:]
-    return [_eval(request, "quality", 1), _eval(request, "position", 8), _speed(request, deepest),
+    return [_eval(request, "quality", 1), _eval(request, "position", 8), _sizes(request),
+            _speed(request, deepest),
             *(_needle(request, length) for length in doubling)]

@@ -278,9 +278,22 @@
     /* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
     const cells = (tokens) => 256 * Math.ceil(tokens / 256);
 
-    /* Sizes are given for the model's own context, up to 32768 tokens: computed from what was measured, because a cache grows by its true
-     * bits per number and a part that stays (fp16 windows). Layers with a sliding window do not grow; then the measured context is given. */
-    const sizes = (() => {
+    /* Sizes are given for the model's own context, up to 32768 tokens, as kvant inspect tells them:
+     * everything that a full cache keeps. */
+    const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes));
+    const inspectedF16 = inspected.find(isF16);
+    const toldSizes = () => ({
+        context: inspectedF16.ctx,
+        computed: false,
+        f16Bytes: (tokens) => (inspectedF16.kv_bytes / inspectedF16.ctx) * tokens,
+        bytes: (row) => (inspected.find((other) => labelOf(other).replace(/^(accel|fp32) /, "") ===
+            labelOf(row).replace(/^(accel|fp32) /, "")) ?? { kv_bytes: null }).kv_bytes,
+    });
+
+    /* Results of an older kvant have no such sizes. Theirs are computed from what was measured, because
+     * a cache grows by its codec bits per number and a part that stays (fp16 windows). Layers with a
+     * sliding window do not grow; then the measured context is given. */
+    function computedSizes() {
         const f16 = rowsOf("quality").find(isF16);
         const perCell = [...(f16 && about.ctx ? [f16.kv_bytes / cells(about.ctx)] : []),
             ...rowsOf("needle").filter((row) => isF16(row) && isNumber(row.kv_bytes)).map((row) => row.kv_bytes / cells(row.ctx))];
@@ -288,12 +301,13 @@
         const linear = lengths.length > 1 && perCell.length > 1 && perCell.every((bytes) => Math.abs(bytes / perCell[0] - 1) < 1e-9);
         const context = linear && isNumber(about.n_ctx_train) ? Math.min(about.n_ctx_train, 32768) : about.ctx ?? 0;
         const f16Bytes = (tokens) => perCell[0] * tokens;
-        return { context, f16Bytes, bytes(row) {
+        return { context, computed: context !== about.ctx, f16Bytes, bytes(row) {
             if (!f16 || !about.ctx) return null;
             if (row.cache === "llama.cpp" || row.cache === "accel") return (row.kv_bytes / cells(about.ctx)) * context;
             return row.kv_bytes + (row.bits / 16) * (f16Bytes(context) - f16Bytes(about.ctx));
         } };
-    })();
+    }
+    const sizes = inspectedF16 ? toldSizes() : computedSizes();
 
     function qualityRows() {
         const rows = rowsOf("quality").filter((row) => isNumber(row.kld_mean));
@@ -438,8 +452,8 @@
             element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
             about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learnt from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
                 calibrate, copyButton(calibrate)),
-            element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.context === about.ctx ? "" :
-                `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. `}Where llama.cpp's own type is as small and as good, it is the one named.`));
+            element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.computed ?
+                `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. ` : ""}Where llama.cpp's own type is as small and as good, it is the one named.`));
     }
 
     function quality(rows) {
@@ -451,7 +465,7 @@
         }
         const untied = shown.filter((row) => !equalled(row, shown));
         let size = "whole";
-        const whole = `bits of the whole cache at ${sizes.context} tokens, fp16 windows included`;
+        const whole = `bits of the whole cache at ${sizes.context} tokens, everything included`;
         const draw = (width) => {
             const best = front(untied, size);
             const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
@@ -517,7 +531,8 @@
             current = next;
         });
         section("quality", "Quality against size",
-            element("p", {}, "Lower and further left is better. Bits count every stored byte, scales and all, and the tokens that stay fp16."),
+            element("p", {}, "Lower and further left is better. Bits of the whole cache count every byte that it keeps: codes, ",
+                "scales, tokens that stay fp16, and transforms."),
             element("p", {}, element("label", { for: "size" }, "Size: "), select), current);
     }
 
