@@ -24,7 +24,7 @@ CONTEXTS = (8192, 32768, 131072)
 FACTS = ("model", "layers", "kv_heads", "head_dim", "window")
 SIZES = "kv_bytes cache_bits transform_bytes exact_bytes working_bytes".split()
 COLUMNS = [*FACTS, "memory", "cache", "context", *SIZES, "commit", "command"]
-# What the size of a cache does not depend on.
+# The size of a cache does not depend on these.
 EMBEDDING, FEED_FORWARD, VOCABULARY, EXPERTS = 64, 64, 64, 2
 F32 = 0
 
@@ -126,7 +126,7 @@ def write_model(path, shape):
 
 
 def inspected(kvant, model, on_gpu):
-    """What kvant inspect says of the usual caches at all contexts."""
+    """The rows of kvant inspect for the usual caches at all contexts."""
     words = [kvant, "inspect", "-m", model, "-c", ",".join(map(str, CONTEXTS)), "--json"]
     done = subprocess.run([*words, *(["--gpu"] if on_gpu else [])], capture_output=True, text=True)
     if done.returncode != 0:

@@ -9,9 +9,9 @@
 #ifndef KVANT_TOOLS_ENGINE_H
 #define KVANT_TOOLS_ENGINE_H
 
+#include "../integrations/llama.cpp/kv_size.h" /* what the plug-in tells this command */
 #include "args.h"
 #include "configs.h"
-#include "kv_size.h"
 #include "llama_api.h"
 #include "progress.h"
 

@@ -50,7 +50,7 @@ kvp_kv *kvp_kv_of(const abi_tensor *tensor);
  * mapped. */
 size_t kvp_buffer_kv_memory(size_t *reserved);
 
-/* What all of them take when all cells are written (kv_size.h): kvant_kv_size. */
+/* Tells what all of them take when all cells are written (kv_size.h): kvant_kv_size. */
 bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size);
 
 #endif /* KVP_BUFFER_H */

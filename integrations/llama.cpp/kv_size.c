@@ -1,7 +1,7 @@
 /* kv_size.c - see kv_size.h. Sizes of one tensor; kv_bind.c and buffer.c add them up.
  *
- * kvant_tensor tells what it takes in the computer's memory, gpu/size.c what the arrays on a GPU
- * take. */
+ * kvant_tensor tells the bytes of a tensor in the computer's memory. gpu/size.c tells the bytes of
+ * the arrays on a GPU. */
 #include <kvant/cuda.h>
 
 #include "gpu/gpu.h"
@@ -37,7 +37,7 @@ static double codec_bits(const kvant_codec *const *codecs, uint32_t n)
     return bits;
 }
 
-/* What the tensor's matrices and its learning take at most. The graph tells how RoPE rotates keys
+/* The most that the tensor's matrices and its learning take. The graph tells how RoPE rotates keys
  * only later. Most versions are made where it does, so the tensor is asked as if it did. */
 static kvant_tensor_info info_when_full(const kvp_kv *kv)
 {

@@ -154,10 +154,10 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
 /* Whether keys of some layer learn matrices. */
 bool kvp_kv_learns(const kvp_settings *settings);
 
-/* Of the context that this thread creates; NULL: there is none. */
+/* The settings of the context that this thread creates; NULL when there is none. */
 const kvp_settings *kvp_kv_current_settings(void);
 
-/* kv_size.c. What a bound tensor takes when all of its cells are written; codecs are its kv heads'.
+/* kv_size.c. Tells the bytes of a bound tensor with all cells written; codecs are its kv heads'.
  * False for a tensor on a GPU whose size elsewhere is wanted. kvp_kv_size_now finds the codecs.
  * kvp_kv_size_add adds a part to a sum. */
 bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu,

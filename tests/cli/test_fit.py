@@ -32,7 +32,7 @@ class Fit(unittest.TestCase):
             self.assertEqual([line[key] for key in fit.FACTS], [shape[key] for key in fit.FACTS])
 
     def test_llama_cpps_own_are_two_bytes_a_number(self):
-        """Of models whose layers are all alike: each has keys and values of every token."""
+        """Where all layers are alike, each layer has keys and values of every token."""
         of = [line for line in LINES if line["cache"] == "f16" and line["window"] == "0"]
         self.assertGreater(len(of), 0)
         for line in of:

@@ -66,8 +66,8 @@ static void defaults_work(void **state)
     assert_string_equal(outcome.output, "");
 }
 
-/* The line's bits per number are its MiB, spread over the numbers that 2 bytes each would take: all
- * that is in one is in the other. MiB have one decimal, so either may be off by 0.05. */
+/* The line's bits per number are its MiB, spread over the numbers that take 2 bytes each in fp16. So
+ * the bits count what the MiB count. MiB have one decimal, so either may be off by 0.05. */
 static bool counts_everything(const struct outcome *outcome)
 {
     const char *bits_at = strstr(outcome->output, ": "),

@@ -168,14 +168,15 @@ class Plan(unittest.TestCase):
     def test_steps(self):
         self.assertEqual(
             [step.name for step in self.plan()],
-            ["quality", "position", "speed", "needle:512", "needle:1024", "needle:2048", "needle:4096"],
+            ["quality", "position", "sizes", "speed",
+             "needle:512", "needle:1024", "needle:2048", "needle:4096"],
         )
         short = self.plan(n_ctx_train=1000)
-        self.assertEqual([step.name for step in short], ["quality", "position", "speed", "needle:512"])
-        self.assertIn("0,125,500", short[2].words)  # what is measured at the deepest must still fit
+        self.assertEqual([step.name for step in short], ["quality", "position", "sizes", "speed", "needle:512"])
+        self.assertIn("0,125,500", short[3].words)  # what is measured at the deepest must still fit
 
     def test_lists(self):
-        quality, _, speed, needle, *_ = self.plan(calibrated=True)
+        quality, _, _, speed, needle, *_ = self.plan(calibrated=True)
         self.assertEqual(quality.words[-2:], ["-k", "hessian-4"])
         self.assertEqual(needle.words.count("--stock"), 2)
         # f16, with which all is compared, and q8_0 with kvant's attention, whose quality is that of q8_0.
@@ -183,12 +184,26 @@ class Plan(unittest.TestCase):
         self.assertEqual(speed.words[-3:], ["--stock", "q8_0", "--accel"])
         self.assertNotIn("hessian-4", self.plan()[0].words)
 
+    def test_sizes_are_of_what_is_evaluated(self):
+        """kvant inspect gets the same caches and no option about computing. The context is the
+        model's, as far as it is not longer than 32768."""
+        own = ["--codec-k", "int-8", "--fp32", "--stock", "q8_0", "--accel"]
+        common = ["--threads", "2", "--runtime", "/lib"]
+        sizes = self.plan(configs=own, common=common)[2]
+        self.assertEqual(sizes.words, [
+            *["inspect", "-m", "/models/m.gguf", "--json", "--runtime", "/lib", "-c", "8192"],
+            *["--stock", "f16", "--codec-k", "int-8", "--stock", "q8_0"],
+        ])
+        self.assertIn("32768", self.plan(n_ctx_train=131072)[2].words)
+        quality, _, sizes = self.plan(calibrated=True)[:3]
+        self.assertEqual(sizes.words[-20:], quality.words[-20:])
+
     def test_quick(self):
         steps = self.plan(quick=True, n_ctx=1024, longest=1024)
-        self.assertEqual([step.name for step in steps], ["quality", "position", "speed", "needle:1024"])
+        self.assertEqual([step.name for step in steps], ["quality", "position", "sizes", "speed", "needle:1024"])
         self.assertEqual([word for word in steps[0].words if word in ("quality", "balanced", "small", "q4_0")], ["q4_0", "quality", "balanced", "small"])
-        self.assertIn("0,1024", steps[2].words)
-        self.assertEqual(steps[2].words[steps[2].words.index("-r") + 1], "3")  # one round has no spread
+        self.assertIn("0,1024", steps[3].words)
+        self.assertEqual(steps[3].words[steps[3].words.index("-r") + 1], "3")  # one round has no spread
 
     def test_builds_without_some_families(self):
         few = {"families": frozenset(["int", "turboquant", "trellis"]), "calibrated": True}

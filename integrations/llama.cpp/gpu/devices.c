@@ -172,7 +172,7 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return kvp_buffer_bytes(tensor, true);
 }
 
-/* Of a tensor of the context that this thread creates. */
+/* The room for a tensor of the context that this thread creates. */
 static size_t learning_room(const abi_tensor *tensor)
 {
     const kvp_settings *settings = kvp_kv_current_settings();

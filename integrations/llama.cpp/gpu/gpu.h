@@ -448,8 +448,9 @@ typedef struct kvp_gpu_version {
  * there are n. *done false: too many rows were stored already. The lock is held. */
 bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
 
-/* size.c. Bytes that a cache tensor takes on a GPU at most, next to its pages: its transforms;
- * pages and keys of rows that wait for a matrix; and what kvp_gpu_store_anew needs for a layer. */
+/* size.c. These tell the most bytes that a cache tensor takes on a GPU next to its pages. The first
+ * counts its transforms, the second pages and keys that wait for a matrix, and the third what
+ * kvp_gpu_store_anew needs for one layer. */
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);

@@ -31,7 +31,7 @@ def check_model(command, model):
 
 
 def for_inspect(option):
-    """Whether kvant inspect takes it: what is about computing does not matter there."""
+    """Whether kvant inspect has the option: it computes nothing."""
     return option not in ("threads", "accel", "fp32")
 
 

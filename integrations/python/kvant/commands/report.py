@@ -61,7 +61,7 @@ class Settings:
     configs: list = field(default_factory=list)  # words, as the steps are given them
     files: list = field(default_factory=list)  # of settings files
     common: list = field(default_factory=list)
-    # Of all three what kvant inspect takes, in the order of the command line.
+    # The words of all three that kvant inspect has, in the order of the command line.
     caches: list = field(default_factory=list)
 
 

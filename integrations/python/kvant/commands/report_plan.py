@@ -173,8 +173,7 @@ def _inspected(words):
 
 
 def _sizes(request):
-    """What the caches of the evaluation take when the model's own context is full, or 32768 tokens of
-    it. Computes nothing."""
+    """The sizes of the evaluated caches, with the model's own context full, or 32768 tokens of it."""
     evaluated = _eval(request, "quality", 1).words
     caches = [*evaluated[evaluated.index("--resume") + 2:]]
     context = str(min(request.n_ctx_train, LONGEST_SIZE))
