@@ -8,8 +8,6 @@
 #include "../base/parallel.h"
 #include "unit.h"
 
-#define INFINITY_BITS 0x7f800000u
-
 typedef struct job {
     const kvant_attention_plan *plan;
     const kvant_kernels *kernels;
@@ -76,13 +74,13 @@ static float join_sink(const kvant_attention_problem *p, uint32_t head, float *m
     return factor;
 }
 
-/* Integer products and the search for the largest score lose NaNs on the way, so outputs get them
- * from the query. */
+/* Integer products lose NaNs on the way, so outputs get them from the query. */
 static bool has_nan(const job *j, uint32_t query, uint32_t head)
 {
     const kvant_attention_problem *p = &j->plan->problem;
     const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
-    return j->kernels->magnitude(q, j->plan->k ? j->plan->k->head_dim : j->plan->k_dim) > INFINITY_BITS;
+    return j->kernels->magnitude(q, j->plan->k ? j->plan->k->head_dim : j->plan->k_dim) >
+           KVANT_INFINITY_BITS;
 }
 
 static void fill_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
@@ -101,12 +99,12 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
     const kvant_attention_plan *plan = j->plan;
     const kvant_attention_problem *p = &plan->problem;
     float total = 0;
-    if (has_nan(j, query, head)) {
+    for (uint32_t v = 0; v < plan->v_versions.n; v++)
+        total += from->totals[v * from->totals_stride];
+    if (isnan(total) || has_nan(j, query, head)) {
         fill_nan(plan, query, head);
         return;
     }
-    for (uint32_t v = 0; v < plan->v_versions.n; v++)
-        total += from->totals[v * from->totals_stride];
     float factor = join_sink(p, head, &max, &total);
     float inverse = total > 0 ? factor / total : 0;
     float *out = p->out + query * p->out_token_stride + head * p->out_head_stride;

@@ -99,12 +99,30 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
     kvant_attention_add_tile(plan, kernels, unit);
 }
 
+/* Rows are added one after the other where some value is not finite: for a single row, block_sums
+ * leaves out tokens of weight 0. It adds products in the same order as for many rows. */
+static void add_weighted(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         kvant_attention_unit *unit, uint32_t page)
+{
+    const block_source *source = plan->source;
+    const kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
+    kernels->block_rows_tile(&v, unit->v_tile);
+    if (kernels->magnitude(unit->v_tile, v.n_tokens * plan->v_dim) < KVANT_INFINITY_BITS) {
+        add(plan, kernels, unit, page);
+        return;
+    }
+    for (uint32_t row = 0; row < unit->n_rows; row++)
+        kernels->block_sums(&v, unit->scores + (size_t)row * KVANT_PAGE_TOKENS,
+                            unit->sums[0] + (size_t)row * plan->v_dim, plan->v_dim, 1);
+}
+
 static const kvant_attention_reader reader = {
     .in_order = true,
     .queries = scale_queries,
     .output = write_output,
     .score = score,
     .add = add,
+    .add_weighted = add_weighted,
 };
 
 /* Whether every row lies within the bytes that may be read. */

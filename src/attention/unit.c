@@ -169,12 +169,15 @@ static void raise_max(const kvant_attention_plan *plan, kvant_attention_unit *un
     unit->max[row] = max;
 }
 
-/* Turns a row's scores, the largest of which is page_max, into weights e^(s + offset - max). */
+/* Turns a row's scores, the largest of which is page_max, into weights e^(s + offset - max). Some
+ * token is visible, so the maximum is finite unless visible scores are not; then the row's total
+ * becomes NaN, and so does its output (attention.c). */
 static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                        uint32_t row, float page_max, float offset, float *scores)
 {
-    if (page_max == -INFINITY) {
+    if (!isfinite(page_max)) {
         memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
+        unit->totals[unit->v_version][row] = NAN;
         return;
     }
     if (page_max + offset > unit->max[row])
@@ -236,7 +239,7 @@ void kvant_attention_take_view(const kvant_attention_plan *plan, const kvant_ker
 }
 
 static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                     uint32_t page)
+                     uint32_t page, bool weighted)
 {
     visibility seen[KVANT_ATTENTION_MAX_ROWS];
     bool any = false;
@@ -252,13 +255,12 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
     plan->reader->score(plan, kernels, unit, page);
     for (uint32_t t = 0; t < unit->n_queries; t++)
         soften_query(plan, kernels, unit, t, seen[t]);
-    plan->reader->add(plan, kernels, unit, page);
+    (weighted ? plan->reader->add_weighted : plan->reader->add)(plan, kernels, unit, page);
 }
 
-void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                              kvant_attention_unit *unit, float *scratch)
+static void run_pages(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                      kvant_attention_unit *unit, bool weighted)
 {
-    bind(plan, unit, scratch);
     for (uint32_t v = 0; v < plan->v_versions.n; v++) {
         memset(unit->sums[v], 0, (size_t)unit->n_rows * plan->v_dim * sizeof(float));
         memset(unit->totals[v], 0, unit->n_rows * sizeof(float));
@@ -268,5 +270,25 @@ void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kern
     if (plan->reader->begin)
         plan->reader->begin(plan, unit);
     for (uint32_t page = unit->first_page; page < unit->end_page; page++)
-        run_page(plan, kernels, unit, page);
+        run_page(plan, kernels, unit, page, weighted);
+}
+
+static bool has_finite_sums(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                            const kvant_attention_unit *unit)
+{
+    bool finite = true;
+    for (uint32_t v = 0; v < plan->v_versions.n; v++)
+        finite &= kernels->magnitude(unit->sums[v], unit->n_rows * plan->v_dim) < KVANT_INFINITY_BITS;
+    return finite;
+}
+
+/* A product of a weight 0 and a NaN is NaN, so a value that one query row sees can spoil the sums of
+ * rows that do not see it. This is found at the end of a unit, where it costs nearly nothing. */
+void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                              kvant_attention_unit *unit, float *scratch)
+{
+    bind(plan, unit, scratch);
+    run_pages(plan, kernels, unit, false);
+    if (plan->reader->add_weighted && !has_finite_sums(plan, kernels, unit))
+        run_pages(plan, kernels, unit, true);
 }

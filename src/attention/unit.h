@@ -3,6 +3,9 @@
 
 #include "codes.h"
 
+/* The kernel magnitude returns at least this when a number is infinite, and more when one is NaN. */
+#define KVANT_INFINITY_BITS 0x7f800000u
+
 /* Online softmax state of a unit's rows. A row is (query token, head of the group), token major.
  * Sums and totals are kept per version of the values, because values of different versions add up
  * only after each version's way back. */
@@ -56,6 +59,10 @@ typedef struct kvant_attention_reader {
     /* The version's sums += weights (in unit->scores) x V of the page. */
     void (*add)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                 uint32_t page);
+    /* As add, but rows of V whose weight is 0 take no part, whatever they hold. The unit runs again
+     * with this function when its sums are not finite. NULL: the reader's values always are. */
+    void (*add_weighted)(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         kvant_attention_unit *unit, uint32_t page);
 } kvant_attention_reader;
 
 /* Runs over the unit's pages, with buffers in scratch (plan->scratch_stride floats). */

@@ -37,7 +37,7 @@
 
 /* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift;
  * returns their sum. Relative error of each below 2^-21 + |x - shift| 2^-23 (roundings of x - shift
- * and of log2 e); where x - shift < -87 it is 0. */
+ * and of log2 e); where x - shift < -87 it is 0. NaN stays NaN, and so does inf - inf. */
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
 
 /* scores[i] += slope mask[i] for the 64 tokens of a page, -inf where mask[i] is, whatever the

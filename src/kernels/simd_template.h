@@ -9,7 +9,7 @@
  *   vf, vi               float and integer vectors
  *   vf_zero vf_set vf_load vf_store vf_add vf_sub vf_mul vf_fma(a,b,c)=ab+c vf_round vf_sum
  *   vf_scale(x,n)=x 2^n
- *   vf_keep_above(x, y, limit)   x where y >= limit, else 0
+ *   vf_keep_above(x, y, limit)   0 where y < limit, else x, also where y is NaN
  *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
  *   half_load(p)         LANES halves as floats
  *

@@ -165,6 +165,19 @@ static void fill_scores(checker *check, float *x, uint32_t n, float shift, uint3
     x[check_below(check, n)] = shift;
 }
 
+/* One score that is NaN, among what exp_sum left in x. */
+static void check_nan_stays(checker *check, const kvant_kernels *kernels, float *x, uint32_t n,
+                            float shift)
+{
+    const uint32_t at = check_below(check, n);
+    float sum = 0;
+    fill_scores(check, x, n, shift, 0);
+    x[at] = NAN;
+    CHECK_CALL(check, sum = kernels->exp_sum(x, n, shift));
+    if (!isnan(sum) || !isnan(x[at]))
+        check_fail(check, "a NaN at %u became %g, the sum %g", at, (double)x[at], (double)sum);
+}
+
 CHECK(exp_sum)
 {
     static const float shifts[] = { 0, 1.5f, -1234.25f, 3e4f };
@@ -192,6 +205,7 @@ CHECK(exp_sum)
                 }
                 /* n - 1 additions in whatever order */
                 check_near(check, "sum", 0, sum, total, (n - 1) * 0x1p-24 * (1 + 0x1p-14) * total);
+                check_nan_stays(check, kernels, x, n, shift);
             }
 }
 

@@ -6,6 +6,7 @@
 #include <kvant/block_attention.h>
 
 #include "../../src/blocks/format.h"
+#include "../cpu_levels.h"
 
 static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
                                           KVANT_BLOCK_Q4_0, KVANT_BLOCK_Q4_1, KVANT_BLOCK_Q5_0,
@@ -251,6 +252,104 @@ static void threads_change_nothing(void **state)
     }
 }
 
+/* Numbers of a row become infinite or NaN: all of them, through scales and minima where the format
+ * has any. */
+static void damage_row(kvant_block_type type, uint8_t *row, uint32_t n, bool infinite)
+{
+    const kvant_block_format format = kvant_block_format_of(type);
+    const float x = infinite ? INFINITY : NAN;
+    const uint32_t bits = kvant_float_bits(x);
+    const uint16_t half = type == KVANT_BLOCK_BF16 ? (uint16_t)(bits >> 16) : kvant_half_from_float(x);
+    for (uint32_t b = 0; b < n / format.numbers; b++, row += format.bytes) {
+        for (uint32_t i = 0; format.numbers == 16 && i < 16; i++)
+            memcpy(row + i * format.bytes / 16, type == KVANT_BLOCK_F32 ? (const void *)&bits : &half,
+                   format.bytes / 16);
+        if (format.numbers == 32)
+            memcpy(row, &half, 2);
+        if (format.has_min)
+            memcpy(row + 2, &half, 2);
+    }
+}
+
+static void damage(const kvant_block_rows *rows, uint8_t *memory, uint32_t token, bool infinite)
+{
+    for (uint32_t h = 0; h < rows->n_kv_heads; h++)
+        damage_row(rows->type, memory + token * rows->token_stride + h * rows->head_stride, rows->head_dim,
+                   infinite);
+}
+
+/* Every other query token sees the damaged ones; a single one sees them if it is asked to. */
+static bool sees_damage(uint32_t query, uint32_t n_queries, bool single_sees)
+{
+    return n_queries == 1 ? single_sees : query % 2 == 1;
+}
+
+/* Tokens whose rows are damaged: the first and the last one, and some within pages. */
+static const uint32_t damaged[] = { 0, 3, 4, 63, 64, 128, UINT32_MAX };
+#define N_DAMAGED (sizeof damaged / sizeof *damaged)
+
+static void hide_damage(fixture *f, bool single_sees)
+{
+    const uint32_t n = f->s.n_tokens;
+    for (uint32_t t = 0; t < f->s.n_queries; t++)
+        for (size_t i = 0; i < N_DAMAGED; i++) {
+            const uint32_t token = damaged[i] < n ? damaged[i] : n - 1;
+            f->data.mask[(size_t)t * n + token] =
+                sees_damage(t, f->s.n_queries, single_sees) ? 0 : 0xfc00;
+        }
+}
+
+/* Outputs of query tokens that see no damage are to the bit what they were before it; the others
+ * have no finite number. */
+static void check_damage(setup s, kvant_block_type type, uint32_t kind)
+{
+    const bool keys = kind & 1, infinite = kind & 2, single_sees = kind & 4;
+    fixture f = make_fixture(s, type, type);
+    const size_t token = (size_t)s.n_heads * s.v_dim, n = s.n_queries * token;
+    float *before = malloc(n * sizeof *before);
+    hide_damage(&f, single_sees);
+    assert_int_equal(run(&f), KVANT_OK);
+    memcpy(before, f.data.out, n * sizeof *before);
+    for (size_t i = 0; i < N_DAMAGED; i++)
+        damage(keys ? &f.k_rows : &f.v_rows, keys ? f.k : f.v,
+               damaged[i] < s.n_tokens ? damaged[i] : s.n_tokens - 1, infinite);
+    assert_int_equal(run(&f), KVANT_OK);
+    for (uint32_t t = 0; t < s.n_queries; t++)
+        for (size_t i = 0; i < token; i++) {
+            const float got = f.data.out[t * token + i];
+            const bool right = sees_damage(t, s.n_queries, single_sees)
+                                   ? !isfinite(got)
+                                   : memcmp(&got, &before[t * token + i], sizeof got) == 0;
+            if (!right)
+                fail_msg("type %d, %u query tokens, %s %s, token %u, number %zu: %g, before %g", (int)type,
+                         s.n_queries, infinite ? "infinite" : "NaN", keys ? "keys" : "values", t, i,
+                         (double)got, (double)before[t * token + i]);
+        }
+    free(before);
+    free_fixture(&f);
+}
+
+/* A single one first: kind & 4 is about that one. 2 heads share a kv head: up to 4 query tokens are
+ * added as V is decoded, more of them by way of tiles. */
+static const uint32_t query_counts[] = { 1, 2, 4, 5, 37 };
+#define N_QUERY_COUNTS (sizeof query_counts / sizeof *query_counts)
+
+/* A unified cache holds rows of many sequences: hidden ones must not matter, whatever they hold. */
+static void hidden_rows_have_no_influence(void **state)
+{
+    (void)state;
+    for (size_t level = 0; level < sizeof cpu_levels / sizeof *cpu_levels; level++)
+        for (size_t t = 0; t < N_TYPES && use_level(cpu_levels[level]); t++)
+            for (uint32_t kind = 0; kind < 8; kind++)
+                for (size_t q = 0; q < (kind < 4 ? N_QUERY_COUNTS : 1); q++) {
+                    const uint32_t n_tokens = query_counts[q] % 2 ? 200 : 1100;
+                    check_damage((setup){ 64, 32, 2, 4, n_tokens, query_counts[q], .mask = true,
+                                          .sinks = kind % 3 == 0 },
+                                 types[t], kind);
+                }
+    kvant_set_cpu_level(KVANT_CPU_AUTO);
+}
+
 static void no_tokens_give_zeros(void **state)
 {
     fixture f = make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
@@ -325,6 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(row_sizes_are_ggmls),           cmocka_unit_test(blocks_decode_as_documented),
         cmocka_unit_test(outputs_are_exact_to_binary32), cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(hidden_rows_have_no_influence),
         cmocka_unit_test(no_tokens_give_zeros),           cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

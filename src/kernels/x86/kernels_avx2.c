@@ -8,7 +8,8 @@
 #define MATMUL_VECTORS 2u
 
 #define vf_round(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define vf_keep_above(x, y, limit) _mm256_and_ps(x, _mm256_cmp_ps(y, _mm256_set1_ps(limit), _CMP_GE_OQ))
+#define vf_keep_above(x, y, limit)                                                                 \
+    _mm256_and_ps(x, _mm256_cmp_ps(y, _mm256_set1_ps(limit), _CMP_NLT_UQ))
 #define half_load(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define half_store(p, x) _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)

@@ -10,7 +10,8 @@
 #define vf_round(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define vf_sum(x) _mm512_reduce_add_ps(x)
 #define vf_scale(x, n) _mm512_scalef_ps(x, n)
-#define vf_keep_above(x, y, limit) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_GE_OQ), x)
+#define vf_keep_above(x, y, limit)                                                                 \
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_NLT_UQ), x)
 #define half_load(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define half_store(p, x) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
 #define vi_largest(v) _mm512_reduce_max_epu32(v)
