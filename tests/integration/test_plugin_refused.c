@@ -30,6 +30,8 @@ static int start(void **state)
 
     if (result == 0)
         harness_tokens(tokens, N_TOKENS);
+    if (result == 0 && !harness_on_gpu())
+        harness_add_accel();
     return result;
 }
 
@@ -406,12 +408,48 @@ static void a_bad_row_is_its_own_sequences(void **state)
     check_batch("", plain, false, INFINITY);
 }
 
+/* The same with KVANT_ACCEL and llama.cpp's own cache, whose cells hold the bad rows. q4_0 and iq4_nl
+ * encode a NaN as some number, so that only its own token's answer is NaN. */
+static void check_accel_batch(const char *type, bool unified, float x)
+{
+    const harness_options stock = {
+        .type = type, .n_ctx = unified ? 512 : 1024, .n_seq = 2, .unified = unified
+    };
+    harness_options accel = stock;
+    float *of_stock = logits_of_both(&stock, BAD, x), *ours, *fine;
+    int n_nan;
+
+    accel.accel = true;
+    ours = logits_of_both(&accel, BAD, x);
+    fine = logits_of_both(&accel, FINE, 0);
+    n_nan = count_nan(ours, of_stock);
+    print_message("%s with KVANT_ACCEL: %d rows are NaN\n", type, n_nan);
+    assert_true(n_nan > 0 || !isnan(x));
+    assert_true(difference_of_first(ours, fine) == 0);
+    free(of_stock);
+    free(ours);
+    free(fine);
+}
+
+static void a_bad_row_is_its_own_sequences_with_accel(void **state)
+{
+    static const char *const types[] = { "f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl" };
+
+    (void)state;
+    if (harness_on_gpu()) /* test_plugin_gpu_accel.c */
+        skip();
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        for (int kind = 0; kind < 3; kind++)
+            check_accel_batch(types[i], kind != 1, kind == 2 ? INFINITY : NAN);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_bad_rows_are_nan),
         cmocka_unit_test(refusals_are_said_in_a_line),
         cmocka_unit_test(a_bad_row_is_its_own_sequences),
+        cmocka_unit_test(a_bad_row_is_its_own_sequences_with_accel),
     };
 
     return cmocka_run_group_tests(tests, start, harness_stop);
