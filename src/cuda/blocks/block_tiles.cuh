@@ -206,8 +206,21 @@ KVANT_INLINE void add_scores(const uint8_t *keys, const Queries<F, D> &q, int la
     }
 }
 
-template <class F, int D, int N, int J = 0>
-KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N][2], int lane, float (&o)[D / 32][2][N][4])
+/* Replaces fp16 numbers of two tokens that are not finite by 0. found gets a bit per token. */
+KVANT_INLINE void take_finite(uint32_t &pair, uint32_t &found)
+{
+    constexpr uint32_t INFINITE = 0x7c00;
+    if ((pair & INFINITE) == INFINITE)
+        pair &= 0xffff0000u, found |= 1;
+    if ((pair >> 16 & INFINITE) == INFINITE)
+        pair &= 0xffffu, found |= 2;
+}
+
+/* WEIGHTED: values that are not finite do not count. found[n] then says which of the lane's tokens
+ * 8 n + 2 (lane % 4) and the next one have some. */
+template <class F, int D, int N, bool WEIGHTED, int J = 0>
+KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N][2], int lane, float (&o)[D / 32][2][N][4],
+                             uint32_t (&found)[2])
 {
     if constexpr (J < D / 32) {
         using S = Shape<F, D>;
@@ -217,6 +230,11 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
             const uint8_t *first = values + (8 * n + 2 * (lane % 4)) * S::STRIDE, *second = first + S::STRIDE;
             read_values<F, J>(first, second, lane / 4, __halves2half2(scale_at<F>(first, J), scale_at<F>(second, J)), pair[n]);
         }
+        if constexpr (WEIGHTED) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                take_finite((&pair[0][0][0])[i], found[i / 4]);
+        }
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             const uint32_t a[4] = { pair[0][m][0], pair[0][m][1], pair[1][m][0], pair[1][m][1] };
@@ -224,7 +242,7 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
             for (int n = 0; n < N; n++)
                 mma(o[J][m][n], a, weights[n][0], weights[n][1]);
         }
-        add_values<F, D, N, J + 1>(values, weights, lane, o);
+        add_values<F, D, N, WEIGHTED, J + 1>(values, weights, lane, o, found);
     }
 }
 
@@ -257,6 +275,12 @@ KVANT_INLINE float capped(float score, float cap)
     return cap > 0 ? cap * LOG2E * tanhf(score / (LOG2E * cap)) : score;
 }
 
+/* The score of a token, or -inf where the mask hides it, whatever its key holds. */
+KVANT_INLINE float masked(float score, float bias, const Problem &p, float slope)
+{
+    return bias == -INFINITY ? bias : capped(score, p.a.logit_softcap) + slope * bias * LOG2E;
+}
+
 /* Scores of a row's four tokens become weights; returns the factor for what was added before. */
 KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, float (&s)[2][2])
 {
@@ -265,8 +289,8 @@ KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, fl
     for (int n = 0; n < 2; n++) {
         const int token = first + 8 * n;
         const float2 bias = row.mask && token < n_tokens ? __half22float2(row.mask[token / 2]) : make_float2(0, 0);
-        s[n][0] = token < n_tokens ? capped(s[n][0], p.a.logit_softcap) + row.slope * bias.x * LOG2E : -INFINITY;
-        s[n][1] = token + 1 < n_tokens ? capped(s[n][1], p.a.logit_softcap) + row.slope * bias.y * LOG2E : -INFINITY;
+        s[n][0] = token < n_tokens ? masked(s[n][0], bias.x, p, row.slope) : -INFINITY;
+        s[n][1] = token + 1 < n_tokens ? masked(s[n][1], bias.y, p, row.slope) : -INFINITY;
         top = fmaxf(top, fmaxf(s[n][0], s[n][1]));
     }
     top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
@@ -313,19 +337,51 @@ template <class F, int D, int N> struct Warp {
                     o[j][m][n][i] *= i % 2 == 0 ? first : second;
     }
 
+    /* Whether the warp's sums are all finite, for all of its lanes. */
+    KVANT_INLINE bool is_finite() const
+    {
+        float sum = 0; /* NaN where a number times 0 is none */
+#pragma unroll
+        for (int i = 0; i < D / 32 * 2 * N * 4; i++)
+            sum = fmaf((&o[0][0][0][0])[i], 0, sum);
+        return !__any_sync(FULL, isnan(sum));
+    }
+
+    /* Values that are not finite make a row's total NaN where its weight is not 0. The four tokens
+     * are the lane's own, its channels some: others have the other ones. */
+    KVANT_INLINE void spoil(const uint32_t (&found)[2], const float (&s)[N][2][2])
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t all = found[i];
+            all |= __shfl_xor_sync(FULL, all, 4);
+            all |= __shfl_xor_sync(FULL, all, 8);
+            all |= __shfl_xor_sync(FULL, all, 16);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (((all & 1) && s[n][i][0] != 0) || ((all & 2) && s[n][i][1] != 0))
+                    rows[n].total = NAN;
+        }
+    }
+
+    template <bool WEIGHTED>
     KVANT_INLINE void add(const Problem &p, const Queries<F, D> &q, const uint8_t *keys, const uint8_t *values, int first, int lane)
     {
-        float s[2][4] = {};
-        uint32_t weights[N][2];
+        float s[2][4] = {}, mine[N][2][2];
+        uint32_t weights[N][2], found[2] = {};
         add_scores<F, D>(keys, q, lane, s);
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            float mine[2][2] = { { s[0][2 * n], s[0][2 * n + 1] }, { s[1][2 * n], s[1][2 * n + 1] } };
-            scale(n, weigh(p, rows[n], first + 2 * (lane % 4), (int)p.a.n_tokens, mine), lane);
-            weights[n][0] = as_word(__floats2half2_rn(mine[0][0], mine[0][1]));
-            weights[n][1] = as_word(__floats2half2_rn(mine[1][0], mine[1][1]));
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mine[n][i / 2][i % 2] = s[i / 2][2 * n + i % 2];
+            scale(n, weigh(p, rows[n], first + 2 * (lane % 4), (int)p.a.n_tokens, mine[n]), lane);
+            weights[n][0] = as_word(__floats2half2_rn(mine[n][0][0], mine[n][0][1]));
+            weights[n][1] = as_word(__floats2half2_rn(mine[n][1][0], mine[n][1][1]));
         }
-        add_values<F, D, N>(values, weights, lane, o);
+        add_values<F, D, N, WEIGHTED>(values, weights, lane, o, found);
+        if constexpr (WEIGHTED)
+            spoil(found, mine);
     }
 
     /* sums: MOST_ROWS x D of this warp, tops and totals MOST_ROWS. */

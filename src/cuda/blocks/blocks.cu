@@ -76,7 +76,7 @@ KVANT_INLINE void weigh_parts(const Problem &p, const float *tops, int head, int
         total += __shfl_xor_sync(FULL, total, k);
     total += exp2f(sink - base + WEIGHT_UNIT);
     for (int i = lane; i < p.splits; i += 32)
-        weights[i] *= total > 0 ? 1 / total : 0;
+        weights[i] *= total == 0 ? 0 : 1 / total; /* NaN where the total is */
 }
 
 /* The parts of a (sequence, kv head), and sinks, by the thread block that ends last. */
@@ -102,6 +102,30 @@ template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, in
     }
 }
 
+/* A warp's tiles of those from begin to end. A weight 0 times a NaN is NaN: where sums are not
+ * finite, they are added again, WEIGHTED. */
+template <class F, int D, int N, bool WEIGHTED>
+KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D, N> &w, const uint8_t *k, const uint8_t *v,
+                            int begin, int end)
+{
+    using S = Shape<F, D>;
+    extern __shared__ __align__(16) uint8_t memory[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.y, sequence = blockIdx.z;
+    uint8_t *ring = memory + warp * STAGES * S::STAGE;
+    for (int i = 0; i < STAGES - 1; i++)
+        copy_tile<F, D>(p, ring + i * S::STAGE, k, v, begin + warp + i * WARPS, end, lane);
+    w.start(p, sequence, kv_head, lane);
+    for (int tile = begin + warp, i = 0; tile < end; tile += WARPS, i++) {
+        copy_tile<F, D>(p, ring + (i + STAGES - 1) % STAGES * S::STAGE, k, v, tile + (STAGES - 1) * WARPS, end, lane);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        __syncwarp();
+        const uint8_t *stage = ring + i % STAGES * S::STAGE;
+        w.template add<WEIGHTED>(p, q, stage, stage + TILE * S::STRIDE, tile * TILE, lane);
+        __syncwarp(); /* this stage is written next */
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
 template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D > 128 ? 2 : N > 1 && D > 64 ? 3 : 4) blocks_kernel(const __grid_constant__ Problem p)
 {
     using S = Shape<F, D>;
@@ -110,23 +134,13 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D
     const int begin = blockIdx.x * p.tiles_a_split, end = min(begin + p.tiles_a_split, p.tiles);
     const uint8_t *k = static_cast<const uint8_t *>(p.a.k.data) + sequence * p.a.k.batch_stride + kv_head * p.a.k.head_stride,
                   *v = static_cast<const uint8_t *>(p.a.v.data) + sequence * p.a.v.batch_stride + kv_head * p.a.v.head_stride;
-    uint8_t *ring = memory + warp * STAGES * S::STAGE;
     Queries<F, D> q;
     Warp<F, D, N> w;
 
-    for (int i = 0; i < STAGES - 1; i++)
-        copy_tile<F, D>(p, ring + i * S::STAGE, k, v, begin + warp + i * WARPS, end, lane);
     load_queries<F, D>(p, sequence, kv_head, lane, q);
-    w.start(p, sequence, kv_head, lane);
-    for (int tile = begin + warp, i = 0; tile < end; tile += WARPS, i++) {
-        copy_tile<F, D>(p, ring + (i + STAGES - 1) % STAGES * S::STAGE, k, v, tile + (STAGES - 1) * WARPS, end, lane);
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-        __syncwarp();
-        const uint8_t *stage = ring + i % STAGES * S::STAGE;
-        w.add(p, q, stage, stage + TILE * S::STRIDE, tile * TILE, lane);
-        __syncwarp(); /* this stage is written next */
-    }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    add_tiles<F, D, N, false>(p, q, w, k, v, begin, end);
+    if (!w.is_finite())
+        add_tiles<F, D, N, true>(p, q, w, k, v, begin, end);
     __syncthreads();
     float *shared = reinterpret_cast<float *>(memory), *tops = shared + WARPS * MOST_ROWS * D;
     w.store(shared + warp * MOST_ROWS * D, tops + warp * MOST_ROWS, tops + (WARPS + warp) * MOST_ROWS, lane);
