@@ -306,6 +306,14 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
+/* A cache whose tokens get marks: token i of a call has the number numbers[i]. */
+typedef struct kvant_cuda_spread {
+    uint32_t *marks;
+    const int64_t *numbers;
+} kvant_cuda_spread;
+
+#define KVANT_CUDA_MOST_SPREAD 8u
+
 typedef struct kvant_cuda_marked_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_marked_args) */
     const uint32_t *marks; /* as in append */
@@ -319,6 +327,10 @@ typedef struct kvant_cuda_marked_args {
     size_t mask_token_stride;
     void *out;
     size_t out_batch_stride, out_token_stride, out_head_stride;
+    /* A query token that sees a mark gets a mark itself in each of these caches. Query token i of
+     * sequence b is token b * query_tokens + i there. */
+    uint32_t n_spread; /* at most KVANT_CUDA_MOST_SPREAD */
+    kvant_cuda_spread spread[KVANT_CUDA_MOST_SPREAD];
 } kvant_cuda_marked_args;
 
 /* Called after attention on the same stream: a query token that sees a token with a mark gets NaN as

@@ -20,6 +20,13 @@ KVANT_INLINE bool is_marked(const uint32_t *marks, int64_t number)
     return marks[1 + number / 32] >> number % 32 & 1;
 }
 
+KVANT_INLINE void mark(const kvant_cuda_spread &in, uint32_t query)
+{
+    const int64_t number = in.numbers[query];
+    atomicOr(in.marks + 1 + number / 32, 1u << number % 32);
+    atomicOr(in.marks, 1u);
+}
+
 /* A thread block per query token. */
 __global__ void __launch_bounds__(THREADS)
     fill_marked_kernel(const __grid_constant__ kvant_cuda_marked_args args)
@@ -38,6 +45,8 @@ __global__ void __launch_bounds__(THREADS)
         sees |= is_marked(args.marks, first + t) && !(mask && mask[t] == HIDDEN);
     if (!__syncthreads_or(sees))
         return;
+    if (threadIdx.x < args.n_spread)
+        mark(args.spread[threadIdx.x], (uint32_t)b * args.query_tokens + (uint32_t)query);
     for (uint32_t i = threadIdx.x; i < args.n_heads * args.head_dim; i += THREADS) {
         const size_t at = b * args.out_batch_stride + query * args.out_token_stride +
                           i / args.head_dim * args.out_head_stride + i % args.head_dim;
@@ -55,7 +64,7 @@ kvant_status kvant_cuda_table_fill_marked(const kvant_cuda_marked_args *args,
 {
     if (!args || args->size != sizeof *args || !args->marks || !args->lengths || !args->out ||
         args->query_tokens == 0 || args->query_tokens > INT_MAX ||
-        args->batch > kvant::MOST_GRID_Y || args->n_heads == 0 || args->head_dim == 0 ||
+        args->n_spread > KVANT_CUDA_MOST_SPREAD || args->batch > kvant::MOST_GRID_Y || args->n_heads == 0 || args->head_dim == 0 ||
         args->n_heads > UINT_MAX / args->head_dim)
         return KVANT_ERR_ARGUMENT;
     if (args->batch == 0)

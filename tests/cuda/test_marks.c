@@ -164,6 +164,12 @@ static void check_fill(const fill_case *c, bool any)
     void *typed = to_type(out, n, c->type, &bytes), *gpu_out = device_copy(typed, bytes);
     void *gpu_mask = device_copy(mask, sizeof mask), *gpu_words = device_copy(words, sizeof words);
     void *gpu_lengths = device_copy(lengths, sizeof lengths);
+    int64_t numbers[2][BATCH * 30];
+    uint32_t spread[2][WORDS] = { { 0 } }, want[2][WORDS] = { { 0 } };
+    for (uint32_t i = 0; i < 2 * BATCH * 30; i++)
+        numbers[i % 2][i / 2] = i * 7 % NUMBERS;
+    void *gpu_numbers = device_copy(numbers, sizeof numbers),
+         *gpu_spread = device_copy(spread, sizeof spread);
     const kvant_cuda_marked_args args = { .size = sizeof args,
                                           .marks = gpu_words,
                                           .first = 5,
@@ -180,9 +186,22 @@ static void check_fill(const fill_case *c, bool any)
                                           .out = gpu_out,
                                           .out_batch_stride = c->query_tokens * HEADS * DIM,
                                           .out_token_stride = HEADS * DIM,
-                                          .out_head_stride = DIM };
+                                          .out_head_stride = DIM,
+                                          .n_spread = 2,
+                                          .spread = { { gpu_spread, gpu_numbers },
+                                                      { (uint32_t *)gpu_spread + WORDS,
+                                                        (const int64_t *)gpu_numbers + BATCH * 30 } } };
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_OK);
     device_read(typed, gpu_out, bytes);
+    device_read(spread, gpu_spread, sizeof spread);
+    for (uint32_t i = 0; any && i < 2 * BATCH * c->query_tokens; i++) {
+        const uint32_t row = i / 2;
+        if (!sees_mark(c, row / c->query_tokens, row % c->query_tokens))
+            continue;
+        want[i % 2][0] = 1;
+        want[i % 2][1 + numbers[i % 2][row] / 32] |= 1u << numbers[i % 2][row] % 32;
+    }
+    assert_memory_equal(spread, want, sizeof spread);
     for (size_t i = 0; i < n; i++) {
         const size_t row = i / (HEADS * DIM);
         if (any &&
@@ -192,6 +211,8 @@ static void check_fill(const fill_case *c, bool any)
             assert_true(from_type(typed, i, c->type) == (float)(i % 61));
     }
     free(typed);
+    cudaFree(gpu_numbers);
+    cudaFree(gpu_spread);
     cudaFree(gpu_out);
     cudaFree(gpu_mask);
     cudaFree(gpu_words);
@@ -230,7 +251,9 @@ static void wrong_arguments_are_refused(void **unused)
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.out = NULL;
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.size--;
+    args = good, args.n_spread = KVANT_CUDA_MOST_SPREAD + 1;
+    assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.size = 8;
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_ERR_ARGUMENT);
     cudaFree(memory);
 }

@@ -408,7 +408,72 @@ static void a_bad_row_is_its_own_sequences(void **state)
     check_batch("", plain, false, INFINITY);
 }
 
-/* The same with KVANT_ACCEL and llama.cpp's own cache, whose cells hold the bad rows. q4_0 and iq4_nl
+#define N_FEW 4
+
+/* n rows of sequence 1 from position 0 on in one batch. Row 1 begins with a NaN. */
+static void decode_few(struct llama_context *context)
+{
+    const int width = llama_model_n_embd(llama_get_model(context));
+    struct llama_batch batch = llama_batch_init(N_FEW, width, 1);
+    uint64_t random = 1;
+
+    batch.n_tokens = N_FEW;
+    for (int i = 0; i < N_FEW * width; i++)
+        batch.embd[i] = i == width ? NAN : harness_random(&random);
+    for (int i = 0; i < N_FEW; i++) {
+        batch.pos[i] = i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = 1;
+        batch.logits[i] = 1;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    llama_batch_free(batch);
+}
+
+/* Tokens that saw the bad row in their own batch have rows of later layers that come from its cell,
+ * where another client's rows lie. They stay NaN when the bad row itself is removed. */
+static void check_few(const harness_options *options)
+{
+    struct llama_context *context = harness_context(options);
+    llama_memory_t memory = llama_get_memory(context);
+
+    harness_decode(context, first_text, N_TEXT, 0, 0, false);
+    harness_decode(context, first_text, N_TEXT, 0, 1, false);
+    llama_memory_seq_rm(memory, 1, -1, -1);
+    decode_few(context);
+    for (int i = 0; i < N_FEW; i++)
+        assert_true(i == 0 ? all_finite(llama_get_logits_ith(context, i))
+                           : all_nan(llama_get_logits_ith(context, i)));
+    assert_true(llama_memory_seq_rm(memory, 1, 1, 2));
+    assert_true(all_nan(next_logits(context, second_text[0], N_FEW, 1)));
+    assert_true(all_finite(next_logits(context, second_text[0], N_TEXT, 0)));
+    llama_memory_seq_rm(memory, 1, 2, -1);
+    assert_true(all_finite(next_logits(context, second_text[0], 1, 1)));
+    llama_free(context);
+}
+
+static void check_few_everywhere(void)
+{
+    static const char *const specs[] = { NULL, "trellis-4", "" };
+
+    for (int i = 0; i < 6; i++)
+        check_few(&(harness_options){
+            .spec = specs[i / 2], .n_ctx = i % 2 ? 512 : 1024, .n_seq = 2, .unified = i % 2 != 0 });
+}
+
+/* The second model has two caches, one of them with a window. */
+static void whoever_saw_a_bad_row_stays_nan(void **state)
+{
+    (void)state;
+    check_few_everywhere();
+    if (getenv("KVANT_TINY_MODELS") == NULL)
+        return;
+    harness_load_tiny("gemma3");
+    harness_tokens(tokens, N_TOKENS);
+    check_few_everywhere();
+}
+
+/* Batches with KVANT_ACCEL and llama.cpp's own cache, whose cells hold the bad rows. q4_0 and iq4_nl
  * encode a NaN as some number, so that only its own token's answer is NaN. */
 static void check_accel_batch(const char *type, bool unified, float x)
 {
@@ -450,6 +515,7 @@ int main(void)
         cmocka_unit_test(refusals_are_said_in_a_line),
         cmocka_unit_test(a_bad_row_is_its_own_sequences),
         cmocka_unit_test(a_bad_row_is_its_own_sequences_with_accel),
+        cmocka_unit_test(whoever_saw_a_bad_row_stays_nan),
     };
 
     return cmocka_run_group_tests(tests, start, harness_stop);

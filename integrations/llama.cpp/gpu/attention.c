@@ -194,18 +194,50 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 }
 
 /* A graph of a few tokens is captured, and each of its launches delays a token. So while no refused
- * row is known, only the last attention of such a graph looks for marks: that makes the answer NaN. */
+ * row is known, only the last attention over a cache looks for marks in such a graph. That makes the
+ * answer NaN. */
+static bool is_late(const kvp_gpu_backend *b, const abi_tensor *node)
+{
+    const kvp_gpu_cache *cache = kvp_gpu_cells_of(node->src[1])->cache;
+    bool writes = false;
+
+    for (int i = 0; i < b->n_writes; i++)
+        writes = writes || b->writes[i].cache == cache;
+    return writes && node->src[0]->ne[1] * node->src[0]->ne[3] <= KVP_FEW_TOKENS &&
+           !kvp_gpu_marks_any(cache);
+}
+
 static bool fills(const kvp_gpu_backend *b, const abi_tensor *node)
 {
-    return node == b->last || node->src[0]->ne[1] * node->src[0]->ne[3] > KVP_FEW_TOKENS ||
-           kvp_gpu_marks_any(kvp_gpu_cells_of(node->src[1])->cache);
+    bool last = false;
+
+    for (int i = 0; i < b->n_writes; i++)
+        last = last || b->writes[i].last == node;
+    return last || !is_late(b, node);
+}
+
+/* Tokens that saw a refused row had no NaN in the layers between, so these stored rows that come
+ * from what lay in its cell before. Their cells get marks, too, in all caches that the graph writes
+ * to. In other graphs their rows are NaN and are refused like the first one. */
+static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t first_stream,
+                   kvant_cuda_marked_args *args)
+{
+    const abi_tensor *q = node->src[0];
+
+    for (int i = 0; is_late(b, node) && i < b->n_writes; i++)
+        if (b->writes[i].cells->ne[0] == q->ne[1] * q->ne[3])
+            args->spread[args->n_spread++] = (kvant_cuda_spread){
+                .marks = b->writes[i].cache->marks.memory.at,
+                .numbers = kvp_gpu_marks_numbers(b->writes[i].cache) +
+                           first_stream * (size_t)q->ne[1]
+            };
 }
 
 static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node,
                                 streams_at_once streams)
 {
     const kvant_cuda_attention_args of = arguments_of(b, node, streams, NULL);
-    const kvant_cuda_marked_args args = {
+    kvant_cuda_marked_args args = {
         .size = sizeof(args),
         .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
         .first = of.new_first,
@@ -225,6 +257,7 @@ static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node
         .out_head_stride = of.out_head_stride
     };
 
+    spread(b, node, streams.first, &args);
     return kvant_cuda_fill_marked(&args, b->gpu->stream);
 }
 

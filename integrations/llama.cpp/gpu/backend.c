@@ -294,6 +294,18 @@ static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
               b->gpu->name);
 }
 
+static void find_last_attention(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const abi_tensor *node = graph->nodes[i];
+        if (node->op != kvp_api.op.flash_attn_ext || !is_ours(node) || !kvp_is_kv(node->src[1]))
+            continue;
+        for (int w = 0; w < b->n_writes; w++)
+            if (b->writes[w].cache == kvp_gpu_cells_of(node->src[1])->cache)
+                b->writes[w].last = node;
+    }
+}
+
 /* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
@@ -312,8 +324,10 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
             kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows", graph->nodes[i]->name);
             return false;
         }
-        b->writes[b->n_writes++] = (struct kvp_gpu_writes){ cache, graph->nodes[i]->src[1] };
+        b->writes[b->n_writes++] =
+            (struct kvp_gpu_writes){ .cache = cache, .cells = graph->nodes[i]->src[1] };
     }
+    find_last_attention(b, graph);
     return true;
 }
 
@@ -326,7 +340,6 @@ static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
             continue;
         if (kvp_attention_supported(graph->nodes[i]) && kvp_kv_of(graph->nodes[i]->src[1]) != NULL)
             b->context = kvp_kv_of(graph->nodes[i]->src[1])->layers;
-        b->last = graph->nodes[i];
         if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
             kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
             return false;
@@ -350,7 +363,7 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         kvp_gpu_step step;
         const bool found =
             kvp_gpu_find_step(b->gpu, cells->data, b->positions, (size_t)cells->ne[0], &step);
-        ok = kvp_gpu_marks_prepare(cache, found ? &step : NULL, b->gpu->stream);
+        ok = kvp_gpu_marks_prepare(cache, cells, found ? &step : NULL, b->gpu->stream);
         if (!prepares(cache))
             continue;
         if (!found)

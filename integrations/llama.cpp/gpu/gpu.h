@@ -333,8 +333,8 @@ struct kvp_gpu_backend {
     uint64_t uid;         /* of the graph that was computed last */
     struct kvp_gpu_writes { /* caches that it writes to, and where the cell numbers lie */
         kvp_gpu_cache *cache;
-        const abi_tensor *cells;
-    } writes[8];
+        const abi_tensor *cells, *last; /* last: attention node over the cache */
+    } writes[KVANT_CUDA_MOST_SPREAD];
     int n_writes;
     const void *positions; /* the place of the tokens' positions; NULL: unknown */
     bool warned;           /* that caches need them */
@@ -349,7 +349,6 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
-    const abi_tensor *last; /* attention node of the graph */
     struct kvp_layers *layers; /* of the llama context that made it */
     const void *context; /* whose caches its graphs attend to: the layers of these caches */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
@@ -617,11 +616,14 @@ void kvp_gpu_forget_inputs(kvp_gpu *gpu);
 
 /* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason;
  * waits for the stream. prepare: before a graph that writes a step's cells (NULL: none, or not
- * known). any: the computer knows of some. The lock is held. */
+ * known), which lie in the graph's input `cells`. numbers: those cells on the GPU, during a graph of
+ * at most KVP_FEW_TOKENS tokens. any: the computer knows of some. The lock is held. */
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
 void kvp_gpu_marks_free(kvp_gpu_cache *cache);
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);
-bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
+                           cu_stream stream);
+int64_t *kvp_gpu_marks_numbers(const kvp_gpu_cache *cache);
 bool kvp_gpu_marks_any(const kvp_gpu_cache *cache);
 
 /* masks.c. A mask on its way to the GPU; the lock is held. */

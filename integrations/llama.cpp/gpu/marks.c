@@ -6,8 +6,9 @@
  * tensors of the cache. Before a graph, cells that the graph writes become valid, and the GPU gets
  * the marks of all invalid cells. Some of these got their rows from the computer's memory.
  *
- * While no cell is invalid, the marks cost one launch per graph of a few tokens. In other graphs
- * they cost a launch per attention node. */
+ * While no cell is invalid, the marks cost a copy and a launch per cache in a graph of a few tokens,
+ * whose last attention gives marks to the cells of all tokens that saw one (attention.c). In other
+ * graphs they cost a launch per attention node. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -28,6 +29,17 @@ static size_t n_words(const kvp_gpu_cache *cache)
     return 1 + n_cells_of(cache) / WORD_BITS;
 }
 
+/* Behind the words: the cells of a graph of a few tokens. */
+static size_t numbers_at(const kvp_gpu_cache *cache)
+{
+    return (n_words(cache) * sizeof(uint32_t) + sizeof(int64_t) - 1) / sizeof(int64_t) * sizeof(int64_t);
+}
+
+int64_t *kvp_gpu_marks_numbers(const kvp_gpu_cache *cache)
+{
+    return (int64_t *)(void *)((char *)cache->marks.memory.at + numbers_at(cache));
+}
+
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_marks *marks = &cache->marks;
@@ -36,7 +48,8 @@ bool kvp_gpu_marks_create(kvp_gpu_cache *cache)
         return true;
     marks->host = calloc(2 * n_words(cache), sizeof(*marks->host));
     return marks->host != NULL &&
-           kvp_gpu_grow(cache->gpu, &marks->memory, n_words(cache) * sizeof(*marks->host), true);
+           kvp_gpu_grow(cache->gpu, &marks->memory,
+                        numbers_at(cache) + KVP_FEW_TOKENS * sizeof(int64_t), true);
 }
 
 void kvp_gpu_marks_free(kvp_gpu_cache *cache)
@@ -117,7 +130,19 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
     }
 }
 
-bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+/* A graph's own input may be gone when its last attention looks for marks: ggml gives the memory to
+ * other tensors. */
+static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells, cu_stream stream)
+{
+    return (size_t)cells->ne[0] > KVP_FEW_TOKENS ||
+           kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)kvp_gpu_marks_numbers(cache),
+                                        (cu_address)(uintptr_t)cells->data,
+                                        (size_t)cells->ne[0] * sizeof(int64_t), stream),
+                     "copying");
+}
+
+bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
+                           cu_stream stream)
 {
     uint32_t *host = cache->marks.host, *words = host + n_words(cache);
     const size_t bytes = n_words(cache) * sizeof(*words);
@@ -126,6 +151,8 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
         for (size_t t = 0; t < cache->n_tensors; t++)
             kvp_invalid_set(&cache->tensors[t]->invalid, (size_t)step->cells[i], 1, false);
     collect(cache, words);
+    if (!keep_numbers(cache, cells, stream))
+        return false;
     if (memcmp(words, host, bytes) == 0)
         return true;
     if (words[0] != host[0])

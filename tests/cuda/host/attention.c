@@ -241,18 +241,38 @@ static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t quer
     return any;
 }
 
+static void spread_mark(const kvant_cuda_marked_args *a, uint32_t query)
+{
+    for (uint32_t i = 0; i < a->n_spread; i++) {
+        const int64_t number = a->spread[i].numbers[query];
+        a->spread[i].marks[1 + number / 32] |= 1u << number % 32;
+        a->spread[i].marks[0] = 1;
+    }
+}
+
+static bool spread_is_here(const kvant_cuda_marked_args *a)
+{
+    bool here = true;
+    for (uint32_t i = 0; i < a->n_spread; i++)
+        here = here && host_is_here(a->spread[i].marks) && host_is_here(a->spread[i].numbers);
+    return here;
+}
+
 kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_stream stream)
 {
     ANSWER(fill_marked, args, stream);
     if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 ||
-        args->n_heads == 0 || args->head_dim == 0)
+        args->n_heads == 0 || args->head_dim == 0 || args->n_spread > KVANT_CUDA_MOST_SPREAD)
         return KVANT_ERR_ARGUMENT;
-    if (!host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
+    if (!spread_is_here(args) || !host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
         !host_is_here(args->mask))
         return KVANT_ERR_CUDA;
     for (uint32_t i = 0; args->marks[0] && i < args->batch * args->query_tokens; i++) {
         const uint32_t b = i / args->query_tokens, query = i % args->query_tokens;
-        for (uint32_t j = 0; sees_mark(args, b, query) && j < args->n_heads * args->head_dim; j++)
+        const bool sees = sees_mark(args, b, query);
+        if (sees)
+            spread_mark(args, i);
+        for (uint32_t j = 0; sees && j < args->n_heads * args->head_dim; j++)
             store(NAN, args->out, b * args->out_batch_stride + query * args->out_token_stride +
                   j / args->head_dim * args->out_head_stride + j % args->head_dim, args->type);
     }
