@@ -18,7 +18,7 @@ static bool find_blocks(const kvp_gpu_cache *cache, bool open, struct list *list
     *list = (struct list){ .open = open };
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
         const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
-        if (!cache->held[block] || (open && page < 0))
+        if (cache->written[block] == 0 || (open && page < 0))
             continue;
         if (list->n == KVP_MOST_ANEW)
             return false;

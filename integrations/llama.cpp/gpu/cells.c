@@ -464,7 +464,7 @@ static kvant_status append_runs(const kvp_kv *kv, const int64_t *numbers, size_t
     kvp_gpu_run run;
 
     for (size_t i = 0; i < n; i++)
-        kvp_gpu_cache_holds(cells->cache, (uint32_t)(numbers[i] / KVANT_PAGE_TOKENS), 1);
+        kvp_gpu_cache_holds(cells->cache, numbers[i]);
     if (kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream))
         status = kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows);
     for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
@@ -543,7 +543,7 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
     pthread_mutex_lock(&source->gpu->lock);
     kvp_gpu_marks_notice(source->cache, KVANT_ERR_NONFINITE);
     ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream) && kvp_gpu_copy_first(source->cache, first, to_first, n);
-    kvp_gpu_cache_holds(source->cache, to_first, n);
+    kvp_gpu_cache_holds_copies(source->cache, first, to_first, n);
     kvp_gpu_ranges_copy(source->cache, first, to_first, n);
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,

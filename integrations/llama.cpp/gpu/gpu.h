@@ -172,7 +172,7 @@ typedef struct kvp_gpu_cache {
     uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
-    uint8_t *held;  /* by block: rows were written since the cache was cleared */
+    uint64_t *written; /* by block: a bit for each cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
     uint64_t now;
     bool table_changed;
@@ -554,8 +554,11 @@ bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codec
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
-/* open.c: blocks that have rows from now on. The lock is held. */
-void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n);
+/* open.c: a cell has a row from now on; blocks have rows in the cells where others have some; whether
+ * no cell has one. The lock is held. */
+void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell);
+void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
+bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);
 
 /* open.c: the open page with a cell, or -1. have_pages: n of a tensor, in the memory reserved for them. assign: a page to another block, or
  * to none. */

@@ -31,11 +31,11 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
         return NULL;
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
     cache->n_streams = kv->shape.n_streams;
-    cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
+    cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
     cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
-    if (cache->held == NULL || cache->ranges.of == NULL || cache->ranges.centers.positions == NULL) {
-        free(cache->held);
+    if (cache->written == NULL || cache->ranges.of == NULL || cache->ranges.centers.positions == NULL) {
+        free(cache->written);
         free(cache->ranges.of);
         free(cache->ranges.centers.positions);
         free(cache);
@@ -155,7 +155,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_ranges_free(cache);
     kvp_gpu_decoded_free(cache);
     free(cache->table);
-    free(cache->held);
+    free(cache->written);
     free(cache->wait_cells);
     free(cache->first);
     free(cache->plain.cells);
@@ -329,7 +329,7 @@ static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, bool rec
         kvp_gpu_assign_page(cache, (uint32_t)page, (int32_t)block);
         opened->blocks[opened->n] = block;
         opened->pages[opened->n] = (uint32_t)page;
-        opened->n += cache->held[block];
+        opened->n += cache->written[block] != 0;
     }
     cache->pages[page].used = cache->now;
     cache->pages[page].sink = cache->pages[page].sink || sink;
@@ -450,14 +450,31 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
                     (!cache->keeps || place(cache, step, stream));
 
     for (size_t i = 0; i < step->n && ok; i++)
-        kvp_gpu_cache_holds(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), 1);
+        kvp_gpu_cache_holds(cache, step->cells[i]);
     return ok && kvp_gpu_ranges_bring(cache, stream);
 }
 
-void kvp_gpu_cache_holds(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
+void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell)
 {
-    cache->ranges.changed = cache->ranges.changed || memchr(cache->held + first, 0, n) != NULL;
-    memset(cache->held + first, 1, n);
+    uint64_t *written = &cache->written[cell / KVANT_PAGE_TOKENS];
+
+    cache->ranges.changed = cache->ranges.changed || *written == 0;
+    *written |= (uint64_t)1 << (cell % KVANT_PAGE_TOKENS);
+}
+
+void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
+{
+    memmove(cache->written + to, cache->written + first, n * sizeof(*cache->written));
+    cache->ranges.changed = true;
+}
+
+bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache)
+{
+    uint64_t any = 0;
+
+    for (uint32_t block = 0; block < cache->n_blocks; block++)
+        any |= cache->written[block];
+    return any == 0;
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
@@ -484,7 +501,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     if (cache->table != NULL)
         kvp_gpu_close_all(cache);
     kvp_gpu_wait_forget(cache);
-    memset(cache->held, 0, cache->n_blocks);
+    memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
     cache->learning = cache->learns;
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);

@@ -144,7 +144,7 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         const size_t block = (size_t)(step->cells[i] / KVANT_PAGE_TOKENS);
         const uint32_t range = step->positions != NULL ? made_range_of(ranges, step->positions[i]) : 0;
         n = rows_of_block(step, i);
-        if (cache->held[block] && n < KVANT_PAGE_TOKENS)
+        if (cache->written[block] != 0 && n < KVANT_PAGE_TOKENS)
             continue;
         kvp_gpu_centers_assign(cache, block, step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
         ranges->changed = ranges->changed || ranges->of[block] != range;
@@ -208,7 +208,7 @@ static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
         if (block % (cache->n_blocks / cache->n_streams) == 0)
             matrix = center = 0;
-        if (cache->held[block]) {
+        if (cache->written[block] != 0) {
             matrix = ranges->of[block];
             center = (uint8_t)(matrix + (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0));
         }

@@ -67,7 +67,7 @@ bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *
 void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, const int64_t *written, size_t n_written)
 {
     for (size_t j = 0; j < n_written; j++)
-        for (size_t i = 0; i < n && cache->held[written[j] / KVANT_PAGE_TOKENS]; i++)
+        for (size_t i = 0; i < n && cache->written[written[j] / KVANT_PAGE_TOKENS] != 0; i++)
             if (cells[i] == written[j])
                 cells[i] = -1;
 }
