@@ -103,12 +103,12 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
                                       .q = args->q,
                                       .q_batch_stride = args->q_token_stride,
                                       .q_head_stride = args->q_head_stride,
-                                      .inverse_weights = k->inverse_weights,
+                                      .inverse_weights = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0)).inverse_weights,
                                       .out = b->queries.at,
                                       .n_further = kvp_gpu_matrices(k) - 1 };
 
     for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] = kvp_gpu_matrix_of(k, i + 1).inverse_weights;
+        queries.further[i] = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_weights;
     return queries;
 }
 

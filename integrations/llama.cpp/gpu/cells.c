@@ -201,16 +201,27 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
 }
 
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range)
+static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
 {
-    const float *at;
+    const float *at = numbers->at;
 
+    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights };
+}
+
+/* Keys of a layer without RoPE stay as they are when others move. */
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
+{
+    const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[transform];
+    const struct kvp_gpu_moved *moved = &cells->moved[transform < KVP_MOST_RANGES ? 0 : transform - KVP_MOST_RANGES];
+    uint32_t range = lineage.range;
+
+    if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.range == lineage.range)
+        return matrix_at(cells, &moved->numbers);
     while (range > 0 && !(cells->further_made >> range & 1))
         range--;
     if (range == 0)
         return (kvp_gpu_matrix){ cells->weights, cells->inverse_weights };
-    at = cells->further[range - 1].at;
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_weights };
+    return matrix_at(cells, &cells->further[range - 1]);
 }
 
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
@@ -336,7 +347,7 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
                               .head_stride = cells->head_dim,
                               .center = cells->turns ? NULL : cells->center, /* rows are about their blocks' */
                               .scale = cells->scale,
-                              .weights = kvp_gpu_matrix_of(cells, run.range).weights };
+                              .weights = kvp_gpu_matrix_of(cells, run.transform).weights };
 }
 
 /* States are read and written in batches of 512 rows, which for most models have 2048 numbers or
@@ -377,7 +388,7 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .head_stride = cells->head_dim,
                                           .center = cells->turns ? NULL : cells->center,
                                           .scale = cells->scale,
-                                          .inverse_weights = kvp_gpu_matrix_of(cells, run.range).inverse_weights };
+                                          .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights };
     const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
     return status != KVANT_OK ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);

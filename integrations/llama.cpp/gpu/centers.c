@@ -33,6 +33,13 @@ bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
     return even && !cells->uncentred;
 }
 
+/* Its phase is another one. */
+static void note_change(kvp_gpu_centers *centers, size_t block)
+{
+    centers->first = block < centers->first ? (uint32_t)block : centers->first;
+    centers->end = block >= centers->end ? (uint32_t)block + 1 : centers->end;
+}
+
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position)
 {
     kvp_gpu_centers *centers = &cache->ranges.centers;
@@ -42,21 +49,34 @@ void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position
         return;
     cache->ranges.changed = cache->ranges.changed || former == KVP_NO_POSITION || position == KVP_NO_POSITION;
     centers->positions[block] = position;
-    centers->first = block < centers->first ? (uint32_t)block : centers->first;
-    centers->end = block >= centers->end ? (uint32_t)block + 1 : centers->end;
+    note_change(centers, block);
+}
+
+void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by)
+{
+    kvp_gpu_centers *centers = &cache->ranges.centers;
+
+    if (centers->positions[block] != KVP_NO_POSITION)
+        centers->positions[block] += by;
+    note_change(centers, block);
+}
+
+void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to)
+{
+    kvp_gpu_centers_assign(cache, to, cache->ranges.centers.positions[block]);
+    note_change(&cache->ranges.centers, to);
 }
 
 /* Phases */
 
-/* Of a position; where nobody knows it a phase turns nothing. */
-static void fill(const kvp_gpu_centers *centers, int32_t position, float *phase)
+/* Where nobody knows the position of a block, its centre is the mean of its range, and moves as its keys
+ * do. */
+static void fill(const kvp_gpu_ranges *ranges, size_t block, float *phase)
 {
-    const uint32_t d = centers->head_dim;
+    const kvp_gpu_centers *centers = &ranges->centers;
+    const int32_t position = centers->positions[block], by = ranges->lineages[ranges->of[block]].by;
 
-    for (uint32_t i = 0; i < d; i++)
-        phase[i] = i < d / 2 ? 1 : 0;
-    if (position != KVP_NO_POSITION)
-        kvant_rope_phase(&centers->rope, d, position, phase, NULL);
+    kvant_rope_phase(&centers->rope, centers->head_dim, position == KVP_NO_POSITION ? by : position, phase, NULL);
 }
 
 static bool begin(kvp_gpu_cache *cache, cu_stream stream)
@@ -88,7 +108,7 @@ bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream)
     if (centers->first >= centers->end)
         return true;
     for (uint32_t block = centers->first; block < centers->end; block++)
-        fill(centers, centers->positions[block], centers->host + block * d);
+        fill(&cache->ranges, block, centers->host + block * d);
     ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at + centers->first * d * sizeof(float),
                                   centers->host + centers->first * d, (centers->end - centers->first) * d * sizeof(float), stream),
                    "copying");

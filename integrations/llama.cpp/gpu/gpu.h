@@ -72,6 +72,8 @@ typedef struct kvp_gpu kvp_gpu;
 #define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
 
 #define KVP_MOST_RANGES 7u /* of positions; the last one has no end */
+#define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES
+#define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_RANGES)
 #define KVP_FIRST_RANGE 2048u
 
 /* Positions that have a matrix (ranges.c). Rows take it from `from` on. */
@@ -86,6 +88,14 @@ typedef struct kvp_gpu_step {
     const int32_t *positions;
     size_t n;
 } kvp_gpu_step;
+
+/* What the keys of a block went through has an id. Ids below KVP_MOST_RANGES are the matrices of
+ * ranges. The others are of keys that a context shift moved (shift.c): the matrix of a range, and by
+ * how many positions these keys moved since they were stored. by 0: the id is free. */
+typedef struct kvp_gpu_lineage {
+    uint32_t range;
+    int32_t by;
+} kvp_gpu_lineage;
 
 /* Not a batch: it may be in a captured graph. */
 static inline bool kvp_gpu_is_few(const kvp_gpu_step *step)
@@ -102,10 +112,10 @@ typedef struct kvp_open_page {
     uint64_t used;
 } kvp_open_page;
 
-/* Rows of a batch one behind the other, in blocks whose keys have one matrix. */
+/* Rows of a batch one behind the other, in blocks whose keys have one transform. */
 typedef struct kvp_gpu_run {
     size_t first, n;
-    uint32_t range;
+    uint32_t transform; /* its id */
 } kvp_gpu_run;
 
 /* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). */
@@ -126,15 +136,18 @@ typedef struct kvp_gpu_centers {
 
 /* Which blocks' keys have which matrix and centre. */
 typedef struct kvp_gpu_ranges {
-    uint8_t *of;   /* by block: its range */
+    uint8_t *of;   /* by block: the id of its transform */
+    kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
+    bool moved;    /* some of these are of keys that moved */
     uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
     uint32_t asked; /* threads make that of this one; 0: of none */
     size_t since;  /* rows that were stored since */
     bool ended;    /* no others can be had */
     bool changed;  /* of blocks with rows */
     int32_t position; /* the last one of the last step */
-    uint32_t n;             /* of all blocks with rows: one more than the last one's number */
-    kvp_gpu_memory numbers; /* by block, for attention: of matrices, then of centres */
+    uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
+    uint32_t n;             /* of these */
+    kvp_gpu_memory numbers; /* by block, for attention: places in `used`, then numbers of centres */
     kvp_gpu_centers centers;
     kvp_gpu_run *runs;     /* of the batch at hand */
     size_t n_runs;
@@ -290,6 +303,13 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory starts;        /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
     bool turns;                   /* rows are about these */
     uint32_t further_made;        /* a bit for each range that has some */
+    struct kvp_gpu_moved {        /* the same of keys that moved, by id: of this lineage; by 0: of none */
+        kvp_gpu_memory numbers;
+        kvp_gpu_lineage of;
+    } moved[KVP_MOST_MOVED];
+    kvant_rope rope;              /* that these moved by; size 0: none did */
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    uint32_t n_shifts;            /* of its cache, that its keys took part in */
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
@@ -497,11 +517,11 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_me
     return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c. Of a range; where it has none, of the last one before that has. */
+/* cells.c. Of a transform's id. Where its range has none it is that of the last range before that has. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights;
 } kvp_gpu_matrix;
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t range);
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
 
 /* ranges.c. The range of this number. */
 kvp_gpu_range kvp_gpu_range_at(uint32_t number);
@@ -509,9 +529,12 @@ kvp_gpu_range kvp_gpu_range_at(uint32_t number);
 /* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have centres. assign: a block's rows are at
  * position and those behind it from now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys'
  * centres, which turn; first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres, where keys have
- * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). The lock is held. */
+ * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move: the keys of a block moved, and its transform is
+ * another one. The lock is held. */
 bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
+void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
+void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to);
 bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
 kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
 kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
@@ -537,14 +560,18 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* What attention on the keys has: matrices of ranges 0, 1, .... */
+/* Whether blocks' keys may have different transforms; else they have that of id 0. */
+bool kvp_gpu_has_transforms(const kvp_gpu_cells *keys);
+
+/* How many matrices attention on the keys has, and the id of each. */
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
+uint32_t kvp_gpu_transform_at(const kvp_gpu_cells *keys, uint32_t number);
 
 /* The block of an open page, or of a sealed one; -1: of none. */
 int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
 
-/* The longest run of blocks (open: of open pages), or of cells, whose keys are of one range: from the first-th on, of n blocks, or before
- * the n-th cell. */
+/* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from the first-th on, of n blocks, or
+ * before the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 

@@ -135,20 +135,60 @@ static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
     return step->positions[i] - (int32_t)(step->cells[i] % KVANT_PAGE_TOKENS);
 }
 
-/* Blocks that had no rows, or whose rows are all written, get the range and the centre of a row's position. */
+/* The shift that new blocks of a stream join, or 0 (shift.h). A block that begins after a shift could
+ * store its rows as they come. Each shift would then make one more transform, and queries go through each of
+ * them. So once the blocks of a stream have MOST_SHIFTS different ones, new blocks begin with the smallest. */
+#define MOST_SHIFTS 3u
+
+static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
+{
+    const size_t a_stream = cache->n_blocks / cache->n_streams, first = block / a_stream * a_stream;
+    int32_t seen[MOST_SHIFTS], smallest = 0;
+    uint32_t n = 0;
+
+    for (size_t i = first; i < first + a_stream && cache->ranges.moved; i++) {
+        const int32_t by = cache->ranges.lineages[cache->ranges.of[i]].by;
+        uint32_t at = 0;
+        while (at < n && seen[at] != by)
+            at++;
+        if (i == block || cache->written[i] == 0 || by == 0 || at < n || n == MOST_SHIFTS)
+            continue;
+        seen[n++] = by;
+        smallest = smallest == 0 || abs(by) < abs(smallest) ? by : smallest;
+    }
+    return n < MOST_SHIFTS ? 0 : smallest;
+}
+
+/* The transform of rows at a position in a block that begins. */
+static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block, int32_t position)
+{
+    const kvp_gpu_ranges *ranges = &cache->ranges;
+    const int32_t by = shift_of_new_blocks(cache, block);
+    const uint32_t range = made_range_of(ranges, position - by);
+
+    for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS && by != 0; id++)
+        if (ranges->lineages[id].by == by && ranges->lineages[id].range == range)
+            return id;
+    return made_range_of(ranges, position);
+}
+
+/* Blocks that had no rows, or whose rows are all written, get the transform and the centre of a row's position. */
 static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
 
     for (size_t i = 0, n; i < step->n; i += n) {
         const size_t block = (size_t)(step->cells[i] / KVANT_PAGE_TOKENS);
-        const uint32_t range = step->positions != NULL ? made_range_of(ranges, step->positions[i]) : 0;
+        uint32_t transform;
         n = rows_of_block(step, i);
         if (cache->written[block] != 0 && n < KVANT_PAGE_TOKENS)
             continue;
         kvp_gpu_centers_assign(cache, block, step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
-        ranges->changed = ranges->changed || ranges->of[block] != range;
-        ranges->of[block] = (uint8_t)range;
+        transform = step->positions != NULL ? transform_of_new_block(cache, block, step->positions[i]) : 0;
+        if (ranges->of[block] != transform)
+            kvp_gpu_centers_move(cache, block, 0);
+        ranges->changed = ranges->changed || ranges->of[block] != transform;
+        ranges->of[block] = (uint8_t)transform;
     }
 }
 
@@ -163,7 +203,7 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     for (size_t i = 0; i < step->n; i += run.n) {
         const kvp_gpu_run *former = &ranges->runs[n_runs];
         run = kvp_gpu_run_of_cells(cache, step->cells, i, step->n);
-        other = other || n_runs >= ranges->n_runs || former->first != i || former->range != run.range;
+        other = other || n_runs >= ranges->n_runs || former->first != i || former->transform != run.transform;
         ranges->runs[n_runs++] = run;
     }
     if (other || n_runs != ranges->n_runs)
@@ -176,8 +216,8 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     kvp_gpu_ranges *ranges = &cache->ranges;
     int32_t last;
 
-    if (!cache->weighs || kvp_gpu_ranges_saw(cache, step))
-        return true; /* keys that learn nothing have one matrix, or none */
+    if ((!cache->weighs && !ranges->moved) || kvp_gpu_ranges_saw(cache, step))
+        return true; /* keys that learn nothing have one matrix, or none, until they move */
     last = ranges->position = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
@@ -197,37 +237,63 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache)
 
 /* Attention */
 
+/* Ids that blocks with rows have, in their order: ranges->used and n. False: they are as before. */
+static bool find_used(kvp_gpu_cache *cache)
+{
+    kvp_gpu_ranges *ranges = &cache->ranges;
+    uint8_t used[KVP_MOST_TRANSFORMS] = { 0 };
+    uint32_t ids = 0, n = 0;
+    bool changed;
+
+    for (uint32_t block = 0; block < cache->n_blocks; block++)
+        ids |= cache->written[block] != 0 ? 1u << ranges->of[block] : 0;
+    for (uint32_t id = 0; id < KVP_MOST_TRANSFORMS; id++)
+        if (ids >> id & 1)
+            used[n++] = (uint8_t)id;
+    n += n == 0;
+    changed = n != ranges->n || memcmp(used, ranges->used, n) != 0;
+    ranges->n = n;
+    memcpy(ranges->used, used, sizeof(used));
+    return changed;
+}
+
+static uint8_t place_of(const kvp_gpu_ranges *ranges, uint32_t id)
+{
+    uint8_t place = 0;
+
+    while (ranges->used[place] != id)
+        place++;
+    return place;
+}
+
 /* Of matrices and of centres (gpu.h: starts). Blocks without rows take the numbers before theirs, so that nobody changes matrices for
- * them. Returns how many matrices there are. */
-static uint32_t fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
+ * them. */
+static void fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t *centers)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;
     uint8_t matrix = 0, center = 0;
-    uint32_t n = 1;
 
     for (uint32_t block = 0; block < cache->n_blocks; block++) {
         if (block % (cache->n_blocks / cache->n_streams) == 0)
             matrix = center = 0;
         if (cache->written[block] != 0) {
-            matrix = ranges->of[block];
-            center = (uint8_t)(matrix + (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0));
+            matrix = place_of(ranges, ranges->of[block]);
+            center = (uint8_t)(ranges->lineages[ranges->of[block]].range +
+                               (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0));
         }
         matrices[block] = matrix;
         centers[block] = center;
-        n = matrix >= n ? matrix + 1u : n;
     }
-    return n;
 }
 
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const uint32_t former = ranges->n;
     const size_t bytes = 2 * (size_t)cache->n_blocks;
     uint8_t *numbers;
     bool ok;
 
-    if (ranges->made == 1 && !ranges->centers.used)
+    if (ranges->made == 1 && !ranges->centers.used && !ranges->moved)
         return true;
     if (ranges->centers.used && !kvp_gpu_centers_bring(cache, stream))
         return false;
@@ -235,24 +301,34 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
         return true;
     numbers = malloc(bytes);
     ok = numbers != NULL && kvp_gpu_grow(cache->gpu, &ranges->numbers, bytes, false);
+    if (ok && find_used(cache))
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know the former ones */
     if (ok)
-        ranges->n = fill_numbers(cache, numbers, numbers + cache->n_blocks);
-    if (ranges->n != former)
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs know as many */
+        fill_numbers(cache, numbers, numbers + cache->n_blocks);
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)ranges->numbers.at, numbers, bytes, stream), "copying");
     ranges->changed = !ok;
     free(numbers);
     return ok;
 }
 
+bool kvp_gpu_has_transforms(const kvp_gpu_cells *keys)
+{
+    return keys->further_made != 0 || (keys->rope.size != 0 && keys->cache->ranges.moved);
+}
+
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys)
 {
-    return keys->further_made != 0 ? keys->cache->ranges.n_runs : 1;
+    return kvp_gpu_has_transforms(keys) ? keys->cache->ranges.n_runs : 1;
 }
 
 uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys)
 {
-    return keys->further_made != 0 ? keys->cache->ranges.n : 1;
+    return kvp_gpu_has_transforms(keys) ? keys->cache->ranges.n : 1;
+}
+
+uint32_t kvp_gpu_transform_at(const kvp_gpu_cells *keys, uint32_t number)
+{
+    return kvp_gpu_has_transforms(keys) ? keys->cache->ranges.used[number] : 0;
 }
 
 /* Runs */
@@ -262,7 +338,7 @@ int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number)
     return open ? cache->pages[number].block : (int64_t)number;
 }
 
-static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
+static uint32_t transform_of_block(const kvp_gpu_cells *cells, bool open, size_t block)
 {
     const int64_t at = kvp_gpu_block_at(cells->cache, open, block);
 
@@ -271,9 +347,9 @@ static uint32_t range_of_block(const kvp_gpu_cells *cells, bool open, size_t blo
 
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n)
 {
-    kvp_gpu_run run = { first, 1, range_of_block(cells, open, first) };
+    kvp_gpu_run run = { first, 1, transform_of_block(cells, open, first) };
 
-    while (run.n < n && range_of_block(cells, open, first + run.n) == run.range)
+    while (run.n < n && transform_of_block(cells, open, first + run.n) == run.transform)
         run.n++;
     return run;
 }
@@ -283,7 +359,7 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
     const uint8_t *of = cache->ranges.of;
     kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
 
-    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.range)
+    while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.transform)
         run.n++;
     return run;
 }
@@ -292,7 +368,7 @@ void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint
 {
     memmove(cache->ranges.of + to, cache->ranges.of + first, n);
     for (uint32_t i = 0; i < n; i++) /* blocks of two streams: they do not overlap */
-        kvp_gpu_centers_assign(cache, to + i, cache->ranges.centers.positions[first + i]);
+        kvp_gpu_centers_copy(cache, first + i, to + i);
     cache->ranges.changed = true;
 }
 
@@ -303,11 +379,15 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
     kvp_gpu_ranges *ranges = &cache->ranges;
 
     memset(ranges->of, 0, cache->n_blocks);
+    for (uint32_t id = 0; id < KVP_MOST_TRANSFORMS; id++)
+        ranges->lineages[id] = (kvp_gpu_lineage){ id < KVP_MOST_RANGES ? id : 0, 0 };
+    ranges->moved = false;
     ranges->made = 1;
     ranges->position = -1;
     ranges->asked = 0;
     ranges->ended = false;
     ranges->n = 1;
+    ranges->used[0] = 0;
     kvp_gpu_centers_forget(cache);
     ranges->n_last = 0;
     ranges->changed = true;
