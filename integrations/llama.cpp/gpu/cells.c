@@ -193,6 +193,8 @@ void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs
         center = center || tables.center != NULL;
         scale = scale || tables.scale != NULL;
     }
+    for (uint32_t i = 0; i < KVP_MOST_MOVED; i++)
+        cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made of former ones */
     cells->n_weights = weights ? kvp_gpu_tables(codecs[0]).n_weights : 0;
     cells->weights = weights ? cells->numbers.at : NULL;
     cells->inverse_weights = weights ? (float *)cells->numbers.at + room : NULL;
@@ -272,6 +274,7 @@ static void destroy(kvp_kv *kv)
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_RANGES - 1; i++)
             kvp_gpu_release(&cells->further[i]);
+        kvp_gpu_shift_free(cells);
         pthread_mutex_lock(&cells->gpu->lock);
         kvp_gpu_cache_leave(kv);
         pthread_mutex_unlock(&cells->gpu->lock);
@@ -519,6 +522,9 @@ static void clear(kvp_kv *kv)
     if (kvp_gpu_enter(cells->gpu))
         kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
+    if (cells->rope.size != 0)
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know matrices of keys that moved */
+    kvp_gpu_shift_free(cells);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
     cells->learnt = cells->weighed = false;

@@ -18,6 +18,7 @@
  *   decoded.c   the same from tokens that are decoded
  *   learner.c   what these are learnt with, in threads
  *   ranges.c    further matrices, for rows at later positions
+ *   shift.c     keys that move to other positions
  *   centers.c   centres of blocks
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
@@ -108,6 +109,7 @@ typedef struct kvp_open_page {
     bool sink;      /* first tokens of a sequence */
     bool stays;     /* open when its rows need no longer wait: a sink, or recent */
     uint64_t fresh; /* rows that are not encoded yet */
+    uint64_t moved; /* rows whose keys moved here, so that their codes are of the past; values' are not */
     uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
     uint64_t used;
 } kvp_open_page;
@@ -211,6 +213,15 @@ typedef struct kvp_gpu_cache {
         size_t n, most, last; /* last: of the last batch */
     } plain;
     kvp_gpu_decoded decoded;
+    struct kvp_gpu_shift { /* the last context shift (shift.c) */
+        uint32_t n;            /* how many there were */
+        const void *input;     /* where positions lie that cells move by */
+        struct kvp_gpu_mixed { /* blocks with rows that move by other numbers of positions than their block */
+            uint32_t block;
+            int32_t by[KVANT_PAGE_TOKENS]; /* than it */
+        } *mixed;
+        size_t n_mixed;
+    } shift;
     struct kvp_gpu_marks { /* cells whose rows were refused, as the GPU has them (marks.c) */
         kvp_gpu_memory memory;
         uint32_t *host; /* the same as far as the computer knows, and room for as many words */
@@ -543,6 +554,13 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
 void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
+/* shift.c. A ROPE node on keys, which moves them: true with *status when it was done or failed, false where keys have to be decoded,
+ * rotated and encoded again. matrices: of keys that moved, after those that they are made of became other ones. free: when no work that
+ * uses them is left. The lock is held. */
+bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
+bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
+void kvp_gpu_shift_free(kvp_gpu_cells *cells);
+
 /* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
 bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
@@ -623,6 +641,9 @@ void kvp_gpu_cache_leave(kvp_kv *kv);
 /* Decides which blocks are open for a batch, and brings table and slots to the GPU. */
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
+
+/* Opens blocks that have rows, as far as there are pages for them. */
+bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream);
 
 /* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);

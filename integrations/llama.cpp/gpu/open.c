@@ -114,6 +114,7 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->tensors = tensors;
     cache->tensors[cache->n_tensors++] = kv;
     cells->cache = cache;
+    cells->n_shifts = cache->shift.n;
     cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0 || info->recent_tokens > 0;
     if (info->recent_tokens > cache->recent_tokens)
         cache->recent_tokens = info->recent_tokens;
@@ -154,6 +155,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->wait);
     kvp_gpu_ranges_free(cache);
     kvp_gpu_decoded_free(cache);
+    free(cache->shift.mixed);
     free(cache->table);
     free(cache->written);
     free(cache->wait_cells);
@@ -177,7 +179,8 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
 
 /* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which each page has 64 rows per kv
  * head; the first 64 of these are those of head 0, where slots are looked up. */
-static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n, uint32_t n_kv_heads, cu_stream stream)
+static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n, uint32_t n_kv_heads, bool moved,
+                        cu_stream stream)
 {
     const size_t rows = (size_t)n * n_kv_heads * KVANT_PAGE_TOKENS;
     int64_t *slots = malloc(rows * sizeof(*slots));
@@ -186,7 +189,8 @@ static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32
     for (size_t i = 0; i < rows && ok; i++) {
         const kvp_open_page *page = &pages[i / (n_kv_heads * KVANT_PAGE_TOKENS)];
         const size_t row = i % (n_kv_heads * KVANT_PAGE_TOKENS);
-        slots[i] = row < KVANT_PAGE_TOKENS && (page->fresh >> row & 1) ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row : -1;
+        const uint64_t rows_of_page = page->fresh | (moved ? page->moved : 0);
+        slots[i] = row < KVANT_PAGE_TOKENS && (rows_of_page >> row & 1) ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row : -1;
     }
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots, rows * sizeof(*slots), stream), "copying");
     free(slots);
@@ -206,8 +210,16 @@ static void add_rows(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t pa
                            .head_stride = open->head_stride / sizeof(uint16_t) };
 }
 
+/* Which tensors' rows are encoded: of some pages keys have more of them than values. */
+typedef enum roles { KEYS, VALUES, BOTH } roles;
+
+static bool is_among(const kvp_kv *kv, roles of)
+{
+    return of == BOTH || (kv->shape.role == KVANT_ROLE_K) == (of == KEYS);
+}
+
 /* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. */
-static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n, cu_stream stream)
+static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n, roles of, cu_stream stream)
 {
     uint32_t heads = 0; /* that the slots are for */
     bool ok = true;
@@ -215,17 +227,19 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
+        if (!is_among(kv, of))
+            continue;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
                                         .n_tokens = ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
                                         .n_kv_heads = cells->n_kv_heads,
                                         .transformed = 1 };
         ok = cells->open_pages.base != NULL &&
-             (heads == cells->n_kv_heads || bring_slots(cache, pages, n, cells->n_kv_heads, stream));
+             (heads == cells->n_kv_heads || bring_slots(cache, pages, n, cells->n_kv_heads, of == KEYS, stream));
         heads = cells->n_kv_heads;
         args.slots = cache->moved.at;
         add_rows(&args, kv, first);
-        if (i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
+        if (of == BOTH && i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
             add_rows(&args, cache->tensors[++i], first);
         ok = ok && kvant_cuda_append(&args, stream) == KVANT_OK;
     }
@@ -238,9 +252,13 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
     bool ok = true;
 
     for (uint32_t i = 0, n = 1; i < cache->n_pages && ok; i += n) {
-        for (n = 0; i + n < cache->n_pages && pages[i + n].fresh != 0; n++)
-            ;
-        ok = n == 0 || encode_run(cache, pages + i, i, n, stream);
+        bool moved = false;
+        for (n = 0; i + n < cache->n_pages && (pages[i + n].fresh | pages[i + n].moved) != 0; n++)
+            moved = moved || pages[i + n].moved != 0;
+        if (n > 0 && moved)
+            ok = encode_run(cache, pages + i, i, n, KEYS, stream) && encode_run(cache, pages + i, i, n, VALUES, stream);
+        else if (n > 0)
+            ok = encode_run(cache, pages + i, i, n, BOTH, stream);
         n += n == 0;
     }
     return ok;
@@ -345,7 +363,7 @@ static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const op
     memcpy(leaving, former, sizeof(leaving));
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (former[i].block == cache->pages[i].block)
-            leaving[i].fresh = 0;
+            leaving[i].fresh = leaving[i].moved = 0;
         else
             changed = true;
     if (!changed)
@@ -363,6 +381,18 @@ static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const op
             cache->pages[i] = former[i];
         }
     return ok;
+}
+
+bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream)
+{
+    kvp_open_page former[KVP_MOST_PAGES];
+    opening opened = { 0 };
+
+    memcpy(former, cache->pages, sizeof(former));
+    cache->now++;
+    for (size_t i = 0; i < n && cache->keeps; i++)
+        open_block(cache, blocks[i], false, false, &opened);
+    return exchange(cache, former, &opened, stream);
 }
 
 /* Before a graph */
@@ -408,6 +438,7 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
             const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
             kvp_open_page *page = &cache->pages[slots[i] / KVANT_PAGE_TOKENS];
             page->fresh = cache->waits ? page->fresh | bit : page->fresh & ~bit;
+            page->moved &= ~bit;
         }
     cache->any_open = all;
     for (size_t i = 0; i < step->n; i++)
@@ -489,7 +520,7 @@ bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
     const bool ok = kvp_gpu_wait_end(cache, false, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
-        cache->pages[i].fresh = 0;
+        cache->pages[i].fresh = cache->pages[i].moved = 0;
         if (close && cache->pages[i].block != KVP_NO_PAGE)
             kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
     }

@@ -240,13 +240,16 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
     return cells != NULL && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
 }
 
-/* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
+/* ROPE: the context shift (shift.c), or else by the CPU on decoded rows (../ops_rope.c) */
 
 static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 {
     abi_tensor positions = { 0 }, factors = { 0 }, copy = *node;
-    int32_t status = ABI_STATUS_ALLOC_FAILED;
+    int32_t status;
 
+    if (kvp_gpu_shift(b, node, &status))
+        return status;
+    status = ABI_STATUS_ALLOC_FAILED;
     copy.src[1] = &positions;
     if (node->src[2] != NULL)
         copy.src[2] = &factors;

@@ -357,7 +357,7 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n)
 {
     const uint8_t *of = cache->ranges.of;
-    kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] };
+    kvp_gpu_run run = { first, 1, of[numbers[first] / KVANT_PAGE_TOKENS] }; /* no cell (-1): any */
 
     while (first + run.n < n && of[numbers[first + run.n] / KVANT_PAGE_TOKENS] == run.transform)
         run.n++;
