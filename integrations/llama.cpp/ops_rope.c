@@ -4,10 +4,11 @@
  * In the computer's memory the keys' codes stay as they are: the tensor notes by how much each key
  * moved (kvant_tensor_shift), which costs no quantisation.
  *
- * On a GPU, and where RoPE is none that the tensor knows (rope.h), cells whose position changes are
- * decoded, rotated and encoded again. Each round costs one more quantisation. The process's own CPU
- * back end computes the rotation: the node is rebuilt on f32 rows. So every RoPE variant of
- * llama.cpp uses the code that rotated the keys first.
+ * So do most codes on a GPU (gpu/shift.c). With other keys there, and where RoPE is none that the
+ * tensor knows (rope.h), cells whose position changes are decoded, rotated and encoded again. Each
+ * round costs one more quantisation. The process's own CPU back end computes the rotation: the node
+ * is rebuilt on f32 rows. So every RoPE variant of llama.cpp uses the code that rotated the keys
+ * first.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -50,23 +50,26 @@ static bool decode(const kvp_gpu_cells *cells, const struct list *list, float *r
 }
 
 /* n rows on the GPU, where their slots are. numbers: their cells, in the computer's memory. */
-static bool store(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *numbers, size_t n, const int64_t *slots)
+static bool store(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *numbers,
+                  size_t n, const int64_t *slots)
 {
     kvp_gpu_run run;
     bool ok = true;
 
     for (size_t i = 0; i < n && ok; i += run.n) {
-        run = kvp_gpu_run_of_cells(cells->cache, numbers, i, n - i < ROWS_AT_ONCE ? n : i + ROWS_AT_ONCE);
+        run = kvp_gpu_run_of_cells(cells->cache, numbers, i,
+                                   n - i < ROWS_AT_ONCE ? n : i + ROWS_AT_ONCE);
         ok = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows, run, slots, NULL) == KVANT_OK;
     }
     return ok;
 }
 
 /* slots: room there for those that are not. */
-static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *numbers, const int64_t *host_slots, size_t n,
-                   int64_t *slots)
+static bool append(const kvp_gpu_cells *cells, bool open, const float *rows, const int64_t *numbers,
+                   const int64_t *host_slots, size_t n, int64_t *slots)
 {
-    return kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots)) && store(cells, open, rows, numbers, n, slots) &&
+    return kvp_gpu_upload(cells->gpu, slots, host_slots, n * sizeof(*slots)) &&
+           store(cells, open, rows, numbers, n, slots) &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 }
 
@@ -84,7 +87,8 @@ static bool append_blocks(const kvp_gpu_cells *cells, const struct list *list, f
     for (uint32_t i = 0; i < n_rows && ok; i++) {
         const uint32_t at = list->blocks[i / KVANT_PAGE_TOKENS];
         host[i] = (int64_t)at * KVANT_PAGE_TOKENS + i % KVANT_PAGE_TOKENS;
-        numbers[i] = kvp_gpu_block_at(cells->cache, list->open, at) * KVANT_PAGE_TOKENS + i % KVANT_PAGE_TOKENS;
+        numbers[i] = kvp_gpu_block_at(cells->cache, list->open, at) * KVANT_PAGE_TOKENS +
+                     i % KVANT_PAGE_TOKENS;
     }
     ok = ok && append(cells, list->open, rows, numbers, host, n_rows, slots);
     free(host);
@@ -126,15 +130,18 @@ static bool append_plain(const kvp_gpu_cells *cells, float *rows, size_t n, int6
 {
     const kvp_gpu_cache *cache = cells->cache;
     int64_t *host = malloc((n + 1) * sizeof(*host));
-    bool ok = host != NULL && kvp_gpu_upload(cells->gpu, slots, cache->plain.cells, n * sizeof(*slots)) &&
-              kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows) == KVANT_OK &&
-              store(cells, false, rows, cache->plain.cells, n, slots) && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+    bool ok =
+        host != NULL && kvp_gpu_upload(cells->gpu, slots, cache->plain.cells, n * sizeof(*slots)) &&
+        kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows) == KVANT_OK &&
+        store(cells, false, rows, cache->plain.cells, n, slots) &&
+        kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
 
     for (size_t i = 0; i < n && ok; i++) {
         const int64_t cell = cache->plain.cells[i], page = cell >= 0 ? kvp_gpu_page_of(cache, cell) : -1;
         host[i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cell % KVANT_PAGE_TOKENS : -1;
     }
-    ok = ok && (cells->open_pages.base == NULL || append(cells, true, rows, cache->plain.cells, host, n, slots));
+    ok = ok && (cells->open_pages.base == NULL ||
+                append(cells, true, rows, cache->plain.cells, host, n, slots));
     free(host);
     return ok;
 }
@@ -203,7 +210,8 @@ bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made)
     ok = ok && kvp_gpu_center_rows(cells, cells->waiting, kvp_gpu_width(cells), cache->n_wait, cache->wait_slots, false,
                                    cells->waiting) == KVANT_OK;
     for (int to = 0; to <= open && ok; to++)
-        ok = store(cells, to, cells->waiting, cache->wait_cells, cache->n_wait, cache->wait_slots + (size_t)to * cache->n_wait);
+        ok = store(cells, to, cells->waiting, cache->wait_cells, cache->n_wait,
+                   cache->wait_slots + (size_t)to * cache->n_wait);
     cells->waits = false;
     kvp_gpu_batch_done(cells->gpu);
     return ok;

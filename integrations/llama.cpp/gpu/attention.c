@@ -94,6 +94,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
 /* Through each matrix. */
 static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *args)
 {
+    const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_query_args queries = { .size = sizeof(kvant_cuda_query_args),
                                       .k_codec = k->codec,
                                       .batch = args->batch * args->query_tokens,
@@ -103,7 +104,7 @@ static kvant_cuda_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_
                                       .q = args->q,
                                       .q_batch_stride = args->q_token_stride,
                                       .q_head_stride = args->q_head_stride,
-                                      .inverse_weights = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0)).inverse_weights,
+                                      .inverse_weights = first.inverse_weights,
                                       .out = b->queries.at,
                                       .n_further = kvp_gpu_matrices(k) - 1 };
 

@@ -214,7 +214,8 @@ static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
 {
     const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[transform];
-    const struct kvp_gpu_moved *moved = &cells->moved[transform < KVP_MOST_RANGES ? 0 : transform - KVP_MOST_RANGES];
+    const struct kvp_gpu_moved *moved =
+        &cells->moved[transform < KVP_MOST_RANGES ? 0 : transform - KVP_MOST_RANGES];
     uint32_t range = lineage.range;
 
     if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.range == lineage.range)
@@ -379,6 +380,7 @@ void kvp_gpu_batch_done(kvp_gpu *gpu)
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
+    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
@@ -391,7 +393,7 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .head_stride = cells->head_dim,
                                           .center = cells->turns ? NULL : cells->center,
                                           .scale = cells->scale,
-                                          .inverse_weights = kvp_gpu_matrix_of(cells, run.transform).inverse_weights };
+                                          .inverse_weights = matrix.inverse_weights };
     const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
     return status != KVANT_OK ? status : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
@@ -523,7 +525,7 @@ static void clear(kvp_kv *kv)
         kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
     if (cells->rope.size != 0)
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know matrices of keys that moved */
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know moved keys' matrices */
     kvp_gpu_shift_free(cells);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);

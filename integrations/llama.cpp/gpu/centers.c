@@ -69,14 +69,15 @@ void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to)
 
 /* Phases */
 
-/* Where nobody knows the position of a block, its centre is the mean of its range, and moves as its keys
- * do. */
+/* If nobody knows the position of a block, its centre is the mean of its range, and moves as the
+ * block's keys do. */
 static void fill(const kvp_gpu_ranges *ranges, size_t block, float *phase)
 {
     const kvp_gpu_centers *centers = &ranges->centers;
     const int32_t position = centers->positions[block], by = ranges->lineages[ranges->of[block]].by;
 
-    kvant_rope_phase(&centers->rope, centers->head_dim, position == KVP_NO_POSITION ? by : position, phase, NULL);
+    kvant_rope_phase(&centers->rope, centers->head_dim, position == KVP_NO_POSITION ? by : position,
+                     phase, NULL);
 }
 
 static bool begin(kvp_gpu_cache *cache, cu_stream stream)

@@ -18,7 +18,7 @@
  *   decoded.c   the same from tokens that are decoded
  *   learner.c   what these are learnt with, in threads
  *   ranges.c    further matrices, for rows at later positions
- *   shift.c     keys that move to other positions
+ *   shift.c     keys that move to other positions; shift_keys.c those of a layer
  *   centers.c   centres of blocks
  *   anew.c      rows that take another matrix
  *   wait.c      keys of first batches, which wait for their matrix
@@ -91,8 +91,8 @@ typedef struct kvp_gpu_step {
 } kvp_gpu_step;
 
 /* What the keys of a block went through has an id. Ids below KVP_MOST_RANGES are the matrices of
- * ranges. The others are of keys that a context shift moved (shift.c): the matrix of a range, and by
- * how many positions these keys moved since they were stored. by 0: the id is free. */
+ * ranges. The others are of keys that a context shift moved (shift.c): the matrix of a range, and
+ * by how many positions these keys moved since they were stored. by 0: the id is free. */
 typedef struct kvp_gpu_lineage {
     uint32_t range;
     int32_t by;
@@ -109,7 +109,7 @@ typedef struct kvp_open_page {
     bool sink;      /* first tokens of a sequence */
     bool stays;     /* open when its rows need no longer wait: a sink, or recent */
     uint64_t fresh; /* rows that are not encoded yet */
-    uint64_t moved; /* rows whose keys moved here, so that their codes are of the past; values' are not */
+    uint64_t moved; /* rows whose keys moved here: their codes are out of date, values' are not */
     uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
     uint64_t used;
 } kvp_open_page;
@@ -187,7 +187,7 @@ typedef struct kvp_gpu_cache {
     uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
     uint32_t n_blocks, n_pages;
     int32_t *table; /* by block: itself, or -1 - its open page */
-    uint64_t *written; /* by block: a bit for each cell that got a row since the cache was cleared */
+    uint64_t *written; /* by block: a bit per cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
     uint64_t now;
     bool table_changed;
@@ -216,9 +216,9 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_shift { /* the last context shift (shift.c) */
         uint32_t n;            /* how many there were */
         const void *input;     /* where positions lie that cells move by */
-        struct kvp_gpu_mixed { /* blocks with rows that move by other numbers of positions than their block */
+        struct kvp_gpu_mixed { /* blocks in which not all keys move alike */
             uint32_t block;
-            int32_t by[KVANT_PAGE_TOKENS]; /* than it */
+            int32_t by[KVANT_PAGE_TOKENS]; /* by cell: beyond what the block moves by */
         } *mixed;
         size_t n_mixed;
     } shift;
@@ -314,7 +314,7 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory starts;        /* by range centres of a block at position 0, then by range those of blocks whose position is not known */
     bool turns;                   /* rows are about these */
     uint32_t further_made;        /* a bit for each range that has some */
-    struct kvp_gpu_moved {        /* the same of keys that moved, by id: of this lineage; by 0: of none */
+    struct kvp_gpu_moved {        /* the same of keys that moved, by id; of.by 0: none */
         kvp_gpu_memory numbers;
         kvp_gpu_lineage of;
     } moved[KVP_MOST_MOVED];
@@ -528,7 +528,7 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_me
     return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c. Of a transform's id. Where its range has none it is that of the last range before that has. */
+/* cells.c. Of a transform's id. If its range has none, the last range before with one counts. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights;
 } kvp_gpu_matrix;
@@ -540,8 +540,9 @@ kvp_gpu_range kvp_gpu_range_at(uint32_t number);
 /* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have centres. assign: a block's rows are at
  * position and those behind it from now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys'
  * centres, which turn; first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres, where keys have
- * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move: the keys of a block moved, and its transform is
- * another one. The lock is held. */
+ * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move: the keys of a
+ * block moved, and its transform is another one. copy: of a block to another one. The lock is
+ * held. */
 bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
 void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
 void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
@@ -554,11 +555,17 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
 void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
 void kvp_gpu_centers_free(kvp_gpu_cache *cache);
 
-/* shift.c. A ROPE node on keys, which moves them: true with *status when it was done or failed, false where keys have to be decoded,
- * rotated and encoded again. matrices: of keys that moved, after those that they are made of became other ones. free: when no work that
- * uses them is left. The lock is held. */
+/* shift.c. A ROPE node on keys, which moves them. True: it was done or failed, as *status says.
+ * False: keys have to be decoded, rotated and encoded again. The lock is held. */
 bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
+
+/* shift_keys.c. takes: whether keys of a layer can move by getting other matrices. matrices: makes
+ * those of keys that moved, after a shift or after the matrices that they are made of changed.
+ * mixed: moves keys that move by another number of positions than their block. free: when no work
+ * that uses the matrices is left. False: the caller has to say so. The lock is held. */
+bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
+bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
 /* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
@@ -588,8 +595,8 @@ uint32_t kvp_gpu_transform_at(const kvp_gpu_cells *keys, uint32_t number);
 /* The block of an open page, or of a sealed one; -1: of none. */
 int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
 
-/* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from the first-th on, of n blocks, or
- * before the n-th cell. */
+/* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from
+ * the first-th on, of n blocks, or before the n-th cell. */
 kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
@@ -599,8 +606,8 @@ bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codec
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
-/* open.c: a cell has a row from now on; blocks have rows in the cells where others have some; whether
- * no cell has one. The lock is held. */
+/* open.c. holds: a cell has a row from now on. holds_copies: blocks have rows in the cells in which
+ * other blocks have some. is_empty: no cell has a row. The lock is held. */
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell);
 void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);

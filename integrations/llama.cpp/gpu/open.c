@@ -34,7 +34,8 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
     cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
-    if (cache->written == NULL || cache->ranges.of == NULL || cache->ranges.centers.positions == NULL) {
+    if (cache->written == NULL || cache->ranges.of == NULL ||
+        cache->ranges.centers.positions == NULL) {
         free(cache->written);
         free(cache->ranges.of);
         free(cache->ranges.centers.positions);
@@ -179,8 +180,8 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
 
 /* Pages of a tensor stand one behind the other. So rows of several are rows of one matrix, in which each page has 64 rows per kv
  * head; the first 64 of these are those of head 0, where slots are looked up. */
-static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n, uint32_t n_kv_heads, bool moved,
-                        cu_stream stream)
+static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n,
+                        uint32_t n_kv_heads, bool moved, cu_stream stream)
 {
     const size_t rows = (size_t)n * n_kv_heads * KVANT_PAGE_TOKENS;
     int64_t *slots = malloc(rows * sizeof(*slots));
@@ -190,7 +191,9 @@ static bool bring_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32
         const kvp_open_page *page = &pages[i / (n_kv_heads * KVANT_PAGE_TOKENS)];
         const size_t row = i % (n_kv_heads * KVANT_PAGE_TOKENS);
         const uint64_t rows_of_page = page->fresh | (moved ? page->moved : 0);
-        slots[i] = row < KVANT_PAGE_TOKENS && (rows_of_page >> row & 1) ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row : -1;
+        slots[i] = row < KVANT_PAGE_TOKENS && (rows_of_page >> row & 1)
+                       ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row
+                       : -1;
     }
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots, rows * sizeof(*slots), stream), "copying");
     free(slots);
@@ -219,7 +222,8 @@ static bool is_among(const kvp_kv *kv, roles of)
 }
 
 /* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. */
-static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n, roles of, cu_stream stream)
+static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n,
+                       roles of, cu_stream stream)
 {
     uint32_t heads = 0; /* that the slots are for */
     bool ok = true;
@@ -235,7 +239,8 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
                                         .n_kv_heads = cells->n_kv_heads,
                                         .transformed = 1 };
         ok = cells->open_pages.base != NULL &&
-             (heads == cells->n_kv_heads || bring_slots(cache, pages, n, cells->n_kv_heads, of == KEYS, stream));
+             (heads == cells->n_kv_heads ||
+              bring_slots(cache, pages, n, cells->n_kv_heads, of == KEYS, stream));
         heads = cells->n_kv_heads;
         args.slots = cache->moved.at;
         add_rows(&args, kv, first);
@@ -256,7 +261,8 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
         for (n = 0; i + n < cache->n_pages && (pages[i + n].fresh | pages[i + n].moved) != 0; n++)
             moved = moved || pages[i + n].moved != 0;
         if (n > 0 && moved)
-            ok = encode_run(cache, pages + i, i, n, KEYS, stream) && encode_run(cache, pages + i, i, n, VALUES, stream);
+            ok = encode_run(cache, pages + i, i, n, KEYS, stream) &&
+                 encode_run(cache, pages + i, i, n, VALUES, stream);
         else if (n > 0)
             ok = encode_run(cache, pages + i, i, n, BOTH, stream);
         n += n == 0;

@@ -190,7 +190,9 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     kvant_status status = KVANT_OK;
 
     for (size_t i = 0; i < n_runs && status == KVANT_OK; i++)
-        status = append_run(b, nodes, n, open, kvp_gpu_has_transforms(first) ? ranges->runs[i] : whole, n_runs == 1 ? queries : NULL);
+        status =
+            append_run(b, nodes, n, open, kvp_gpu_has_transforms(first) ? ranges->runs[i] : whole,
+                       n_runs == 1 ? queries : NULL);
     return status;
 }
 

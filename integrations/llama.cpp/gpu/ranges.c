@@ -135,9 +135,11 @@ static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
     return step->positions[i] - (int32_t)(step->cells[i] % KVANT_PAGE_TOKENS);
 }
 
-/* The shift that new blocks of a stream join, or 0 (shift.h). A block that begins after a shift could
- * store its rows as they come. Each shift would then make one more transform, and queries go through each of
- * them. So once the blocks of a stream have MOST_SHIFTS different ones, new blocks begin with the smallest. */
+/* The shift that new blocks of a stream join, or 0. A block that begins after a shift could store
+ * its rows as they come. Each shift would then make one more transform, and queries go through each
+ * of them. So once the blocks of a stream have MOST_SHIFTS different ones, new blocks begin with
+ * the smallest. With more shifts queries take longer. With fewer, rows are stored at positions
+ * further beyond those that their matrix is for. */
 #define MOST_SHIFTS 3u
 
 static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
@@ -172,7 +174,8 @@ static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block,
     return made_range_of(ranges, position);
 }
 
-/* Blocks that had no rows, or whose rows are all written, get the transform and the centre of a row's position. */
+/* Blocks that had no rows, or whose rows are all written, get the transform and the centre of a
+ * row's position. */
 static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -184,7 +187,8 @@ static void assign(kvp_gpu_cache *cache, const kvp_gpu_step *step)
         if (cache->written[block] != 0 && n < KVANT_PAGE_TOKENS)
             continue;
         kvp_gpu_centers_assign(cache, block, step->positions != NULL ? position_of(step, i, n) : KVP_NO_POSITION);
-        transform = step->positions != NULL ? transform_of_new_block(cache, block, step->positions[i]) : 0;
+        transform =
+            step->positions != NULL ? transform_of_new_block(cache, block, step->positions[i]) : 0;
         if (ranges->of[block] != transform)
             kvp_gpu_centers_move(cache, block, 0);
         ranges->changed = ranges->changed || ranges->of[block] != transform;
@@ -203,7 +207,8 @@ static void list_runs(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     for (size_t i = 0; i < step->n; i += run.n) {
         const kvp_gpu_run *former = &ranges->runs[n_runs];
         run = kvp_gpu_run_of_cells(cache, step->cells, i, step->n);
-        other = other || n_runs >= ranges->n_runs || former->first != i || former->transform != run.transform;
+        other = other || n_runs >= ranges->n_runs || former->first != i ||
+                former->transform != run.transform;
         ranges->runs[n_runs++] = run;
     }
     if (other || n_runs != ranges->n_runs)
@@ -278,8 +283,10 @@ static void fill_numbers(const kvp_gpu_cache *cache, uint8_t *matrices, uint8_t 
             matrix = center = 0;
         if (cache->written[block] != 0) {
             matrix = place_of(ranges, ranges->of[block]);
-            center = (uint8_t)(ranges->lineages[ranges->of[block]].range +
-                               (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES : 0));
+            center =
+                (uint8_t)(ranges->lineages[ranges->of[block]].range +
+                          (ranges->centers.positions[block] == KVP_NO_POSITION ? KVP_MOST_RANGES
+                                                                               : 0));
         }
         matrices[block] = matrix;
         centers[block] = center;

@@ -95,7 +95,8 @@ static bool have_room(kvp_gpu_cache *cache, const kvp_gpu_step *step, size_t row
 
 static void begin_waiting(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS && kvp_gpu_cache_is_empty(cache);
+    const bool may = cache->weighing && cache->keeps && step->n >= KVP_LEARN_ROWS &&
+                     kvp_gpu_cache_is_empty(cache);
 
     if (!may ||
         !(have_room(cache, step, KVP_MOST_WAITING) || have_room(cache, step, KVP_ENOUGH_ROWS)))

@@ -1,0 +1,249 @@
+/* shift_keys.c - see shift.c: the keys of a layer that move. Most get another matrix. Keys that
+ * move by another number of positions than their block are decoded, rotated and stored again. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS_AT_ONCE 8u /* whose keys are rotated in the computer's memory */
+
+bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells)
+{
+    const bool full =
+        cells->weights != NULL && cells->n_weights == (size_t)cells->head_dim * cells->head_dim;
+
+    return full && cells->scale == NULL && (cells->center == NULL || cells->turns);
+}
+
+/* Matrices */
+
+static kvant_cuda_query_args product_of(const kvp_gpu_cells *cells, const float *rotation,
+                                        const float *matrices, uint32_t first, float *out)
+{
+    const size_t size = (size_t)cells->head_dim * cells->head_dim;
+    const uint32_t left = cells->n_kv_heads - first,
+                   n = left < KVANT_CUDA_MOST_MATRICES ? left : KVANT_CUDA_MOST_MATRICES;
+    kvant_cuda_query_args args = { .size = sizeof(args),
+                                   .k_codec = cells->codec,
+                                   .batch = cells->head_dim,
+                                   .n_heads = 1,
+                                   .n_kv_heads = 1,
+                                   .type = KVANT_CUDA_F32,
+                                   .q = rotation,
+                                   .q_batch_stride = cells->head_dim,
+                                   .inverse_weights = matrices + first * size,
+                                   .out = out + first * size,
+                                   .n_further = n - 1 };
+
+    for (uint32_t i = 1; i < n; i++)
+        args.further[i - 1] = matrices + (first + i) * size;
+    return args;
+}
+
+/* The rows of a rotation take the place of queries, and a kernel multiplies these with the matrices
+ * of all kv heads in one launch. */
+static bool multiply(const kvp_gpu_cells *cells, const float *rotation, const float *matrices,
+                     float *out)
+{
+    kvant_status status = KVANT_OK;
+
+    for (uint32_t first = 0; first < cells->n_kv_heads && status == KVANT_OK;
+         first += KVANT_CUDA_MOST_MATRICES) {
+        const kvant_cuda_query_args args = product_of(cells, rotation, matrices, first, out);
+        status = kvant_cuda_transform_queries(&args, cells->gpu->stream);
+    }
+    return status == KVANT_OK;
+}
+
+/* Row i of the rotation by so many positions is what channel i of a moved key is made of. */
+static bool fill_rotation(const kvp_gpu_cells *cells, int32_t by, float *rotation)
+{
+    const size_t d = cells->head_dim;
+    float phase[KVANT_MAX_HEAD_DIM];
+    uint16_t pairs[KVANT_MAX_HEAD_DIM];
+
+    if (kvant_rope_phase(&cells->rope, cells->head_dim, by, phase, pairs) != KVANT_OK)
+        return false;
+    memset(rotation, 0, d * d * sizeof(*rotation));
+    for (size_t i = 0; i < d / 2; i++) {
+        const size_t a = pairs[2 * i], b = pairs[2 * i + 1];
+        rotation[a * d + a] = rotation[b * d + b] = phase[i];
+        rotation[a * d + b] = -phase[d / 2 + i];
+        rotation[b * d + a] = phase[d / 2 + i];
+    }
+    return true;
+}
+
+/* Row i of a matrix is what channel i adds to a product. So when keys rotate, the rows of W and of
+ * its inverse rotate likewise. */
+static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
+                          kvp_gpu_lineage lineage)
+{
+    const size_t bytes = (size_t)cells->head_dim * cells->head_dim * sizeof(float);
+    const kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.range);
+    float *host = malloc(bytes), *out = moved->numbers.at;
+    int64_t *slots;
+    float *rotation = kvp_gpu_batch_room(cells->gpu, cells->head_dim, cells->head_dim, &slots);
+    bool ok = host != NULL && out != NULL && rotation != NULL &&
+              fill_rotation(cells, lineage.by, host) &&
+              kvp_gpu_upload(cells->gpu, rotation, host, bytes) &&
+              multiply(cells, rotation, of.weights, out) &&
+              multiply(cells, rotation, of.inverse_weights,
+                       out + cells->n_kv_heads * cells->most_weights);
+
+    /* Kernels read matrices before the kernel before them has ended. */
+    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "matrices");
+    if (ok)
+        moved->of = lineage;
+    free(host);
+    return ok;
+}
+
+bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells)
+{
+    bool ok = true;
+
+    for (uint32_t id = KVP_MOST_RANGES;
+         id < KVP_MOST_TRANSFORMS && cells->rope.size != 0 && kvp_gpu_shift_takes(cells) && ok;
+         id++) {
+        const kvp_gpu_lineage lineage = cells->cache->ranges.lineages[id];
+        struct kvp_gpu_moved *moved = &cells->moved[id - KVP_MOST_RANGES];
+        if (lineage.by != 0 && (moved->of.by != lineage.by || moved->of.range != lineage.range))
+            ok = make_matrices(cells, moved, lineage);
+    }
+    return ok;
+}
+
+/* Keys that move by other numbers of positions than their block */
+
+static bool rotate_row(const kvp_gpu_cells *cells, int32_t by, float *row)
+{
+    const size_t d = cells->head_dim;
+    float phase[KVANT_MAX_HEAD_DIM];
+    uint16_t pairs[KVANT_MAX_HEAD_DIM];
+
+    if (kvant_rope_phase(&cells->rope, cells->head_dim, by, phase, pairs) != KVANT_OK)
+        return false;
+    for (float *x = row; x < row + kvp_gpu_width(cells); x += d)
+        for (size_t i = 0; i < d / 2; i++) {
+            const float a = x[pairs[2 * i]], b = x[pairs[2 * i + 1]];
+            x[pairs[2 * i]] = a * phase[i] - b * phase[d / 2 + i];
+            x[pairs[2 * i + 1]] = b * phase[i] + a * phase[d / 2 + i];
+        }
+    return true;
+}
+
+/* Keys of some blocks on their way, first in GPU memory. */
+typedef struct passing {
+    const kvp_gpu_cells *cells;
+    const struct kvp_gpu_mixed *mixed;
+    size_t n;
+    float *room, *host;
+    int64_t *slots; /* on the GPU */
+} passing;
+
+static int64_t page_of(const passing *p, size_t i)
+{
+    return kvp_gpu_page_of(p->cells->cache, (int64_t)p->mixed[i].block * KVANT_PAGE_TOKENS);
+}
+
+static bool fetch(const passing *p)
+{
+    const size_t rows = KVANT_PAGE_TOKENS * kvp_gpu_width(p->cells);
+    kvant_status status = KVANT_OK;
+
+    for (size_t i = 0; i < p->n && status == KVANT_OK; i++) {
+        const int64_t page = page_of(p, i);
+        status =
+            kvp_gpu_decode_blocks(p->cells, page >= 0, page >= 0 ? (size_t)page : p->mixed[i].block,
+                                  1, p->room + i * rows);
+    }
+    return status == KVANT_OK &&
+           kvp_cu_ok(kvp_cu.copy_out(p->host, (cu_address)(uintptr_t)p->room,
+                                     p->n * rows * sizeof(float), p->cells->gpu->stream),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "copying");
+}
+
+static bool rotate(const passing *p)
+{
+    const size_t width = kvp_gpu_width(p->cells);
+    bool ok = true;
+
+    for (size_t i = 0; i < p->n * KVANT_PAGE_TOKENS && ok; i++) {
+        const int32_t by = p->mixed[i / KVANT_PAGE_TOKENS].by[i % KVANT_PAGE_TOKENS];
+        ok = by == 0 || rotate_row(p->cells, by, p->host + i * width);
+    }
+    return ok;
+}
+
+/* Cells, for centres; or slots of rows that move, where they are stored. */
+static bool bring_slots(const passing *p, bool to_store)
+{
+    int64_t slots[BLOCKS_AT_ONCE * KVANT_PAGE_TOKENS];
+
+    for (size_t i = 0; i < p->n * KVANT_PAGE_TOKENS; i++) {
+        const size_t at = i / KVANT_PAGE_TOKENS, row = i % KVANT_PAGE_TOKENS;
+        const int64_t page = to_store ? page_of(p, at) : -1,
+                      block = page >= 0 ? page : (int64_t)p->mixed[at].block;
+        slots[i] =
+            to_store && p->mixed[at].by[row] == 0 ? -1 : block * KVANT_PAGE_TOKENS + (int64_t)row;
+    }
+    return kvp_gpu_upload(p->cells->gpu, p->slots, slots,
+                          p->n * KVANT_PAGE_TOKENS * sizeof(*slots));
+}
+
+static bool store(const passing *p)
+{
+    const size_t width = kvp_gpu_width(p->cells), n = p->n * KVANT_PAGE_TOKENS;
+    bool ok =
+        kvp_gpu_upload(p->cells->gpu, p->room, p->host, n * width * sizeof(float)) &&
+        bring_slots(p, false) &&
+        kvp_gpu_center_rows(p->cells, p->room, width, n, p->slots, false, p->room) == KVANT_OK &&
+        bring_slots(p, true);
+
+    for (size_t i = 0; i < p->n && ok; i++) {
+        const kvp_gpu_run run = { i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
+                                  p->cells->cache->ranges.of[p->mixed[i].block] };
+        ok = kvp_gpu_append(p->cells, KVANT_ROLE_K, page_of(p, i) >= 0, p->room, run, p->slots,
+                            p->cells->gpu->refused) == KVANT_OK;
+    }
+    return kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "storing rows") && ok &&
+           kvp_gpu_take_word(p->cells->gpu->refused) == KVANT_OK;
+}
+
+/* They are decoded with the transform that their block has now, so they have moved as its other
+ * keys have. */
+bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
+{
+    const struct kvp_gpu_shift *shift = &cells->cache->shift;
+    const size_t width = kvp_gpu_width(cells),
+                 most = shift->n_mixed < BLOCKS_AT_ONCE ? shift->n_mixed : BLOCKS_AT_ONCE;
+    passing p = { .cells = cells };
+    bool ok = true;
+
+    if (shift->n_mixed == 0)
+        return true;
+    p.host = malloc(most * KVANT_PAGE_TOKENS * width * sizeof(*p.host));
+    p.room = kvp_gpu_batch_room(cells->gpu, most * KVANT_PAGE_TOKENS, width, &p.slots);
+    ok = p.host != NULL && p.room != NULL;
+    for (size_t i = 0; i < shift->n_mixed && ok; i += p.n) {
+        p.mixed = shift->mixed + i;
+        p.n = shift->n_mixed - i < most ? shift->n_mixed - i : most;
+        ok = fetch(&p) && rotate(&p) && store(&p);
+    }
+    free(p.host);
+    kvp_gpu_batch_done(cells->gpu);
+    return ok;
+}
+
+/* Life */
+
+void kvp_gpu_shift_free(kvp_gpu_cells *cells)
+{
+    for (uint32_t i = 0; i < KVP_MOST_MOVED; i++) {
+        kvp_gpu_release(&cells->moved[i].numbers);
+        cells->moved[i].of = (kvp_gpu_lineage){ 0 };
+    }
+    cells->rope = (kvant_rope){ 0 };
+}
