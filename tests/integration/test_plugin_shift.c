@@ -201,13 +201,15 @@ static void sealed_blocks_move(void **state)
     check_against_unshifted(long_prompt, "sealed blocks");
 }
 
-/* 8 bits next to llama.cpp's 8 bits, which are quantised again with each shift. On a GPU int-8 has no
- * matrix, so its keys are, too: there it is the default preset, which has less bits. */
+/* 8 bits next to llama.cpp's 8 bits, which are quantised again with each shift. On a GPU keys of
+ * int-8 are, too, because they have no matrix. So there the default preset is compared, which has
+ * fewer bits. */
 static void shifts_cost_no_more_than_those_of_q8_0(void **state)
 {
     float *exact = exact_logits(one_at_a_time, true);
     double stock = divergence(one_at_a_time, (harness_options){ .type = "q8_0" }, true, exact);
-    double ours = divergence(one_at_a_time, (harness_options){ .spec = harness_on_gpu() ? "" : "int-8" }, true, exact);
+    const harness_options options = { .spec = harness_on_gpu() ? "" : "int-8" };
+    double ours = divergence(one_at_a_time, options, true, exact);
 
     (void)state;
     print_message("KLD %.5f, q8_0 %.5f\n", ours, stock);
