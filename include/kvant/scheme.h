@@ -52,6 +52,10 @@ typedef struct kvant_scheme_place {
     uint32_t n_layers; /* of the model; 0: not known yet */
     uint32_t n_kv_heads;
     uint32_t head_dim;
+    /* Where only some layers have a cache: how many layers with one come before this layer, and how
+     * many have one in all. Protected layers are the first and last ones of these. n_cached 0: all
+     * layers have one. */
+    uint32_t rank, n_cached;
 } kvant_scheme_place;
 
 /* *codecs = an array of n_kv_heads codecs, which lives as long as the scheme. With n_layers 0,

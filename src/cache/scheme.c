@@ -318,14 +318,21 @@ static const char *ordinary_spec(const kvant_scheme *scheme, const kvant_scheme_
                                : scheme->spec[place->role];
 }
 
+static bool is_protected(const kvant_scheme *scheme, const kvant_scheme_place *place)
+{
+    const uint32_t n = place->n_cached ? place->n_cached : place->n_layers;
+    const uint32_t at = place->n_cached ? place->rank : place->layer;
+    return place->n_layers && (at < scheme->protect || at + scheme->protect >= n);
+}
+
 /* What a layer is to have; checks that a settings file is one for this model. */
 static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_settings_layer *layer)
 {
     kvant_settings_info info = { .size = sizeof info };
     if (!scheme->settings) {
-        bool protected = place->n_layers &&
-                         (place->layer < scheme->protect || place->layer + scheme->protect >= place->n_layers);
-        *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec : ordinary_spec(scheme, place) };
+        const bool protected = is_protected(scheme, place);
+        *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec
+                                                           : ordinary_spec(scheme, place) };
         return KVANT_OK;
     }
     KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
@@ -355,7 +362,7 @@ static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *
 static bool same_place(const kvant_scheme_place *a, const kvant_scheme_place *b)
 {
     return a->role == b->role && a->layer == b->layer && a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&
-           a->head_dim == b->head_dim;
+           a->head_dim == b->head_dim && a->rank == b->rank && a->n_cached == b->n_cached;
 }
 
 static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,

@@ -68,6 +68,29 @@ static void choices(void **state)
     kvant_scheme_free(&scheme);
 }
 
+/* Layers 3, 7 and 11 of 12 have a cache. */
+static void protected_layers_are_those_with_a_cache(void **state)
+{
+    const kvant_scheme_params params = {
+        .size = sizeof params, .k = "int-4", .protect = 1, .protect_codec = "int-8"
+    };
+    kvant_scheme *scheme = make(&params);
+    (void)state;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        const kvant_scheme_place place = { .size = sizeof place,
+                                           .layer = 4 * rank + 3,
+                                           .n_layers = 12,
+                                           .n_kv_heads = 1,
+                                           .head_dim = 64,
+                                           .rank = rank,
+                                           .n_cached = 3 };
+        const kvant_codec *const *codecs;
+        assert_int_equal(kvant_scheme_codecs(scheme, &place, &codecs), KVANT_OK);
+        assert_true(begins(info_of(codecs[0]).spec, rank == 1 ? "int-4" : "int-8"));
+    }
+    kvant_scheme_free(&scheme);
+}
+
 /* Sizes before head_dim is known: those of every head_dim that divides the row fit. */
 static void sizes(void **state)
 {
@@ -268,7 +291,8 @@ static void mistakes_have_reasons(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(sizes),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(choices),
+        cmocka_unit_test(protected_layers_are_those_with_a_cache), cmocka_unit_test(sizes),
                                         cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_tiny), cmocka_unit_test(bits_of_a_settings_file),
                                         cmocka_unit_test(calibration_beside_the_model),
                                         cmocka_unit_test(mistakes_have_reasons) };
