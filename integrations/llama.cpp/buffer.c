@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "asked.h"
 #include "ggml_api.h"
 #include "gpu/gpu.h"
 #include "log.h"
@@ -53,7 +54,7 @@ void kvp_buft_add(abi_buft *added)
         others[n_others++] = added;
 }
 
-static bool is_ours(const abi_buft *of)
+bool kvp_is_ours(const abi_buft *of)
 {
     bool ours = of == kvp_buft();
 
@@ -66,7 +67,7 @@ bool kvp_is_kv(const abi_tensor *tensor)
 {
     const abi_tensor *root = kvp_root(tensor);
 
-    return root->buffer != NULL && is_ours(root->buffer->buft) && kvp_kv_names(root);
+    return root->buffer != NULL && kvp_is_ours(root->buffer->buft) && kvp_kv_names(root);
 }
 
 kvp_kv *kvp_kv_of(const abi_tensor *tensor)
@@ -263,8 +264,9 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     size_t reserved = 0;
     kvp_kv *kv;
 
-    if (tensor->view_src != NULL || !kvp_kv_names(tensor))
+    if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_names(tensor))
         return ABI_STATUS_SUCCESS;
+    kvp_asked_reset(); /* ggml asks for the size once more before it places a tensor */
     if (kvp_kv_shape_read(tensor, region->remote != NULL, &shape, err, sizeof(err)))
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
     if (reserved != 0 && !is_free(region, tensor->data, reserved)) {
@@ -347,27 +349,18 @@ static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_ten
     const kvp_kv *from = kvp_kv_of(src);
     kvp_kv *to = kvp_kv_of(dst);
 
-    if (from != NULL && to != NULL)
-        return copy_streams(src, from, dst, to);
-    if (src->buffer == NULL || src->buffer->buft != kvp_buft() || buffer->buft != kvp_buft())
-        return false;
-    if (from != NULL)
-        buffer_get_tensor(buffer, src, dst->data, 0, kvp_api.nbytes(src));
-    else
-        buffer_set_tensor(buffer, dst, src->data, 0, kvp_api.nbytes(src));
-    return true;
+    (void)buffer;
+    return from != NULL && to != NULL && copy_streams(src, from, dst, to);
 }
 
 static void buffer_clear(abi_buffer *buffer, uint8_t value)
 {
     struct region *region = buffer->context;
 
-    if (region->n_tensors == 0 && region->inner == NULL)
+    if (!kvp_is_ours(buffer->buft)) {
         memset(region->base, value, region->size);
-    if (region->n_tensors == 0 && region->inner != NULL)
-        region->inner->iface.clear(region->inner, value);
-    if (region->n_tensors == 0)
         return;
+    }
     if (value != 0)
         kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
     if (region->placement != NULL)
@@ -386,7 +379,8 @@ static const char *buft_get_name(abi_buft *self)
     return "KVANT";
 }
 
-/* inner: NULL, or freed when there is no memory. */
+/* inner: NULL, or freed when there is no memory. With the label of the CPU's memory it is plain
+ * memory, on which the CPU back end computes by itself. */
 static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buffer *inner, size_t size)
 {
     static const abi_buffer_iface iface = {
@@ -426,7 +420,17 @@ bool kvp_buffer_refused(size_t size)
 
 static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
 {
-    return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
+    size_t keys;
+    const kvp_asked what = kvp_asked_take(&keys);
+
+    if (what == KVP_ASKED_CACHE)
+        return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
+    if (kvp_kv_refused())
+        return NULL;
+    if (what == KVP_ASKED_KEYS)
+        kvp_kv_note_keys_alone();
+    size = what == KVP_ASKED_KEYS ? keys : size;
+    return buffer_create(kvp_api.cpu_buffer_type(), NULL, NULL, size);
 }
 
 static size_t buft_get_alignment(abi_buft *self)
@@ -435,16 +439,17 @@ static size_t buft_get_alignment(abi_buft *self)
     return KVANT_PAGE_ALIGN;
 }
 
-/* Names that llama.cpp gives to what outlives a graph: caches of every kind. */
-static bool is_state(const abi_tensor *tensor)
-{
-    return tensor->view_src == NULL && strncmp(tensor->name, "cache_", 6) == 0;
-}
-
+/* Only planned keys without values are known to be that when their size is asked for (--fit asks
+ * after the graph); all others get their memory by kvp_asked_take. */
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
+    const size_t bytes = kvp_api.nbytes(tensor);
+    const size_t padded = (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
+
     (void)self;
-    return is_state(tensor) ? kvp_buffer_bytes(tensor, false) : kvp_api.nbytes(tensor);
+    if (kvp_asked_note(tensor, padded) && !kvp_kv_plans_keys_alone())
+        return kvp_buffer_bytes(tensor, false);
+    return bytes;
 }
 
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)

@@ -1,6 +1,6 @@
 /* buffer.h - the buffer type of the KVANT device: memory for cache tensors at their compressed
- * size, and plain memory for all other tensors that the scheduler puts on the device (outputs of
- * attention, graph copies).
+ * size. All other tensors that ggml wants here (outputs of attention, recurrent state, keys without
+ * values, copies of a checkpoint) get the CPU's own memory.
  *
  * Memory is mapped and stays untouched until it is used, so the reservation of a cache costs
  * nothing. kvp_buffer_kv_memory measures resident memory, and counts learnt matrices and what
@@ -25,6 +25,9 @@ abi_buft *kvp_buft(void);
 /* Buffer types of other devices whose cache tensors are the plug-in's (gpu/): what is said of KVANT below holds for them
  * too. At most 64, before anything else. */
 void kvp_buft_add(abi_buft *buft);
+
+/* Whether a buffer type is the device's or one of these. */
+bool kvp_is_ours(const abi_buft *buft);
 
 /* A buffer of such a type for cache tensors, in the memory of another buffer, which it frees; NULL, after freeing it,
  * when there is no memory. */

@@ -293,7 +293,11 @@ static bool device_supports_op(abi_device *self, const abi_tensor *op)
 
     if (self == &dormant_device)
         return false;
-    return operation != NULL ? operation->supported(op) : kind->views && kvp_is_view(op);
+    if (self == &cache_device)
+        kvp_note_other_cache(op);
+    if (operation != NULL ? operation->supported(op) : kind->views && kvp_is_cache_view(op))
+        return true;
+    return self == &cache_device && kvp_is_unserved(op);
 }
 
 /* Host memory is read in place: queries, new rows and masks are not copied. */

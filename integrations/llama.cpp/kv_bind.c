@@ -6,10 +6,13 @@
 #include "kv_tensor.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "asked.h"
+#include "layer_kinds.h"
 #include "log.h"
 
 /* Beyond what any model has; a number in a name must not run over. */
@@ -30,7 +33,9 @@ struct kvp_layers {
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
-    bool other_state; /* layers without keys and values */
+    bool copies; /* said that llama.cpp reads decoded copies */
+    bool plans_keys_alone; /* a graph that is only planned reads values out of the keys */
+    kvp_layer_kinds kinds;
     kvp_settings settings;
 };
 
@@ -47,8 +52,10 @@ static void layers_release(void *user)
     pthread_mutex_lock(&layers_lock);
     last = layers != NULL && --layers->n_users == 0;
     pthread_mutex_unlock(&layers_lock);
-    if (last)
+    if (last) {
+        kvp_layer_kinds_free(&layers->kinds);
         free(layers);
+    }
 }
 
 static void make_current_key(void)
@@ -68,10 +75,17 @@ static bool set_current(struct kvp_layers *layers)
     return pthread_setspecific(current_key, layers) == 0;
 }
 
+/* The context that this thread is creating, or NULL. */
+static struct kvp_layers *current(void)
+{
+    return has_current_key ? pthread_getspecific(current_key) : NULL;
+}
+
 bool kvp_kv_new_context(char *err, size_t errlen)
 {
     struct kvp_layers *layers = calloc(1, sizeof(*layers));
 
+    kvp_asked_reset();
     if (layers == NULL || !set_current(NULL)) {
         snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
         free(layers);
@@ -89,7 +103,7 @@ bool kvp_kv_new_context(char *err, size_t errlen)
 
 struct kvp_layers *kvp_kv_context(void)
 {
-    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+    struct kvp_layers *layers = current();
 
     pthread_mutex_lock(&layers_lock);
     if (layers != NULL)
@@ -103,32 +117,76 @@ void kvp_kv_context_release(struct kvp_layers *layers)
     layers_release(layers);
 }
 
+/* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
+ * device. */
+static uint32_t count_layers(const struct kvp_layers *layers)
+{
+    const uint32_t states = layers->kinds.states_end;
+    const uint32_t here = layers->n > states ? layers->n : states;
+    char model[KVP_MODEL_PATH];
+    kvp_model_layers file = { 0 };
+
+    if (kvp_find_model(model))
+        file = kvp_count_model_layers(model);
+    if (states == 0)
+        file.all = file.with_keys;
+    return file.all > here ? file.all : here;
+}
+
 void kvp_kv_context_check(struct kvp_layers *layers)
 {
     if (layers == NULL || layers->told || layers->n_tensors > 0)
         return;
     layers->told = true;
-    kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: leave out -ngl 0 and "
-              "--no-kv-offload");
+    kvp_layer_kinds_say(&layers->kinds, count_layers(layers));
+    if (layers->kinds.elsewhere && !layers->kinds.keys_alone)
+        kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: "
+                  "leave out -ngl 0 and --no-kv-offload");
 }
 
 /* The context that this thread is creating. A program that allocates a buffer without a back end
  * has one, too. */
 static struct kvp_layers *current_layers(char *err, size_t errlen)
 {
-    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+    struct kvp_layers *layers = current();
 
     if (layers == NULL && kvp_kv_new_context(err, errlen))
         layers = pthread_getspecific(current_key);
     return layers;
 }
 
-void kvp_kv_note_state(void)
+void kvp_kv_note_state(uint32_t layer)
 {
-    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+    if (current() != NULL)
+        kvp_layer_kinds_add_state(&current()->kinds, layer);
+}
 
+void kvp_kv_note_keys_alone(void)
+{
+    struct kvp_layers *layers = current();
+
+    if (layers == NULL || !layers->kinds.keys_alone)
+        kvp_say("this model keeps keys without values (MLA, an indexer): that cache stays as "
+                "it is");
     if (layers != NULL)
-        layers->other_state = true;
+        layers->kinds.keys_alone = true;
+}
+
+void kvp_kv_plan_keys_alone(void)
+{
+    if (current() != NULL)
+        current()->plans_keys_alone = true;
+}
+
+bool kvp_kv_plans_keys_alone(void)
+{
+    return current() != NULL && current()->plans_keys_alone;
+}
+
+void kvp_kv_note_elsewhere(void)
+{
+    if (current() != NULL)
+        current()->kinds.elsewhere = true;
 }
 
 /* The context is gone with its last tensor: what its thread allocates next is for another one. */
@@ -146,9 +204,13 @@ void kvp_kv_note_rotation(const kvp_kv *kv)
     kv->layers->rotated = true;
 }
 
-static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
+/* False without memory. */
+static bool layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 {
+    bool joined;
+
     pthread_mutex_lock(&layers_lock);
+    joined = kvp_layer_kinds_add(&layers->kinds, shape->layer);
     layers->n_users++;
     layers->n_tensors++;
     layers->n_alive++;
@@ -160,6 +222,7 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     if (shape->layer >= layers->n)
         layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
+    return joined;
 }
 
 uint32_t kvp_kv_n_positions(const kvp_kv *kv)
@@ -169,7 +232,8 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 
 bool kvp_kv_is_first(const kvp_kv *kv)
 {
-    return kv->shape.layer == kv->layers->first && (kv->shape.layer == 0 || kv->layers->other_state);
+    return kv->shape.layer == kv->layers->first &&
+           (kv->shape.layer == 0 || kv->layers->kinds.n_states > 0);
 }
 
 bool kvp_kv_names(const abi_tensor *tensor)
@@ -188,13 +252,6 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
 {
     unsigned long layer;
 
-    if (!kvp_kv_names(tensor)) {
-        snprintf(err, errlen,
-                 "the model keeps state in %s, which is not a plain KV cache; recurrent, hybrid and "
-                 "indexed models are not supported, run them without --device KVANT",
-                 tensor->name);
-        return false;
-    }
     if (tensor->type != ABI_TYPE_F16) {
         snprintf(err, errlen,
                  "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
@@ -261,6 +318,17 @@ static kvant_scheme_place place_of(const kvp_kv_shape *shape, uint32_t n_layers,
                                  .head_dim = head_dim };
 }
 
+/* When all tensors of the context have been created. */
+static kvant_scheme_place final_place_of(const kvp_kv *kv, uint32_t head_dim)
+{
+    const kvp_layer_kinds *kinds = &kv->layers->kinds;
+    kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, head_dim);
+
+    place.rank = kvp_layer_kinds_rank(kinds, kv->shape.layer);
+    place.n_cached = kinds->n_cached;
+    return place;
+}
+
 /* head_dim where something tells it before the graph does, else 0. */
 static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
@@ -292,7 +360,7 @@ static bool has_open_pages(const char *spec)
 
 const kvp_settings *kvp_kv_current_settings(void)
 {
-    const struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+    const struct kvp_layers *layers = current();
 
     return layers != NULL ? &layers->settings : NULL;
 }
@@ -381,9 +449,11 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
         free(kv);
         return NULL;
     }
-    layers_join(kv->layers, shape);
     kv->settings = &kv->layers->settings;
-    return kv;
+    if (layers_join(kv->layers, shape))
+        return kv;
+    kvp_kv_free(kv);
+    return NULL;
 }
 
 bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement)
@@ -409,7 +479,7 @@ void kvp_kv_free(kvp_kv *kv)
 
 bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
-    kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, head_dim);
+    kvant_scheme_place place = final_place_of(kv, head_dim);
     kvant_tensor_params params;
     size_t bytes;
 
@@ -455,7 +525,7 @@ void kvp_kv_count(kvp_kv *kv)
 /* The codecs of a bound tensor's kv heads; NULL: there are none. */
 static const kvant_codec *const *codecs_of(const kvp_kv *kv)
 {
-    const kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
+    const kvant_scheme_place place = final_place_of(kv, kv->head_dim);
     const kvant_codec *const *codecs = NULL;
 
     return kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) == KVANT_OK ? codecs : NULL;
@@ -492,16 +562,6 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
- * device. */
-static uint32_t count_layers(const struct kvp_layers *layers)
-{
-    char model[KVP_MODEL_PATH];
-    const uint32_t n = !layers->other_state && kvp_find_model(model) ? kvp_model_layers(model) : 0;
-
-    return n > layers->n ? n : layers->n;
-}
-
 /* Once per context, when all of its tensors are bound. llama.cpp may give the first or the last
  * layers to another device, where their caches stay uncompressed. */
 static void tell(struct kvp_layers *layers)
@@ -525,26 +585,39 @@ static void tell(struct kvp_layers *layers)
     if (layers->rotated)
         kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
                 "power of two: these are not the codecs that the preset has on a CPU");
-    if (layers->n_here < n && !layers->other_state)
+    kvp_layer_kinds_say(&layers->kinds, n);
+    if (layers->n_here < n && layers->kinds.n_states == 0)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: "
                   "set -ngl 99 and --device KVANT alone, or -ts so that KVANT has all layers",
                   layers->n_here, n, n - layers->n_here);
 }
 
 /* One line for a context, whose start fails then. */
-static void refuse(kvp_kv *kv, uint32_t head_dim, const char *why)
+void kvp_kv_refuse(kvp_kv *kv, const char *format, ...)
 {
-    kv->bind_failed = true;
+    char why[768];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(why, sizeof(why), format, arguments);
+    va_end(arguments);
     if (!kv->layers->refused)
-        kvp_error("%s cannot serve attention with head_dim %u: %s", kv->name, head_dim, why);
+        kvp_error("%s: %s", kv->name, why);
     kv->layers->refused = true;
 }
 
 bool kvp_kv_refused(void)
 {
-    const struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+    return current() != NULL && current()->refused;
+}
 
-    return layers != NULL && layers->refused;
+void kvp_kv_note_copies(kvp_kv *kv)
+{
+    if (!kv->layers->copies)
+        kvp_say("llama.cpp reads %s by another operation than flash attention: it reads a decoded "
+                "copy of the whole cache for every token, which is slow",
+                kv->name);
+    kv->layers->copies = true;
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
@@ -558,9 +631,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         return false;
     if (kv->head_dim != 0)
         snprintf(err, sizeof(err),
-                 "its head_dim is %u. A model whose attention reads values out of the keys (MLA) is not "
-                 "supported, run it without --device KVANT",
-                 kv->head_dim);
+                 "its head_dim is %u", kv->head_dim);
     else if (kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
         snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u; unset it, or set the model's",
                  kv->settings->head_dim);
@@ -574,7 +645,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         tell(kv->layers);
         return true;
     }
-    refuse(kv, head_dim, err);
+    kv->bind_failed = true;
+    kvp_kv_refuse(kv, "cannot serve attention with head_dim %u: %s", head_dim, err);
     return false;
 }
 

@@ -23,6 +23,7 @@
 #include <kvant/tensor.h>
 
 #include "abi.h"
+#include "attributes.h"
 #include "invalid.h"
 #include "kv_size.h"
 #include "placement.h"
@@ -97,8 +98,8 @@ struct kvp_kv {
 /* True for a cache tensor that the plug-in compresses. With -sm tensor a device may have no head of a layer. */
 bool kvp_kv_names(const abi_tensor *tensor);
 
-/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it
- * is not one that can be compressed. */
+/* Reads the shape of a tensor that kvp_kv_names; false, with a line in err that says which flag to
+ * set, when it is not one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* Begins a llama context: cache tensors that this thread creates from now on are its layers.
@@ -117,8 +118,26 @@ void kvp_kv_context_check(struct kvp_layers *layers);
  * creation fails. */
 bool kvp_kv_refused(void);
 
-/* Some layers of the context being created have another state instead, as recurrent layers have. */
-void kvp_kv_note_state(void);
+/* Refuses the tensor's context, with a line that says why: the first time only. */
+void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
+
+/* An operation that is not attention reads the tensor: says so, once per context. */
+void kvp_kv_note_copies(kvp_kv *kv);
+
+/* A layer of the context being created has recurrent state. */
+void kvp_kv_note_state(uint32_t layer);
+
+/* A cache of keys without values (MLA, an indexer) stays llama.cpp's own: says so, once per
+ * context. */
+void kvp_kv_note_keys_alone(void);
+
+/* Whether the context is only planned (--fit), and its graph showed that values are read out of the
+ * keys. */
+bool kvp_kv_plans_keys_alone(void);
+void kvp_kv_plan_keys_alone(void);
+
+/* The cache of a layer was seen in memory that is not ours. */
+void kvp_kv_note_elsewhere(void);
 
 /* Notes that a GPU's codec rotates differently from a CPU's; the line at the start says so. */
 void kvp_kv_note_rotation(const kvp_kv *kv);

@@ -145,10 +145,10 @@ static bool ends_with(const char *key, const char *end)
     return n >= m && strcmp(key + n - m, end) == 0;
 }
 
-/* Layers as the metadata describes them: all, those without keys of their own, whether kinds
- * differ. */
+/* Layers as the metadata describes them: all, those that draft tokens, those that read another
+ * layer's keys, whether kinds differ. */
 struct layers {
-    uint32_t all, without;
+    uint32_t all, drafting, sharing;
     bool mixed;
 };
 
@@ -156,8 +156,10 @@ static void note_key(const char *key, uint32_t type, uint32_t number, struct lay
 {
     if (ends_with(key, ".block_count"))
         layers->all = number;
-    if (ends_with(key, ".nextn_predict_layers") || ends_with(key, ".attention.shared_kv_layers"))
-        layers->without += number;
+    if (ends_with(key, ".nextn_predict_layers"))
+        layers->drafting = number;
+    if (ends_with(key, ".attention.shared_kv_layers"))
+        layers->sharing = number;
     if (ends_with(key, ".decoder_block_count") || strstr(key, ".ssm.") != NULL ||
         strstr(key, ".shortconv.") != NULL || strstr(key, ".wkv.") != NULL ||
         (type == GGUF_ARRAY && ends_with(key, ".attention.head_count_kv")))
@@ -184,7 +186,12 @@ static bool read_keys(reader *r, uint64_t n, struct layers *layers)
     return true;
 }
 
-uint32_t kvp_model_layers(const char *path)
+static uint32_t less(uint32_t a, uint32_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+kvp_model_layers kvp_count_model_layers(const char *path)
 {
     struct { /* of a file of version 2 or 3 */
         char magic[4];
@@ -197,12 +204,15 @@ uint32_t kvp_model_layers(const char *path)
     bool ok;
 
     if (r.file == NULL)
-        return 0;
+        return (kvp_model_layers){ 0 };
     if (fstat(fileno(r.file), &state) == 0 && state.st_size > 0)
         r.left = (uint64_t)state.st_size;
     ok = take(&r, &head, sizeof(head)) && memcmp(head.magic, "GGUF", sizeof(head.magic)) == 0 &&
          (head.version == 2 || head.version == 3) && head.n_keys <= MOST_KEYS &&
          read_keys(&r, head.n_keys, &layers);
     fclose(r.file);
-    return ok && !layers.mixed && layers.without < layers.all ? layers.all - layers.without : 0;
+    if (!ok)
+        return (kvp_model_layers){ 0 };
+    layers.all = less(layers.all, layers.drafting);
+    return (kvp_model_layers){ layers.all, layers.mixed ? 0 : less(layers.all, layers.sharing) };
 }

@@ -12,8 +12,13 @@
  * several, of which a context may run any. */
 bool kvp_find_model(char *model);
 
-/* The number of layers of a GGUF file that have keys and values of their own. 0: the file does not
- * say. That is so, too, where layers differ in kind or in their kv heads. */
-uint32_t kvp_model_layers(const char *path);
+/* Layers of a GGUF file. 0: the file does not say. */
+typedef struct kvp_model_layers {
+    uint32_t all;       /* without those that only draft tokens */
+    uint32_t with_keys; /* with keys and values of their own; 0, too, where layers differ in kind or
+                         * in their kv heads */
+} kvp_model_layers;
+
+kvp_model_layers kvp_count_model_layers(const char *path);
 
 #endif /* KVP_MODEL_FILE_H */

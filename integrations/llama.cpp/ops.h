@@ -49,4 +49,17 @@ int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
 bool kvp_rope_supported(const abi_tensor *node);
 int32_t kvp_rope(kvp_compute *compute, abi_tensor *node);
 
+/* Whether a node computes nothing. A view of a cache may tell head_dim, which binds the tensor. */
+bool kvp_is_cache_view(const abi_tensor *node);
+
+/* Whether a device has to accept any other node, which it does not compute (ops_other.c). */
+bool kvp_is_unserved(const abi_tensor *node);
+
+/* Whether the values of an attention node are a part of the keys (MLA), in a cache that is only
+ * planned. The real one is never ours. */
+bool kvp_plans_keys_alone(const abi_tensor *node);
+
+/* Notes a node that writes to a cache of llama.cpp's own. */
+void kvp_note_other_cache(const abi_tensor *node);
+
 #endif /* KVP_OPS_H */

@@ -77,6 +77,8 @@ bool kvp_attention_supported(const abi_tensor *node)
     const abi_tensor *k = node->src[1], *v = node->src[2];
     uint32_t k_stream, v_stream;
 
+    if (kvp_plans_keys_alone(node))
+        return true;
     if (!kvp_is_kv(k) || !kvp_is_kv(v))
         return false;
     if (!bind(k) || !bind(v))

@@ -27,16 +27,18 @@ bool kvp_set_rows_supported(const abi_tensor *node)
     if (!kvp_is_kv(node))
         return false;
     if (transposed(node, root)) {
-        kvp_error("flash attention is off, so llama.cpp wants to store values transposed, which a compressed cache "
-                  "cannot do: set -fa on (and -ctk f16 -ctv f16)");
-        return false;
+        if (kvp_kv_of(node) != NULL)
+            kvp_kv_refuse(kvp_kv_of(node),
+                          "flash attention is off, so llama.cpp stores values transposed, which a "
+                          "compressed cache cannot do: set -fa on. Where it is on, llama.cpp turns it "
+                          "off for this model (Grok): run the model without --device KVANT");
+        return true; /* ggml aborts when nobody accepts it (ops_other.c) */
     }
     if (rows->type == ABI_TYPE_F32 && (index->type == ABI_TYPE_I64 || index->type == ABI_TYPE_I32) &&
         node->ne[0] == root->ne[0] && node->nb[1] == root->nb[1] && rows->ne[0] == root->ne[0] &&
         rows->nb[0] == sizeof(float) && rows->nb[1] % sizeof(float) == 0 && rows->ne[2] == 1 && rows->ne[3] == 1 &&
         node->view_offs % root->nb[1] == 0)
         return true;
-    kvp_error("%s: this kind of write (SET_ROWS) is not supported", root->name);
     return false;
 }
 

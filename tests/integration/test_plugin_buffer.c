@@ -37,6 +37,7 @@ static layout size_tensors(void)
     ggml_backend_dev_t device = ggml_backend_reg_dev_get(harness_plugin(), 0);
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
     struct ggml_init_params params = { .mem_size = 64 * ggml_tensor_overhead(), .no_alloc = true };
+    struct ggml_tensor *values;
     layout l = { .backend = ggml_backend_dev_init(device, NULL), .context = ggml_init(params) };
 
     assert_non_null(l.backend);
@@ -45,6 +46,10 @@ static layout size_tensors(void)
         ggml_format_name(l.keys[i], "cache_k_l%d", i);
         l.size = ggml_backend_buft_get_alloc_size(buft, l.keys[i]);
     }
+    /* Keys without values would stay as they are. */
+    values = ggml_new_tensor_3d(l.context, GGML_TYPE_F16, ROW, N_CELLS, 1);
+    ggml_set_name(values, "cache_v_l0");
+    ggml_backend_buft_get_alloc_size(buft, values);
     l.buffer = ggml_backend_buft_alloc_buffer(buft, N_LAYERS * l.size + SLACK);
     assert_non_null(l.buffer);
     return l;

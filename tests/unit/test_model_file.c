@@ -73,31 +73,37 @@ static file begin_model(uint64_t n_more)
     return f;
 }
 
-static uint32_t layers_of(const void *bytes, size_t n)
+static kvp_model_layers count(const void *bytes, size_t n)
 {
     char path[] = "/tmp/kvant-model-XXXXXX";
     const int at = mkstemp(path);
-    uint32_t layers;
+    kvp_model_layers layers;
     assert_true(at >= 0);
     assert_int_equal(write(at, bytes, n), n);
     close(at);
-    layers = kvp_model_layers(path);
+    layers = kvp_count_model_layers(path);
     remove(path);
     return layers;
+}
+
+static uint32_t layers_of(const void *bytes, size_t n)
+{
+    return count(bytes, n).with_keys;
 }
 
 static void layers_with_keys_of_their_own_are_counted(void **state)
 {
     static const struct {
         const char *key;
-        uint32_t value, expected;
-    } cases[] = { { "llama.context_length", 4096, 30 },
-                  { "glm4moe.nextn_predict_layers", 1, 29 },
-                  { "gemma3n.attention.shared_kv_layers", 10, 20 },
-                  { "gemma3n.attention.shared_kv_layers", 40, 0 },
-                  { "mamba.ssm.state_size", 16, 0 },
-                  { "lfm2.shortconv.l_cache", 3, 0 },
-                  { "t5.decoder_block_count", 6, 0 } };
+        uint32_t value, expected, all;
+    } cases[] = { { "llama.context_length", 4096, 30, 30 },
+                  { "glm4moe.nextn_predict_layers", 1, 29, 29 },
+                  { "glm4moe.nextn_predict_layers", 31, 0, 0 },
+                  { "gemma3n.attention.shared_kv_layers", 10, 20, 30 },
+                  { "gemma3n.attention.shared_kv_layers", 40, 0, 30 },
+                  { "mamba.ssm.state_size", 16, 0, 30 },
+                  { "lfm2.shortconv.l_cache", 3, 0, 30 },
+                  { "t5.decoder_block_count", 6, 0, 30 } };
     file f = begin_model(0);
     (void)state;
     assert_int_equal(layers_of(f.bytes, f.n), 30);
@@ -105,6 +111,7 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
         f = begin_model(1);
         put_number(&f, cases[i].key, cases[i].value);
         assert_int_equal(layers_of(f.bytes, f.n), cases[i].expected);
+        assert_int_equal(count(f.bytes, f.n).all, cases[i].all);
     }
     f = begin_model(1); /* kv heads of each layer */
     put_text(&f, "x.attention.head_count_kv");
@@ -117,7 +124,7 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
     put_text(&f, "tokenizer.ggml.tokens");
     put_u32(&f, 77);
     assert_int_equal(layers_of(f.bytes, f.n), 30);
-    assert_int_equal(kvp_model_layers("/nowhere/model.gguf"), 0);
+    assert_int_equal(kvp_count_model_layers("/nowhere/model.gguf").with_keys, 0);
 }
 
 /* Cut files, and files with any four bytes set: an answer, and no access beyond what is there. */

@@ -549,6 +549,8 @@ abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params)
         free(b);
         return NULL;
     }
+    /* This is an assumption: ggml does not ask a GPU about nodes in the computer's memory. */
+    kvp_kv_note_elsewhere();
     b->gpu = gpu;
     b->layers = kvp_kv_context();
     b->compute.n_threads = 1;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../asked.h"
 #include "../buffer.h"
 #include "../ggml_api.h"
 #include "../log.h"
@@ -16,13 +17,6 @@
 static kvp_gpu gpus[KVP_MAX_GPUS];
 static size_t n_gpus;
 static abi_reg *inner_reg;
-
-/* What sizes were asked for since the last buffer of this thread: the next one holds what was asked for last. llama.cpp
- * also asks for sizes of caches that it never allocates (--fit). */
-static _Thread_local struct {
-    bool cache, keys, values;
-    size_t plain; /* bytes of these tensors as ggml-cuda has them */
-} asked;
 
 /* Memory */
 
@@ -152,24 +146,13 @@ static bool is_cache(const abi_tensor *tensor)
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
     kvp_gpu *gpu = gpu_of_buft(buft);
+    const size_t bytes = inner_alloc_size(gpu, tensor);
 
     if (tensor->ne[0] == 0)
-        return inner_alloc_size(gpu, tensor);
-    if (!is_cache(tensor)) {
-        asked.cache = false;
-        if (strncmp(tensor->name, "cache_", 6) == 0)
-            kvp_kv_note_state();
-        return inner_alloc_size(gpu, tensor) + kvp_gpu_room(gpu, tensor);
-    }
-    if (!asked.cache) {
-        asked.keys = asked.values = false;
-        asked.plain = 0;
-    }
-    asked.cache = true;
-    asked.keys = asked.keys || tensor->name[6] == 'k';
-    asked.values = asked.values || tensor->name[6] == 'v';
-    asked.plain += padded(gpu, inner_alloc_size(gpu, tensor));
-    return kvp_buffer_bytes(tensor, true);
+        return bytes;
+    if (kvp_asked_note(tensor, padded(gpu, bytes)))
+        return kvp_buffer_bytes(tensor, true);
+    return bytes + kvp_gpu_room(gpu, tensor);
 }
 
 /* The room for a tensor of the context that this thread creates. */
@@ -330,15 +313,16 @@ static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
 {
     kvp_gpu *gpu = gpu_of_buft(buft);
-    const bool cache = asked.cache && asked.values, keys_alone = asked.cache && !asked.values;
+    size_t keys;
+    const kvp_asked what = kvp_asked_take(&keys);
+    const bool cache = what == KVP_ASKED_CACHE;
     abi_buffer *inner;
 
-    asked.cache = false;
-    if (cache ? kvp_buffer_refused(size) : kvp_kv_refused())
+    if ((cache && kvp_buffer_refused(size)) || (!cache && kvp_kv_refused()))
         return NULL;
-    if (keys_alone)
-        kvp_say("this model keeps keys without values (MLA, an indexer): that cache stays as it is");
-    inner = plain_buffer(gpu, keys_alone ? asked.plain : size);
+    if (what == KVP_ASKED_KEYS)
+        kvp_kv_note_keys_alone();
+    inner = plain_buffer(gpu, what == KVP_ASKED_KEYS ? keys : size);
     if (inner != NULL && cache) {
         inner->iface.clear(inner, 0);
         return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);

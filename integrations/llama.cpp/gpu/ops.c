@@ -71,15 +71,15 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && kvp_is_kv(node->src[i]) && !is_here(gpu, node->src[i]))
             return false; /* another GPU's cache */
-    if (node->op == kvp_api.op.flash_attn_ext && kvp_root(node->src[1]) == kvp_root(node->src[2]))
-        return gpu->inner->iface.supports_op(gpu->inner, node); /* keys alone, which are only planned yet */
+    if (kvp_plans_keys_alone(node))
+        return gpu->inner->iface.supports_op(gpu->inner, node);
     if (node->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(node);
     if (node->op == kvp_api.op.flash_attn_ext)
         return kvp_attention_supported(node) && attention_supported(node);
     if (node->op == kvp_api.op.rope)
         return kvp_rope_supported(node);
-    return kvp_is_view(node);
+    return kvp_is_cache_view(node) || kvp_is_unserved(node);
 }
 
 /* SET_ROWS */
