@@ -133,17 +133,6 @@ static uint32_t count_layers(const struct kvp_layers *layers)
     return file.all > here ? file.all : here;
 }
 
-void kvp_kv_context_check(struct kvp_layers *layers)
-{
-    if (layers == NULL || layers->told || layers->n_tensors > 0)
-        return;
-    layers->told = true;
-    kvp_layer_kinds_say(&layers->kinds, count_layers(layers));
-    if (layers->kinds.elsewhere && !layers->kinds.keys_alone)
-        kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: "
-                  "leave out -ngl 0 and --no-kv-offload");
-}
-
 /* The context that this thread is creating. A program that allocates a buffer without a back end
  * has one, too. */
 static struct kvp_layers *current_layers(char *err, size_t errlen)
@@ -571,7 +560,7 @@ static void tell(struct kvp_layers *layers)
     char learning[64] = "";
     uint32_t n;
 
-    if (++layers->n_bound < layers->n_tensors || layers->told || layers->refused)
+    if (layers->told || layers->refused)
         return;
     layers->told = true;
     n = count_layers(layers);
@@ -590,6 +579,19 @@ static void tell(struct kvp_layers *layers)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: "
                   "set -ngl 99 and --device KVANT alone, or -ts so that KVANT has all layers",
                   layers->n_here, n, n - layers->n_here);
+}
+
+void kvp_kv_context_check(struct kvp_layers *layers)
+{
+    if (layers != NULL && layers->n_bound > 0)
+        tell(layers); /* no attention reads some of the tensors, so they stay unbound */
+    if (layers == NULL || layers->told || layers->n_tensors > 0)
+        return;
+    layers->told = true;
+    kvp_layer_kinds_say(&layers->kinds, count_layers(layers));
+    if (layers->kinds.elsewhere && !layers->kinds.keys_alone)
+        kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: "
+                  "leave out -ngl 0 and --no-kv-offload");
 }
 
 /* One line for a context, whose start fails then. */
@@ -642,7 +644,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
-        tell(kv->layers);
+        if (++kv->layers->n_bound >= kv->layers->n_tensors)
+            tell(kv->layers);
         return true;
     }
     kv->bind_failed = true;

@@ -413,13 +413,6 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
                    : "head_dim is not known yet; set KVANT_HEAD_DIM to the model's");
 }
 
-void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
-{
-    const struct bytes bytes = { .data = data };
-
-    write_bytes(kv, offset, size, &bytes);
-}
-
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
 {
     const struct bytes bytes = { .value = value };
@@ -429,6 +422,22 @@ void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
         write_bytes(kv, offset, size, &bytes);
     else if (first < end) /* unbound: zeros already, where no row was refused */
         kvp_invalid_set(&kv->invalid, first, end - first, false);
+}
+
+static bool all_zero(const char *data, size_t size)
+{
+    return size == 0 || (data[0] == 0 && memcmp(data, data + 1, size - 1) == 0);
+}
+
+/* A state has zeros for the cells of a tensor that no attention reads (minimax-m3 has some). */
+void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
+{
+    const struct bytes bytes = { .data = data };
+
+    if (!kvp_kv_is_bound(kv) && all_zero(data, size))
+        kvp_kv_fill(kv, offset, size, 0);
+    else
+        write_bytes(kv, offset, size, &bytes);
 }
 
 /* Clearing and copying */
