@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-vllm test-lmcache asan tsan \
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-vllm test-lmcache asan tsan \
     install dist wheel clean help
 
 all: $(BUILD)/fetched
@@ -77,9 +77,10 @@ cuda:
 define configure_tests
 	scripts/deps.sh test
 	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && cuda="$(1)" && \
+	archs=$$($(FETCH) archs || true) && \
 	if [ -z "$$cuda" ]; then nvidia-smi -L >/dev/null 2>&1 && cuda=AUTO || cuda=OFF; fi && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
-	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_CUDA=$$cuda -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=ALL)
+	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_TEST_ARCHS="$$archs" -DKVANT_CUDA=$$cuda -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=ALL)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
 endef
@@ -162,6 +163,15 @@ test-api3:
 	cmake --build $(BUILD)/api3 -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)/api3 -L integration -j $(JOBS)
 
+# Every architecture that llama.cpp's own test makes a tiny model of, on a CPU; writes the table of the page.
+test-archs:
+	scripts/deps.sh test
+	archs=$$($(FETCH) archs) && \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_ARCHS="$$archs")
+	cmake --build $(BUILD) -j $(JOBS) --target ggml-kvant arch_probe
+	ARCH_PROBE=$(BUILD)/bin/arch_probe KVANT_PLUGIN_FILE=$(abspath $(BUILD))/lib/libggml-kvant.so \
+	    $(PYTHON) tests/archs/test_archs.py --all bench/results/archs.csv
+
 # Everything else builds and passes without the families that only papers need.
 test-lean:
 	scripts/deps.sh test
@@ -218,6 +228,7 @@ help:
 	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
 	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
+	@echo 'make test-archs every architecture of llama.cpp, tiny; writes bench/results/archs.csv (5 minutes)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

@@ -290,28 +290,32 @@ def fetch_runtime():
         return publish(made, final)
 
 
+def clone_source(scratch):
+    """llama.cpp's source in a folder of the scratch folder."""
+    git = program("git", "git")
+    archive = npm_pack(SOURCE, scratch / "npm")
+    bundle = scratch / "source.bundle"
+    with tarfile.open(archive) as tar, open(bundle, "wb") as target:
+        with tar.extractfile("package/llama/gitRelease.bundle") as source:
+            shutil.copyfileobj(source, target)
+    clone = scratch / "clone"
+    call(
+        [git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone],
+        "unpacking the source bundle",
+    )
+    head = subprocess.run([git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    if head != LLAMA_COMMIT:
+        raise FetchError(f"the source bundle holds commit {head}, expected {LLAMA_COMMIT}")
+    return clone
+
+
 def fetch_headers():
     final = cache() / f"headers-{LLAMA_VERSION}"
     if final.exists():
         return final
-    git = program("git", "git")
     with workspace() as scratch:
         scratch = pathlib.Path(scratch)
-        archive = npm_pack(SOURCE, scratch / "npm")
-        bundle = scratch / "source.bundle"
-        with tarfile.open(archive) as tar, open(bundle, "wb") as target:
-            with tar.extractfile("package/llama/gitRelease.bundle") as source:
-                shutil.copyfileobj(source, target)
-        clone = scratch / "clone"
-        call(
-            [git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone],
-            "unpacking the source bundle",
-        )
-        head = subprocess.run(
-            [git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True
-        ).stdout.strip()
-        if head != LLAMA_COMMIT:
-            raise FetchError(f"the source bundle holds commit {head}, expected {LLAMA_COMMIT}")
+        clone = clone_source(scratch)
         made = scratch / "headers"
         # The CMake files are the only place that states the versions of llama.cpp and ggml.
         wanted = ["CMakeLists.txt", "ggml/CMakeLists.txt", "LICENSE"]
@@ -321,6 +325,31 @@ def fetch_headers():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(clone / path, made / path)
         return publish(made, final)
+
+
+def fetch_archs():
+    """llama.cpp's library and the source of its test of architectures. The prebuilt runtime does not serve: it
+    counts the tensors of models that have no file. The library only builds graphs, so -O1 is enough."""
+    final = cache() / f"archs-{LLAMA_VERSION}"
+    complete = final / "build" / "complete"
+    if complete.exists():
+        return final
+    cmake = program("cmake", "cmake")
+    program("c++", "g++")
+    if not (final / "CMakeLists.txt").is_file():
+        with workspace() as scratch:
+            publish(clone_source(pathlib.Path(scratch)), final)
+    note("building llama.cpp's library: 3 minutes on 2 cores; an interrupted build goes on where it stopped")
+    build = final / "build"
+    call(
+        [cmake, "-S", final, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
+        + ["-DBUILD_SHARED_LIBS=ON", "-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF"]
+        + [f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")],
+        "configuring llama.cpp",
+    )
+    call([cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", "llama"], "building llama.cpp")
+    complete.touch()
+    return final
 
 
 def fetch_plot():
@@ -550,6 +579,7 @@ def main():
         "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
     )
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
+    what.add_parser("archs", help="its library, built from that source, and its test of architectures (3 minutes)")
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")

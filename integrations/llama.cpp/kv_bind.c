@@ -616,8 +616,8 @@ bool kvp_kv_refused(void)
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)
-        kvp_say("llama.cpp reads %s by another operation than flash attention: it reads a decoded "
-                "copy of the whole cache for every token, which is slow",
+        kvp_say("llama.cpp reads %s without flash attention, from a decoded copy of the whole cache "
+                "for every token, which is slow: set -fa on (T5 does without it nevertheless)",
                 kv->name);
     kv->layers->copies = true;
 }
