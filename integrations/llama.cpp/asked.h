@@ -26,8 +26,8 @@ bool kvp_asked_note(const abi_tensor *tensor, size_t plain);
  * tensors take uncompressed. */
 kvp_asked kvp_asked_take(size_t *plain);
 
-/* The record begins again with a new llama.cpp context: planning (--fit) asks for sizes of caches
- * that are never allocated. */
+/* The record begins again with each llama.cpp context and at its end: planning (--fit) asks for sizes
+ * of caches that are never allocated. */
 void kvp_asked_reset(void);
 
 #endif /* KVP_ASKED_H */

@@ -127,6 +127,8 @@ static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_t
 {
     const struct operation *operation = operation_of(kind, node);
 
+    if (kvp_is_refused(node))
+        return ABI_STATUS_FAILED;
     if (operation != NULL)
         return operation->compute(compute, node);
     kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));

@@ -114,6 +114,7 @@ struct kvp_layers *kvp_kv_context(void)
 
 void kvp_kv_context_release(struct kvp_layers *layers)
 {
+    kvp_asked_reset();
     layers_release(layers);
 }
 
@@ -611,6 +612,11 @@ void kvp_kv_refuse(kvp_kv *kv, const char *format, ...)
 bool kvp_kv_refused(void)
 {
     return current() != NULL && current()->refused;
+}
+
+bool kvp_kv_is_refused(const kvp_kv *kv)
+{
+    return kv->layers->refused;
 }
 
 void kvp_kv_note_copies(kvp_kv *kv)

@@ -121,6 +121,9 @@ bool kvp_kv_refused(void);
 /* Refuses the tensor's context, with a line that says why: the first time only. */
 void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
 
+/* Whether the tensor's context was refused. */
+bool kvp_kv_is_refused(const kvp_kv *kv);
+
 /* An operation that is not attention reads the tensor: says so, once per context. */
 void kvp_kv_note_copies(kvp_kv *kv);
 

@@ -55,6 +55,9 @@ bool kvp_is_cache_view(const abi_tensor *node);
 /* Whether a device has to accept any other node, which it does not compute (ops_other.c). */
 bool kvp_is_unserved(const abi_tensor *node);
 
+/* Whether a node writes to a cache of a refused context: it may have a shape that is not served. */
+bool kvp_is_refused(const abi_tensor *node);
+
 /* Whether the values of an attention node are a part of the keys (MLA), in a cache that is only
  * planned. The real one is never ours. */
 bool kvp_plans_keys_alone(const abi_tensor *node);

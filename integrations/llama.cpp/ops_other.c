@@ -59,6 +59,13 @@ bool kvp_is_unserved(const abi_tensor *node)
     return unserved;
 }
 
+bool kvp_is_refused(const abi_tensor *node)
+{
+    const kvp_kv *kv = kvp_kv_of(node);
+
+    return kv != NULL && kvp_kv_is_refused(kv);
+}
+
 bool kvp_plans_keys_alone(const abi_tensor *node)
 {
     const bool alone = node->op == kvp_api.op.flash_attn_ext && only_planned(node->src[1]) &&

@@ -152,6 +152,7 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
         return bytes;
     if (kvp_asked_note(tensor, padded(gpu, bytes)))
         return kvp_buffer_bytes(tensor, true);
+    kvp_asked_reset(); /* a cache that was planned: a model's weights come next */
     return bytes + kvp_gpu_room(gpu, tensor);
 }
 

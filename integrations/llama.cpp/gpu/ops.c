@@ -265,6 +265,8 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
 {
     if (!kvp_gpu_touches(node))
         return kvp_gpu_accelerate(b, node);
+    if (kvp_is_refused(node))
+        return ABI_STATUS_FAILED;
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values, attending);
     if (node->op == kvp_api.op.flash_attn_ext)
