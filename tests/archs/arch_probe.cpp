@@ -94,13 +94,13 @@ static llama_context_params context_params(const char * type, bool whole) {
     params.n_ctx = 512;
     params.n_seq_max = 2;
     params.kv_unified = true;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; /* as kvant exec sets it */
     params.n_threads = params.n_threads_batch = 1;
     if (!whole) { /* an encoder sees its batch at once */
         params.n_ubatch = N_BATCH;
     }
     if (strcmp(type, "f16") != 0) {
         params.type_k = params.type_v = strcmp(type, "q8_0") == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_Q4_0;
-        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     }
     return params;
 }
