@@ -180,6 +180,8 @@ static void init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view)
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
     memcpy(out->wide.values, book->values, sizeof *book->values << bits);
     memcpy(out->wide.thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
+    if (bits == 6 && view->info->role == KVANT_ROLE_K)
+        params->decoder = KVANT_CUDA_CODEBOOK6;
     if (bits < 2 || bits > 4)
         return;
     memcpy(params->values, book->values, sizeof *book->values << bits);

@@ -63,6 +63,7 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
     KVANT_CUDA_CODEBOOK_WIDE, /* of 1 or 5 to 8 bits; without attention */
+    KVANT_CUDA_CODEBOOK6,     /* of decode kernels alone, which read keys of 6 bits */
     KVANT_CUDA_TRELLIS2,
     KVANT_CUDA_TRELLIS3,
     KVANT_CUDA_TRELLIS4

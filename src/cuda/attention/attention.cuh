@@ -70,7 +70,9 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
      * machine idle */
-    constexpr bool EIGHT = TILES > 1 || (GROUPS && is_rare<KC, VC>()) || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
+    constexpr bool EIGHT = TILES > 1 || (GROUPS && is_rare<KC, VC>()) ||
+                           ((HAS_TRELLIS<KC> || HAS_WIDE_BOOK<KC>) &&
+                            (D > 128 || (D == 128 && KC::BITS >= 4)));
     for (int warps = most_warps<KC>(); CHUNKS && LARGE && TILES == 1 && D <= 128 && warps >= 8; warps -= 4)
         if (warps * slot <= room)
             return warps;
@@ -107,7 +109,9 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() + level_bytes<KC>(level_copies<KC, LARGE>()),
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D, TILES>() +
+                                   level_bytes<KC>(level_copies<KC, LARGE>()) +
+                                   wide_book_bytes<KC>(),
                          V_TABLE = ONE_TABLE ? 0
                                              : table_bytes<VC, LARGE, D, TILES>() + level_bytes<VC>(level_copies<VC, LARGE>());
     static constexpr int TABLES = K_TABLE + V_TABLE;
@@ -254,7 +258,9 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries, co
 }
 
 template <class KC, class VC>
-using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs, AttentionArgs>::type;
+using ArgsOf = std::conditional_t<
+    HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs,
+    std::conditional_t<HAS_WIDE_BOOK<KC>, WideAttentionArgs, AttentionArgs>>;
 
 /* Tables of directions or pairs; the caller synchronises. */
 template <class KC, class VC, int D, bool LARGE, class S>
@@ -268,6 +274,8 @@ KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
         VC::fill(tables + S::K_TABLE, p.v_sizes, VC::template copies_of<LARGE>(p.v_sizes));
     else if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
+    if constexpr (HAS_WIDE_BOOK<KC>)
+        fill_wide_book<KC>(tables, p.k_levels);
     if constexpr (HAS_TRELLIS<KC>)
         fill_levels<KC, level_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
@@ -284,6 +292,8 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return C::table(own, sizes, C::template copies_of<LARGE>(sizes), lane);
     } else if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(own, KEYS ? p.k_directions : p.v_directions, lane);
+    else if constexpr (HAS_WIDE_BOOK<C>)
+        return wide_table(own, p.one, lane);
     else if constexpr (HAS_TRELLIS<C>)
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
     else

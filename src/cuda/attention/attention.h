@@ -97,6 +97,11 @@ struct AttentionArgs {
     const float *sinks;
 };
 
+/* The arguments of kernels of pairs whose keys have a codebook of 64 levels. */
+struct WideAttentionArgs : AttentionArgs {
+    float k_levels[64];
+};
+
 /* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
 struct kvant_cuda_directions {
     float direction[32], norm[8];                     /* octopus */
@@ -114,13 +119,15 @@ struct ChunkSizes {
 
 /* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or
  * later. */
-struct ChunkAttentionArgs : AttentionArgs {
+struct ChunkAttentionArgs : WideAttentionArgs {
     kvant_cuda_directions k_directions, v_directions;
     ChunkSizes k_sizes, v_sizes;
 };
 
 struct AttentionKernel {
-    const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
+    /* takes AttentionArgs, or arguments that begin with them (WideAttentionArgs,
+     * ChunkAttentionArgs); NULL: there is none */
+    const void *kernel;
     int threads, shared_bytes;
     int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */

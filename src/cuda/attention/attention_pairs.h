@@ -10,6 +10,7 @@
  *   codes of several channels with their own kind; of sizes in use, and of any sizes
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
+ *   keys with a codebook of 6 bits with a trellis of 4 bits: the preset "quality"
  *
  * CMake reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source
  * file, so that pairs compile in parallel. */
@@ -63,5 +64,6 @@
     X(Trellis2S1024, Trellis2S1024) \
     X(Trellis4S4096, Trellis4S4096) \
     X(Trellis3S4096, Trellis3S4096) \
-    X(Trellis2S4096, Trellis2S4096)
+    X(Trellis2S4096, Trellis2S4096) \
+    X(Codebook6, Trellis4)
 /* clang-format on */

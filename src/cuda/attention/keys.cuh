@@ -27,7 +27,7 @@ template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::UNIT;
-    return BYTES ? 1.0f : UNIT;
+    return BYTES || HAS_WIDE_BOOK<C> ? 1.0f : UNIT;
 }
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
@@ -287,6 +287,8 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)
         };
         if constexpr (HAS_CHUNKS<C>)
             C::template for_each_key_tile<D>(page, lane, table, multiply);
+        else if constexpr (HAS_WIDE_BOOK<C>)
+            for_each_wide_key<C, D>(page, lane, table, multiply);
         else if constexpr (BYTES)
             multiply_bytes<C, D, TILES>(page, q, table, lane, s);
         else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)

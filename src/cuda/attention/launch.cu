@@ -14,6 +14,7 @@
 #include "../trellis/trellis.cuh"
 #include "attention.h"
 #include "attention_pairs.h"
+#include "wide_keys.cuh"
 
 #include <algorithm>
 #include <atomic>
@@ -392,6 +393,8 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel, device);
     if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
         return status;
+    if (args.k_codec->params.decoder == KVANT_CUDA_CODEBOOK6)
+        std::copy_n(args.k_codec->wide.values, std::size(p.k_levels), p.k_levels);
     if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(&args.v_codec->params))

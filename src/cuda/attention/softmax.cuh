@@ -14,6 +14,7 @@
 #include "../chunks/chunks.cuh"
 #include "../rotate.cuh"
 #include "../trellis/trellis.cuh"
+#include "wide_keys.cuh"
 
 namespace kvant
 {
@@ -23,7 +24,8 @@ constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that dif
 constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
 
 /* Uniform codes, whose numbers are scale * code + zero. */
-template <class C> constexpr bool HAS_ZEROS = !C::BIASED && !HAS_CHUNKS<C> && !HAS_TRELLIS<C>;
+template <class C>
+constexpr bool HAS_ZEROS = !C::BIASED && !HAS_CHUNKS<C> && !HAS_TRELLIS<C> && !HAS_WIDE_BOOK<C>;
 
 /* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with
  * zero = offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks
