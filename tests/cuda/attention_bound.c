@@ -15,6 +15,7 @@
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
+ *   levels of keys with a codebook of 6 bits are rounded to fp16: u of the number;
  *   what a centre of keys adds is a sum in fp32, and references are moved by it between matrices: 2^-19 of the
  *   sum of its products' magnitudes;
  *   a product with a page's own centre is rounded head_dim + 4 times: 2^-24 of the sum of magnitudes each;
@@ -415,6 +416,8 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
         of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
         if (has_chunks(codec) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
+        if (p->decoder == KVANT_CUDA_CODEBOOK6 && !tiles && !page.at.open)
+            of_scales += 0x1p-11 * qy;
         if (tiles && !page.at.open)
             of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */

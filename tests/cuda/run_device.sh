@@ -18,7 +18,10 @@
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$root/build-device}
-pairs=${PAIRS:-Codebook4_Codebook4;Uniform4_Uniform4;Codebook4_Uniform4;Trellis4_Trellis4;Trellis3_Trellis3;Uniform2Tokens32_Uniform2Channels32;Uniform3Channels32_Uniform3Tokens32;Uniform3Channels32_Uniform2Tokens32}
+groups="Uniform2Tokens32_Uniform2Channels32;Uniform3Channels32_Uniform3Tokens32"
+groups="$groups;Uniform3Channels32_Uniform2Tokens32"
+trellises="Trellis4_Trellis4;Trellis3_Trellis3;Codebook6_Trellis4"
+pairs=${PAIRS:-Codebook4_Codebook4;Uniform4_Uniform4;Codebook4_Uniform4;$trellises;$groups}
 dims=${DIMS:-64;128}
 [ $# -gt 0 ] || set -- test_cuda_cache test_append test_open test_marks example_cuda_cache
 mkdir -p "$build"

@@ -191,6 +191,35 @@ static void test_trellis(void **unused)
     }
 }
 
+/* Keys of 6 bits with values of a trellis, the pair of the preset "quality". */
+static void test_wide_keys(void **unused)
+{
+    (void)unused;
+    static const char *const keys[] = { "turboquant-6:rotate=hadamard",
+                                        "turboquant-6:rotate=none,scale=norm" };
+    static const char values[] = "trellis-4:rotate=hadamard";
+    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    for (size_t k = 0; k < 2; k++)
+        for (size_t i = 0; i < 4; i++)
+            for (uint32_t open = 0; open < 4; open += 3) {
+                attention_case c = { keys[k],
+                                     values,
+                                     dims[i],
+                                     2,
+                                     k ? 8 : 6,
+                                     10,
+                                     (kvant_cuda_type)((k + i) % 3),
+                                     odd_lengths,
+                                     (i + k) % 2 == 1,
+                                     k ? 1.0f : 0.3f,
+                                     open };
+                run_attention(&c);
+            }
+    attention_case c = { keys[0],  values, 128,  2, 8, 1, KVANT_CUDA_F32,
+                         one_long, false,  0.5f, 20 };
+    run_attention(&c);
+}
+
 /* More states, each of them with its own kind. */
 static void test_states(void **unused)
 {
@@ -280,9 +309,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),
         cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_trellis),       cmocka_unit_test(test_states),
-        cmocka_unit_test(test_head_groups),   cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_trellis),       cmocka_unit_test(test_wide_keys),
+        cmocka_unit_test(test_states),        cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_shapes),        cmocka_unit_test(test_shared_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

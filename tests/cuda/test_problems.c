@@ -30,7 +30,8 @@ static void test_query_tokens(void **unused)
                   { "octopus-4:rotate=hadamard", "octopus-4:rotate=hadamard" },
                   { "hqmq-s192r6", "hqmq-s192r6" },
                   { "kivi-2", "kivi-2" },
-                  { "innerq-base", "innerq-base" } };
+                  { "innerq-base", "innerq-base" },
+                  { "turboquant-6:rotate=hadamard", "trellis-4:rotate=hadamard" } };
     static const uint32_t dims[] = { 128, 64, 96, 256 }, tokens[] = { 1, 2, 3, 4, 5, 8, 16, 33 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 8; i++) {
@@ -327,7 +328,8 @@ static void test_matrices(void **unused)
                   { "int-8:sym", "turboquant-4:rotate=hadamard", 256 },
                   { "octopus-4:rotate=hadamard", "octopus-4:rotate=hadamard", 64 },
                   { "kivi-2", "kivi-2", 128 },
-                  { "int-5", "trellis-4:rotate=hadamard", 80 } };
+                  { "int-5", "trellis-4:rotate=hadamard", 80 },
+                  { "turboquant-6:rotate=hadamard", "trellis-4:rotate=hadamard", 128 } };
     static const attention_problem problems[] = {
         { .query_tokens = 1 },
         { .query_tokens = 1, .sinks = true },

@@ -5,8 +5,11 @@
  * of either, three times at most (attention_bound.c). Bytes of a direction are within 2^-8 of the chunk's length. */
 #include "warp.h"
 
+#include "cuda/attention/attention_pairs.h"
 #include "device/chunks/outliers.cuh"
 #include "page.h"
+
+#include <kvant/settings.h>
 
 Warp warp;
 
@@ -40,6 +43,11 @@ template <class C> static auto table_of()
             return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes, C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
         else
             return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
+    } else if constexpr (HAS_WIDE_BOOK<C>) {
+        meet();
+        fill_wide_book<C>(warp.shared + TABLE_AT, task.chunks.k_levels);
+        meet();
+        return wide_table(warp.shared + TABLE_AT, 1, warp.lane);
     } else
         return bytes_of(task.args.k_bytes, 1);
 }
@@ -124,6 +132,9 @@ static double size_of_number(const test_page &page, int token, int channel)
         const double scale = fabs(half_number(page, at)), zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
         return scale * (1 << u.bits) + fmax(zero, scale * u.bias);
     }
+    /* A level of a codebook is rounded once: 2^-11 of it, in units of 3 x 2^-11. */
+    if (page.gpu.params.codes == KVANT_CUDA_CODES_CODEBOOK)
+        return fabs(page.rows[token * d + channel]) / 3;
     double squares = 0;
     const int n = view.kind == KVANT_GENERAL_TRIPLETS ? 3 : 4, first = channel / n * n;
     for (int i = first; i < min(first + n, d); i++)
@@ -186,6 +197,27 @@ static bool wrong_sums(const char *spec)
     return false;
 }
 
+/* A query that picks one channel of the keys gives one number of each token, so no other number
+ * hides a wrong one. The query is exact. The level is rounded to fp16, which is 2^-11 of it. Its
+ * product with the scale is rounded to fp32. */
+template <class C, int D> static bool wrong_numbers(const char *spec)
+{
+    for (int first = 0; first < D; first += COLUMNS) {
+        for (int n = 0; n < COLUMNS; n++)
+            for (int j = 0; j < D; j++)
+                task.queries[n][j] = j == first + n;
+        run_lanes(score<C, D>);
+        for (int n = 0; n < COLUMNS; n++)
+            for (int t = 0; t < task.valid; t++) {
+                const double y = task.page->rows[t * D + first + n];
+                const double bound = 1.01 * 0x1p-11 * fabs(y);
+                if (wrong(spec, "number", t, first + n, task.of_tokens[t][n], y, bound))
+                    return true;
+            }
+    }
+    return false;
+}
+
 template <class C, int D> static int check(const char *spec)
 {
     int failed = 0;
@@ -196,6 +228,10 @@ template <class C, int D> static int check(const char *spec)
                 continue;
             const kvant_codec_view *view = page.view;
             const kvant_cuda_params &p = page.gpu.params;
+            if (HAS_WIDE_BOOK<C> && role == KVANT_ROLE_V) { /* a kind of keys alone */
+                test_page_free(&page);
+                continue;
+            }
             if (p.kind != C::KIND && p.decoder != C::KIND) {
                 printf("FAILED %s, head_dim %d: kind %d, decoder %d instead of %d\n", spec, D, p.kind, p.decoder, C::KIND);
                 failed++;
@@ -207,6 +243,8 @@ template <class C, int D> static int check(const char *spec)
                 task.args.k_symmetric = (int)p.symmetric;
                 task.args.k_offset = p.offset;
                 task.places = { (int)p.group_log, (int)p.n_scales, (int)p.hybrid };
+            } else if (HAS_WIDE_BOOK<C>) {
+                memcpy(task.chunks.k_levels, page.gpu.wide.values, sizeof task.chunks.k_levels);
             } else if (HAS_ANY_SIZES<C>) {
                 task.chunks.k_sizes = sizes_of(page.general);
             } else {
@@ -228,11 +266,66 @@ template <class C, int D> static int check(const char *spec)
             if (role == KVANT_ROLE_K) {
                 run_lanes(score<C, D>);
                 failed += wrong_scores(spec);
-            } else {
+                if constexpr (HAS_WIDE_BOOK<C>)
+                    failed += wrong_numbers<C, D>(spec);
+            } else if constexpr (!HAS_WIDE_BOOK<C>) {
                 run_lanes(add<C, D>);
                 failed += wrong_sums(spec);
             }
             test_page_free(&page);
+        }
+    return failed;
+}
+
+template <class C> static bool is_kind(const kvant_cuda_params &p, bool other)
+{
+    return (other && p.decoder ? p.decoder : p.kind) == C::KIND && p.memory == memory_of<C>();
+}
+
+/* Whether attention_pairs.h has the pair, as launch.cu looks for it. */
+static bool has_pair(const kvant_cuda_params &k, const kvant_cuda_params &v)
+{
+    bool found = false;
+#define KVANT_IS_PAIR(K, V) found = found || (is_kind<K>(k, other) && is_kind<V>(v, other));
+    for (const bool other : { false, true }) {
+        KVANT_CUDA_ATTENTION_PAIRS(KVANT_IS_PAIR)
+    }
+#undef KVANT_IS_PAIR
+    return found;
+}
+
+/* A pair without a decode kernel takes up to five times as long. So the presets, and what the guide
+ * recommends to servers (docs/guide/serving.md), must have one. What follows a codec's name in a
+ * preset, a transform or a centre, does not change the kind of its codes. */
+static int lacks_kernel(const char *k_spec, const char *v_spec)
+{
+    test_page pages[2];
+    for (int i = 0; i < 2; i++) {
+        char name[32] = "";
+        sscanf(i ? v_spec : k_spec, "%31[^:]", name);
+        if (!test_page_make(name, 128, i ? KVANT_ROLE_V : KVANT_ROLE_K, &pages[i]))
+            return printf("FAILED %s: no such codec\n", name) > 0;
+    }
+    const bool found = has_pair(pages[0].gpu.params, pages[1].gpu.params);
+    if (!found)
+        printf("FAILED %s with %s: attention_pairs.h has no such pair\n", k_spec, v_spec);
+    for (test_page &page : pages)
+        test_page_free(&page);
+    return !found;
+}
+
+static int check_pairs()
+{
+    int failed = lacks_kernel("int-8", "turboquant-4");
+    for (const char *name : { "quality", "balanced", "small", "tiny" })
+        for (const int calibrated : { 0, 1 }) {
+            kvant_preset preset = {};
+            preset.size = sizeof preset;
+            if (kvant_preset_get(name, calibrated, &preset) != KVANT_OK)
+                return printf("FAILED no preset %s\n", name) > 0;
+            failed += lacks_kernel(preset.k, preset.v);
+            if (preset.more_k)
+                failed += lacks_kernel(preset.more_k, preset.v);
         }
     return failed;
 }
@@ -244,7 +337,7 @@ template <class C> static int check_all(const char *spec)
 
 int main()
 {
-    int failed = 0;
+    int failed = check_pairs();
     failed += check_all<Uniform4>("int-4") + check_all<Uniform2>("int-2:sym") + check_all<Uniform3>("int-3");
     failed += check_all<Uniform2Channels32>("int-2:group=32") + check<Uniform2Channels32, 128>("int-2:group=64") +
               check<Uniform2Channels32, 256>("int-2:group=128,sym") + check_all<Uniform3Channels32>("int-3:group=32,hybrid");
@@ -257,6 +350,7 @@ int main()
     failed += check_all<Uniform4Tokens>("int-4:group=32,axis=channel") + check_all<Uniform4Tokens>("int-4:group=64,axis=channel,sym") +
               check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") + check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
               check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
+    failed += check_all<Codebook6>("turboquant-6:rotate=none");
     failed += check_all<Octopus3>("octopus-3:rotate=none") + check_all<Octopus4>("octopus-4:rotate=none") +
               check_all<HqmqS96R4>("hqmq-s96r4") + check_all<HqmqS192R6>("hqmq-s192r6");
 #if KVANT_PAPERS
