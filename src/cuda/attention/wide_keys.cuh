@@ -5,7 +5,7 @@
  * table in shared memory holds them instead. Every lane has its own copy in its own bank, so the 32
  * look-ups of a warp take one cycle whatever the codes are. The table holds levels as fp16. Bytes
  * would take half as many look-ups (trellis_bytes.cuh), but would enlarge the squared error of 6
- * bits by a tenth. */
+ * bits by 7 %. */
 #pragma once
 
 #include "dequant.cuh"
