@@ -312,12 +312,14 @@ template <class C, class KC, class VC, int D, bool KEYS> KVANT_INLINE int codes_
 /* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
  * them: loading a query took 4 us that way. So everything needed before the first page is loaded
  * together. These are the arguments: every warp reads one line of them, so the lines arrive
- * together. */
+ * together. Tables of chunks are left out, because they are far longer. */
 template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
-    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
+    constexpr bool CHUNKS = std::is_same<A, ChunkAttentionArgs>::value;
+    constexpr int WORDS = (int)((CHUNKS ? sizeof(AttentionArgs) : sizeof(A)) / 4);
+    for (int i = 16 * warp; i < WORDS; i += 16 * (blockDim.x / 32))
         any |= words[i];
     asm volatile("" ::"r"(any));
 }

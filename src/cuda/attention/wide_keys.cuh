@@ -38,7 +38,7 @@ template <class C>
 KVANT_INLINE void fill_wide_book(uint8_t *table, const float (&levels)[C::LEVELS])
 {
     const unsigned lane = threadIdx.x % WIDE_COPIES;
-#pragma unroll 1
+#pragma unroll 4
     for (unsigned i = threadIdx.x / WIDE_COPIES; i < C::LEVELS; i += blockDim.x / WIDE_COPIES)
         reinterpret_cast<uint32_t *>(table)[i * WIDE_COPIES + lane] = pack_half2(levels[i], 0);
 }
