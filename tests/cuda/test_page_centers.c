@@ -18,7 +18,8 @@ static const spec_pair specs[] = { { "trellis-4:rotate=hadamard", "trellis-4:rot
                                    { "int-5", "trellis-4:rotate=hadamard", 80 },
                                    { "kivi-2", "kivi-2", 128 },
                                    { "bf16", "bf16", 128 },
-                                   { "turboquant-6", "trellis-4:rotate=hadamard", 128 } };
+                                   { "turboquant-6:rotate=hadamard",
+                                     "trellis-4:rotate=hadamard", 128 } };
 enum { N_SPECS = sizeof specs / sizeof *specs };
 
 static void test_few_tokens(void **unused)
