@@ -2,12 +2,13 @@
  *
  * One plug-in serves llama.cpp builds with different headers, so it includes none of them. This
  * file declares the memory layouts that both sides share. Functions are looked up at load time
- * (ggml_api.h), and operations are identified by name. tests/integration/test_abi_layout.c compiles
- * this file together with the real headers of a build and compares every offset, size and constant.
+ * (ggml_api.h), where ggml_tables.c also finds out whether the layouts are these.
+ * tests/integration/test_abi_layout.c compiles this file together with the real headers of a build
+ * and compares every offset, size and constant.
  *
  * Two generations are known. They differ in the table of the buffer type alone:
- *   API 2   llama.cpp v0.5.0, ggml 0.25
- *   API 3   llama.cpp b11434, ggml 0.26     adds alloc_buffer_n and get_alloc_size_n
+ *   API 2   ggml 0.10 to 0.25
+ *   API 3   ggml 0.26 and 0.27     adds alloc_buffer_n and get_alloc_size_n
  * Enumerations are 4 bytes wide on every supported compiler and are declared as int32_t.
  */
 #ifndef KVP_ABI_H
@@ -21,9 +22,6 @@
 #define ABI_MAX_SRC 10
 #define ABI_MAX_OP_PARAMS 64
 #define ABI_MAX_NAME 64
-
-/* Operations of both tested generations; a name is only looked up below this number. */
-#define ABI_OP_COUNT 101
 
 enum { ABI_TYPE_F32 = 0, ABI_TYPE_F16 = 1, ABI_TYPE_I32 = 26, ABI_TYPE_I64 = 27, ABI_TYPE_BF16 = 30 };
 enum { ABI_STATUS_ALLOC_FAILED = -2, ABI_STATUS_FAILED = -1, ABI_STATUS_SUCCESS = 0 };

@@ -190,7 +190,7 @@ static abi_backend *backend_create(abi_device *device, bool fp32)
     char err[256] = "";
     bool lend;
 
-    if (!kvp_settings_read_switch("KVANT_HOST_THREADS", kvp_api.tested, &lend, err, sizeof(err)))
+    if (!kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err)))
         kvp_error("%s", err);
     if (err[0] != '\0' || backend == NULL || compute == NULL) {
         free(backend);

@@ -1,11 +1,5 @@
-/* ggml_api.c - see ggml_api.h: finds the symbols of the loading ggml, identifies its generation,
- * checks its tensors, or refuses.
- *
- * Three independent facts must agree: the version that ggml states, the presence of the function
- * that API 3 added, and tensors that ggml builds here and that abi.h must read correctly. An
- * untested version needs KVANT_UNTESTED_GGML=1; then the tables of buffers and devices are checked
- * too.
- */
+/* ggml_api.c - see ggml_api.h: finds the symbols of the loading ggml and lets ggml_tables.c compare
+ * its tables, or refuses. */
 #define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
 
 #include "ggml_api.h"
@@ -15,22 +9,20 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ggml_tables.h"
 #include "log.h"
 #include "settings.h"
 
 kvp_ggml kvp_api;
 
-/* What the integration tests run against. A patch release keeps the layouts, so two numbers are
- * compared. */
-static const struct tested {
-    const char *ggml; /* major.minor */
-    int api;
-} tested_versions[] = {
-    { "0.25", 2 },
-    { "0.26", 3 },
-};
+/* Versions whose builds were tried (bench/results/versions.csv). A newer one is said to be new. */
+enum { LAST_MINOR = 27 };
+#define TRIED_VERSIONS "ggml 0.10 to 0.27"
 
-#define TESTED_VERSIONS "ggml 0.25 (llama.cpp v0.5.0, API 2) and ggml 0.26 (llama.cpp b11434, API 3)"
+/* The versions that all integration tests run against; KVANT_STRICT_GGML=1 takes no other. A patch
+ * release keeps the layouts, so two numbers are compared. */
+static const char *const tested_versions[] = { "0.25", "0.26" };
+#define TESTED_VERSIONS "ggml 0.25 and 0.26"
 
 static void *open_caller(const void *caller)
 {
@@ -97,7 +89,9 @@ static bool lookup_all(void *library, kvp_ggml *api)
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         if (!lookup(library, symbols[i].name, symbols[i].slot) && symbols[i].required) {
-            kvp_error("ggml %s does not export %s; tested: " TESTED_VERSIONS, api->version, symbols[i].name);
+            kvp_error("ggml %s does not export %s, which this plug-in needs; it runs "
+                      "with " TRIED_VERSIONS,
+                      api->version, symbols[i].name);
             return false;
         }
     }
@@ -111,155 +105,65 @@ static bool same_minor(const char *version, const char *minor)
     return strncmp(version, minor, n) == 0 && (version[n] == '\0' || version[n] == '.');
 }
 
-static bool is_tested(const kvp_ggml *api)
+static bool is_tested(const char *version)
 {
     for (size_t i = 0; i < sizeof(tested_versions) / sizeof(tested_versions[0]); i++)
-        if (same_minor(api->version, tested_versions[i].ggml) && api->api == tested_versions[i].api)
+        if (same_minor(version, tested_versions[i]))
             return true;
     return false;
 }
 
-/* True when the user wants an untested version nevertheless. */
-static bool accept_untested(const kvp_ggml *api, const char *commit)
+static bool is_newer(const char *version)
 {
-    char err[256] = "";
-    bool accept;
+    unsigned major = 0, minor = 0;
 
-    if (!kvp_settings_read_switch("KVANT_UNTESTED_GGML", false, &accept, err, sizeof(err)))
-        kvp_error("%s", err);
-    else if (accept)
-        kvp_error("warning: ggml %s (commit %s, looks like back-end API %d) was not tested with this plug-in; tested: "
-                  TESTED_VERSIONS,
-                  api->version, commit, api->api);
-    else
-        kvp_error("found ggml %s (commit %s, looks like back-end API %d), which this plug-in was not tested with; "
-                  "tested: " TESTED_VERSIONS "; KVANT_UNTESTED_GGML=1 tries it",
-                  api->version, commit, api->api);
-    return accept;
+    return sscanf(version, "%u.%u", &major, &minor) != 2 || major > 0 || minor > LAST_MINOR;
 }
 
-/* The generation shows in a function that API 3 brought; the version should be one it was tested
- * with. */
+/* KVANT_STRICT_GGML=1 is for those who want no version but one that all tests run with. */
+static bool is_wanted(const char *version)
+{
+    char err[256] = "";
+    bool strict;
+
+    if (!kvp_settings_read_switch("KVANT_STRICT_GGML", false, &strict, err, sizeof(err)))
+        kvp_error("%s", err);
+    else if (strict && !is_tested(version))
+        kvp_error("found ggml %s, but KVANT_STRICT_GGML=1 takes " TESTED_VERSIONS
+                  " alone; unset it",
+                  version);
+    else
+        return true;
+    return false;
+}
+
 static bool identify(void *library, kvp_ggml *api)
 {
     const char *(*version)(void);
-    const char *(*commit)(void);
+    bool (*may_expand)(int32_t op);
 
     if (!lookup(library, "ggml_version", &version)) {
-        kvp_error("the program that loads the plug-in exports no ggml (no ggml_version), it was linked statically "
-                  "or is too old; tested: " TESTED_VERSIONS);
+        kvp_error("the program that loads the plug-in exports no ggml (no ggml_version), it was "
+                  "linked statically "
+                  "or is too old; kvant runs with " TRIED_VERSIONS);
         return false;
     }
     api->version = version();
-    api->api = dlsym(library, "ggml_backend_buft_alloc_buffer_n") != NULL ? 3 : 2;
-    api->tested = is_tested(api);
-    return api->tested ||
-           accept_untested(api, lookup(library, "ggml_commit", &commit) ? commit() : "unknown");
+    api->newer = is_newer(api->version);
+    api->gpus = lookup(library, "ggml_op_alloc_size_may_expand", &may_expand);
+    return is_wanted(api->version);
 }
 
-static int32_t find_op(const kvp_ggml *api, const char *name)
+static bool check_tables(void *library, kvp_ggml *api)
 {
-    for (int32_t op = 0; op < ABI_OP_COUNT; op++)
-        if (strcmp(api->op_name(op), name) == 0)
-            return op;
-    kvp_error("ggml %s has no operation %s; tested: " TESTED_VERSIONS, api->version, name);
-    return -1;
-}
+    char row[256] = "";
 
-static bool find_ops(kvp_ggml *api)
-{
-    const struct {
-        const char *name;
-        int32_t *slot;
-    } ops[] = {
-        { "NONE", &api->op.none },
-        { "VIEW", &api->op.view },
-        { "PERMUTE", &api->op.permute },
-        { "RESHAPE", &api->op.reshape },
-        { "TRANSPOSE", &api->op.transpose },
-        { "SET_ROWS", &api->op.set_rows },
-        { "FLASH_ATTN_EXT", &api->op.flash_attn_ext },
-        { "ROPE", &api->op.rope },
-        { "MUL_MAT_ID", &api->op.mul_mat_id },
-    };
-
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
-        *ops[i].slot = find_op(api, ops[i].name);
-        if (*ops[i].slot < 0)
-            return false;
-    }
-    return true;
-}
-
-/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data
- * is looked at: calling through a wrong table could crash, reading a wrong offset inside a tensor
- * cannot. */
-static bool tensors_match(const kvp_ggml *api, abi_context *context)
-{
-    abi_tensor *base = api->new_tensor_3d(context, ABI_TYPE_F16, 32, 8, 2);
-    abi_tensor *view = api->view_3d(context, base, 16, 4, 2, base->nb[1], base->nb[2], 2 * base->nb[1]);
-    abi_tensor *rows = api->new_tensor_3d(context, ABI_TYPE_F32, 32, 3, 2);
-    abi_tensor *index = api->new_tensor_1d(context, ABI_TYPE_I64, 3);
-    abi_tensor *node = api->set_rows(context, base, rows, index);
-
-    api->set_name(base, "cache_k_l0");
-    return base->type == ABI_TYPE_F16 && base->ne[0] == 32 && base->ne[1] == 8 && base->ne[2] == 2 &&
-           base->ne[3] == 1 && base->nb[0] == 2 && base->nb[1] == 64 && base->nb[2] == 512 &&
-           base->op == api->op.none && base->view_src == NULL && strcmp(base->name, "cache_k_l0") == 0 &&
-           view->op == api->op.view && view->view_src == base && view->view_offs == 128 && view->ne[1] == 4 &&
-           node->op == api->op.set_rows && node->view_src == base && node->src[0] == rows &&
-           node->src[1] == index && node->src[3] == NULL && index->type == ABI_TYPE_I64;
-}
-
-static bool check_tensors(const kvp_ggml *api)
-{
-    /* ggml counts a header of 32 bytes for each object of a context. */
-    const size_t overhead = sizeof(abi_tensor) + 32;
-    abi_init_params params = { .mem_size = 16 * overhead, .mem_buffer = NULL, .no_alloc = true };
-    bool match = api->tensor_overhead() == overhead;
-
-    if (match) {
-        abi_context *context = api->init(params);
-        match = context != NULL && tensors_match(api, context);
-        if (context != NULL)
-            api->free(context);
-    }
-    if (!match)
-        kvp_error("ggml %s lays tensors out differently from the tested builds; tested: " TESTED_VERSIONS,
-                  api->version);
-    return match;
-}
-
-static void *no_base(abi_buffer *buffer)
-{
-    return buffer->context;
-}
-
-/* The tables that a version number would vouch for, on objects whose fields ggml's own functions
- * tell: a buffer that ggml makes of ours, and the CPU's device where there is one. Nothing is
- * called through a table before its place is known. */
-static bool tables_match(const kvp_ggml *api)
-{
-    static char memory[64];
-    const abi_buffer_iface iface = { .get_base = no_base };
-    abi_buft *buft = api->cpu_buffer_type();
-    abi_buffer *buffer = api->buffer_init(buft, iface, memory, sizeof(memory));
-    abi_device *cpu = api->dev_by_type != NULL ? api->dev_by_type(ABI_DEVICE_CPU) : NULL;
-    abi_reg *reg = cpu != NULL && api->dev_backend_reg != NULL ? api->dev_backend_reg(cpu) : NULL;
-
-    if (buffer == NULL || buffer->buft != buft || buffer->context != memory || buffer->size != sizeof(memory) ||
-        buffer->iface.get_base != no_base || api->buffer_size(buffer) != sizeof(memory))
-        return false; /* and leaks it: it cannot be freed through a table that is not ours */
-    api->buffer_free(buffer);
-    return reg == NULL || (cpu->reg == reg && reg->api_version == api->api);
-}
-
-static bool check_tables(const kvp_ggml *api)
-{
-    if (api->tested || tables_match(api))
+    if (kvp_ggml_tables_match(library, api, row, sizeof(row)))
         return true;
-    kvp_error("ggml %s lays buffers or devices out differently from the tested builds; tested: " TESTED_VERSIONS,
-              api->version);
+    kvp_error(
+        "ggml %s is laid out otherwise than this plug-in knows: %s; it runs with " TRIED_VERSIONS
+        " and with newer ones that keep their layout",
+        api->version, row);
     return false;
 }
 
@@ -270,14 +174,24 @@ bool kvp_ggml_load(const void *caller)
     bool ok;
 
     if (library == NULL) {
-        kvp_error("cannot tell which ggml loads the plug-in; tested: " TESTED_VERSIONS);
+        kvp_error("cannot tell which ggml loads the plug-in; it runs with " TRIED_VERSIONS);
         return false;
     }
-    ok = identify(library, &api) && lookup_all(library, &api) && find_ops(&api) && check_tensors(&api) &&
-         check_tables(&api);
+    ok = identify(library, &api) && lookup_all(library, &api) && check_tables(library, &api);
     /* The caller stays loaded: it is calling us. Only our reference is returned. */
     dlclose(library);
     if (ok)
         kvp_api = api;
     return ok;
+}
+
+void kvp_ggml_say(void)
+{
+    if (kvp_api.newer)
+        kvp_say("ggml %s is newer than those that kvant was tried with (0.10 to 0.27); all %d "
+                "places that kvant "
+                "relies on are as they were, so it runs",
+                kvp_api.version, kvp_api.n_rows);
+    kvp_note("ggml %s, back-end API %d: %d places are as expected", kvp_api.version, kvp_api.api,
+             kvp_api.n_rows);
 }

@@ -4,8 +4,8 @@
  * The plug-in links against no ggml. The file name and the soname of ggml differ between
  * distributions, ggml may be loaded privately (RTLD_LOCAL), and a process may hold several copies.
  * The right copy calls ggml_backend_init. So symbols are looked up in the object that contains this
- * call, and in its dependencies. An untested version is refused, unless KVANT_UNTESTED_GGML=1 asks
- * for it and its layouts match abi.h.
+ * call, and in its dependencies. Any version is taken whose tables ggml_tables.c finds to be those
+ * of abi.h. KVANT_STRICT_GGML=1 takes only the versions that all tests run with.
  */
 #ifndef KVP_GGML_API_H
 #define KVP_GGML_API_H
@@ -19,7 +19,9 @@
 typedef struct kvp_ggml {
     int api; /* 2 or 3 */
     const char *version;
-    bool tested; /* false: another version, which KVANT_UNTESTED_GGML lets in */
+    bool newer; /* than the versions that were tried */
+    bool gpus;  /* a GPU's back end may ask for more room than a node's output needs */
+    int n_rows; /* that ggml_tables.c compared */
 
     abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
     bool (*buft_is_host)(abi_buft *buft);
@@ -82,5 +84,8 @@ static inline bool kvp_is_view(const abi_tensor *node)
 /* Fills kvp_api from the object that contains the address caller. On failure prints why and returns
  * false. */
 bool kvp_ggml_load(const void *caller);
+
+/* A line for a version that is newer than those that were tried; verbose, one for any. */
+void kvp_ggml_say(void);
 
 #endif /* KVP_GGML_API_H */

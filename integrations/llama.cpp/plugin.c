@@ -3,6 +3,7 @@
  *
  * Where ggml has a CUDA back end they are KVANT0, KVANT1, ...; KVANT_ACCEL tells what they do. Elsewhere it chooses
  * between KVANT and KVANT_ACCEL. llama.cpp gives its cache to every GPU-type device that it finds, so they never appear together. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "attributes.h"
@@ -83,27 +84,34 @@ abi_reg *ggml_backend_init(void)
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
-    if (!kvp_settings_set_cpu_level(err, sizeof(err)) || !kvp_settings_read(&settings, err, sizeof(err)) ||
+    if (!kvp_settings_set_cpu_level(err, sizeof(err)) ||
+        !kvp_settings_read(&settings, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_ACCEL", false, &accel, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
-        !kvp_settings_read_switch("KVANT_GPU", true, &gpu, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_GPU", kvp_api.gpus, &gpu, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }
     kvp_log_set(settings.verbose, settings.quiet);
+    kvp_ggml_say();
     kvant_scheme_get_info(settings.scheme, &info);
     if (info.settings != NULL)
-        kvp_note("ggml %s, back-end API %d; codecs of KVANT_CONFIG", kvp_api.version, kvp_api.api);
+        kvp_note("codecs of KVANT_CONFIG");
     else
-        kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
-                 info.k, info.v);
+        kvp_note("keys %s, values %s", info.k, info.v);
     reg_device = kvp_device_setup(kvp_api.api, &reg);
     accel_device = kvp_accel_setup(&reg);
     if (accel)
         reg_device = accel_device;
     if (gpu)
         find_gpus(accel);
+    else if (!kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
+             kvp_api.reg_by_name("CUDA") != NULL)
+        kvp_error(
+            "warning: kvant works in the computer's memory, as it was not tried on a GPU with ggml "
+            "%s, which is older than 0.21; KVANT_GPU=1 tries it",
+            kvp_api.version);
     reg = (abi_reg){
         .api_version = kvp_api.api,
         .iface = { .get_name = reg_get_name,

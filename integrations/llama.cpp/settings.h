@@ -16,19 +16,18 @@
  *                         comparisons
  *   KVANT_ACCEL           1: the device KVANT_ACCEL, which keeps             default 0
  *                         llama.cpp's own cache
- *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1
- *                         a CUDA back end
+ *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1; 0 with a
+ *                         a CUDA back end                                    ggml before 0.21
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
- *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1; 0 with an
- *                                                                            untested ggml
- *   KVANT_UNTESTED_GGML   1: load with an untested ggml if its layouts fit   default 0
+ *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
+ *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0
  *   KVANT_VERBOSE         1: print what is created                           default 0
  *   KVANT_QUIET           1: no line at the start of a context               default 0
  *
- * KVANT_CPU, KVANT_UNTESTED_GGML, KVANT_VERBOSE and KVANT_QUIET hold for the process and are read when the
- * plug-in is loaded. The other variables are checked then. They are read again once per context,
- * when llama.cpp creates the context's back ends. So one process may create contexts with different
- * settings.
+ * KVANT_CPU, KVANT_STRICT_GGML, KVANT_VERBOSE and KVANT_QUIET hold for the process and are read
+ * when the plug-in is loaded. The other variables are checked then. They are read again once per
+ * context, when llama.cpp creates the context's back ends. So one process may create contexts with
+ * different settings.
  */
 #ifndef KVP_SETTINGS_H
 #define KVP_SETTINGS_H

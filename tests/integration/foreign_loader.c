@@ -1,6 +1,6 @@
 /* foreign_loader.c - offers the plug-in a ggml of a given version and API and checks that it declines.
  *
- *     foreign_loader VERSION none|2|3|whole|tensors|buffers
+ *     foreign_loader VERSION none|bare|whole|row     FOREIGN_ROW names the row that differs
  *
  * Exit status: 0 declined, 1 accepted, 2 could not try. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -14,9 +14,10 @@ static const char *path_of(const char *kind)
 {
     static const struct {
         const char *kind, *path;
-    } libraries[] = { { "none", KVANT_TEST_FOREIGN_NONE },       { "2", KVANT_TEST_FOREIGN_2 },
-                      { "3", KVANT_TEST_FOREIGN_3 },             { "whole", KVANT_TEST_FOREIGN_WHOLE },
-                      { "tensors", KVANT_TEST_FOREIGN_TENSORS }, { "buffers", KVANT_TEST_FOREIGN_BUFFERS } };
+    } libraries[] = { { "none", KVANT_TEST_FOREIGN_NONE },
+                      { "bare", KVANT_TEST_FOREIGN_BARE },
+                      { "whole", KVANT_TEST_FOREIGN_WHOLE },
+                      { "row", KVANT_TEST_FOREIGN_ROW } };
 
     for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++)
         if (strcmp(libraries[i].kind, kind) == 0)

@@ -184,7 +184,6 @@ static void free_backend(abi_backend *backend)
 static void make_mock(void)
 {
     kvp_api = (kvp_ggml){ .api = 2,
-                          .tested = true,
                           .dev_by_type = device_of,
                           .dev_backend_reg = reg_of,
                           .tensor_overhead = no_bytes,
