@@ -74,8 +74,9 @@ KVANT_INLINE void look_up_wide(uint32_t codes, const WideTable &table, uint32_t 
 KVANT_INLINE void unpack_wide(const uint32_t (&low)[2], uint32_t top, const WideTable &table,
                               uint32_t (&a)[2][4])
 {
-    /* The two upper bits of a code are to stand at bits 4 and 5 of a byte: fields 0 and 2 (row r),
-     * then fields 1 and 3 (row r + 8) of each byte of top. */
+    /* A byte of top holds the two upper bits of four codes, fields 0 to 3. A shift brings a field
+     * to bits 4 and 5, above the nibble of its code. Row r has the even fields, row r + 8 the odd
+     * ones. */
     const uint32_t up4 = top << 4, up2 = top << 2, down2 = shift_by(top, table.shift2);
     unrolled_for (int t = 0; t < 2; t++) {
         const uint32_t bytes = t == 0 ? 0x6240 : 0x7351;
@@ -92,7 +93,7 @@ template <class C, int D, class F>
 KVANT_INLINE void for_each_wide_key(const uint8_t *page, int lane, const WideTable &table, F &&use)
 {
     constexpr int COLUMN_TILES = D / 16;
-    constexpr int FIRST = 128 * COLUMN_TILES; /* words of the plane of 4 bits, before that of 2 */
+    constexpr int FIRST = 128 * COLUMN_TILES; /* words of the plane of 4 bits */
     static_assert(C::BITS == 6 && COLUMN_TILES % 2 == 0,
                   "words of the plane of 2 bits have two tiles");
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
