@@ -4,8 +4,9 @@
  * ggml_backend_cpu_set_threadpool by name in the registry entry of the CPU back end. It calls that
  * function before every graph, with the CPU back end and its pool. So this file puts its own
  * look-up function into the entry. For this one name the look-up returns a function that records
- * its arguments and calls ggml's function. All other names are passed on. When llama.cpp does not
- * ask, nothing is lent.
+ * its arguments and calls ggml's function. It treats ggml_backend_set_n_threads the same way, which
+ * llama.cpp calls next: the function that it gets lowers the number. All other names are passed on.
+ * When llama.cpp does not ask, nothing is lent.
  *
  * A lender is identified by a number, not by its address. The free function in its table is
  * wrapped, so a CPU back end that any thread freed is not found any more. A new back end at the
@@ -35,13 +36,14 @@
 #define OVER UINT_MAX
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
+typedef void set_n_threads_fn(abi_backend *cpu, int n);
 typedef void free_fn(abi_backend *backend);
 
 /* Of ggml's CPU back end; constant once ready is set. */
 static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
-    void (*set_n_threads)(abi_backend *cpu, int n); /* NULL: none found */
+    set_n_threads_fn *set_n_threads; /* NULL: none found */
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
     /* Counted with the first back end: later, ggml may have bound this thread to one CPU. */
     uint32_t n_cpus;
@@ -54,6 +56,7 @@ struct lender {
     uint64_t number;
     abi_backend *cpu;
     free_fn *free;
+    int most; /* threads that it may have; 0: as many as llama.cpp says */
 };
 
 static pthread_mutex_t lenders_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -115,20 +118,50 @@ static uint64_t number_of(abi_backend *cpu)
     return number;
 }
 
-/* NULL when it was freed. */
+/* NULL when it was freed. Callers hold the lock. */
+static struct lender *find_number(uint64_t number)
+{
+    struct lender *lender = number != 0 ? lenders : NULL;
+
+    while (lender != NULL && lender->number != number)
+        lender = lender->next;
+    return lender;
+}
+
 static abi_backend *living_lender(uint64_t number)
 {
     const struct lender *lender;
     abi_backend *cpu;
 
-    if (number == 0)
-        return NULL;
     pthread_mutex_lock(&lenders_lock);
-    for (lender = lenders; lender != NULL && lender->number != number; lender = lender->next)
-        ;
+    lender = find_number(number);
     cpu = lender != NULL ? lender->cpu : NULL;
     pthread_mutex_unlock(&lenders_lock);
     return cpu;
+}
+
+static void limit_lender(uint64_t number, int most)
+{
+    struct lender *lender;
+
+    pthread_mutex_lock(&lenders_lock);
+    lender = find_number(number);
+    if (lender != NULL)
+        lender->most = most;
+    pthread_mutex_unlock(&lenders_lock);
+}
+
+/* llama.cpp sets the number of threads of all back ends before every graph, the CPU's last. */
+static void set_n_threads(abi_backend *cpu, int n)
+{
+    const struct lender *lender;
+    int most;
+
+    pthread_mutex_lock(&lenders_lock);
+    lender = *find_cpu(cpu);
+    most = lender != NULL ? lender->most : 0;
+    pthread_mutex_unlock(&lenders_lock);
+    host.set_n_threads(cpu, most > 0 && most < n ? most : n);
 }
 
 /* Without pool and OpenMP ggml starts threads for each graph: nobody waits. */
@@ -143,14 +176,17 @@ static void set_threadpool(abi_backend *cpu, void *threadpool)
  * another thread. */
 static void *get_proc_address(abi_reg *reg, const char *name)
 {
-    set_threadpool_fn *ours = set_threadpool;
+    set_threadpool_fn *our_pool = set_threadpool;
+    set_n_threads_fn *our_number = set_n_threads;
     void *address;
 
     while (!atomic_load_explicit(&ready, memory_order_acquire))
         ;
     address = host.get_proc_address(reg, name);
     if (address != NULL && strcmp(name, "ggml_backend_cpu_set_threadpool") == 0)
-        memcpy(&address, &ours, sizeof(address));
+        memcpy(&address, &our_pool, sizeof(address));
+    if (address != NULL && strcmp(name, "ggml_backend_set_n_threads") == 0)
+        memcpy(&address, &our_number, sizeof(address));
     return address;
 }
 
@@ -201,8 +237,8 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 {
     threads->lender = threads->wanted ? last_lender : 0;
     threads->waits = last_waits;
-    threads->crowded = host.n_cpus > 0 && n > host.n_cpus;
-    threads->n = threads->crowded ? host.n_cpus : n;
+    threads->n = host.n_cpus > 0 && n > host.n_cpus ? host.n_cpus : n;
+    limit_lender(threads->lender, (int)host.n_cpus);
     return threads->n;
 }
 
@@ -360,8 +396,6 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
     threads->user = user;
     threads->computed = false;
     atomic_store(&threads->turn.value, 0);
-    if (threads->cpu != NULL && threads->crowded && host.set_n_threads != NULL)
-        host.set_n_threads(threads->cpu, (int)threads->n);
     if (threads->cpu != NULL && threads->waits && threads->n > 1 && build_graph(threads))
         (void)kvp_api.graph_compute(threads->cpu, threads->graph);
     if (!threads->computed)

@@ -8,9 +8,9 @@
  * their core to whoever wants it, then sleep. A node begins within some microseconds.
  *
  * A process may have fewer CPUs than llama.cpp has threads, as in a container. ggml's threads then
- * wait for one another at every barrier, which takes seconds for a token. So this file lowers the
- * lender's number of threads to the number of CPUs, from kvant's first node to the end of the graph.
- * llama.cpp sets its own number before the next graph.
+ * wait for one another at every barrier, which takes seconds for a token. So a lender's number of
+ * threads is at most the number of CPUs, whatever llama.cpp sets before a graph. A part of a graph
+ * with more threads would do harm, too: OpenMP's workers spin after it, and use up a CPU quota.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
  * has the same default. */
@@ -37,7 +37,6 @@ typedef struct kvp_host_threads {
     bool wanted;
     uint64_t lender;  /* number of the CPU back end of the instance's context; 0: not known */
     bool waits;       /* the lender's threads wait between graphs */
-    bool crowded;     /* there are more of them than CPUs */
     abi_backend *cpu; /* that back end, while a graph is computed */
     abi_context *context;
     abi_graph *graph; /* one node, which computes */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/kvant.h>
+
 #include "abi.h"
 #include "ggml-cpu.h"
 #include "harness.h"
@@ -159,6 +161,65 @@ static void a_freed_lender_is_never_used(void **state)
     harness_free_pool(pool);
 }
 
+static void note_threads(struct ggml_tensor *node, int thread, int n_threads, void *most)
+{
+    (void)node;
+    if (thread == 0)
+        *(int *)most = n_threads;
+}
+
+/* With how many threads a back end computes a graph. */
+static int threads_of(ggml_backend_t cpu)
+{
+    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() + 4 * ggml_tensor_overhead() };
+    struct ggml_context *context = ggml_init(params);
+    struct ggml_cgraph *graph = ggml_new_graph(context);
+    int n = 0;
+
+    ggml_build_forward_expand(graph, ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, NULL, 0, note_threads,
+                                                    GGML_N_TASKS_MAX, &n));
+    assert_int_equal(ggml_backend_graph_compute(cpu, graph), GGML_STATUS_SUCCESS);
+    ggml_free(context);
+    return n;
+}
+
+/* What llama.cpp does before a graph; ours: NULL for a context without kvant. */
+static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
+{
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *), (*set_n_threads)(ggml_backend_t, int);
+    void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+
+    memcpy(&set_threadpool, &address, sizeof(address));
+    set_threadpool(cpu, NULL);
+    address = ggml_backend_reg_get_proc_address(harness_plugin(), "ggml_backend_set_n_threads");
+    memcpy(&set_n_threads, &address, sizeof(address));
+    if (ours != NULL)
+        set_n_threads(ours, n);
+    address = harness_cpu_function("ggml_backend_set_n_threads");
+    memcpy(&set_n_threads, &address, sizeof(address));
+    set_n_threads(cpu, n);
+}
+
+/* From the start of a graph, whose first part has no node of the plug-in. */
+static void a_lender_has_no_more_threads_than_cpus(void **state)
+{
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_t lender = ggml_backend_dev_init(device, NULL), other = ggml_backend_dev_init(device, NULL);
+    rows_graph g = make_rows_graph();
+    const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
+
+    (void)state;
+    set_threads(g.backend, lender, n);
+    set_threads(NULL, other, n);
+    assert_int_equal(threads_of(lender), n_cpus);
+    assert_int_equal(threads_of(other), n);
+    set_threads(g.backend, lender, 1);
+    assert_int_equal(threads_of(lender), 1);
+    free_rows_graph(&g);
+    ggml_backend_free(lender);
+    ggml_backend_free(other);
+}
+
 /* Runs first: what is looked up later in the process is the plug-in's. */
 static void switched_off_nothing_changes(void **state)
 {
@@ -200,6 +261,7 @@ static int load_with_two_cpus(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(switched_off_nothing_changes),
+                                        cmocka_unit_test(a_lender_has_no_more_threads_than_cpus),
                                         cmocka_unit_test(a_freed_lender_is_never_used) };
 
     return cmocka_run_group_tests(tests, load_with_two_cpus, NULL);
