@@ -39,10 +39,10 @@ KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim)
  * starts at data + j * token_stride + h * head_stride. Strides are in bytes; any alignment will do.
  * `bytes` bytes from data on must be readable; a problem with a row outside them is refused.
  *
- * A token that the mask hides from a query token does not change that query token's output, whatever
- * its rows hold. A NaN that a query token sees makes the output NaN: of the query head where it is
- * in a key, of the channel where it is in a value. A value takes no part where its weight is below
- * e^-87 of the largest. */
+ * A token that the mask hides from a query token does not change that query token's output,
+ * whatever its rows hold. A NaN in a key that a query token sees makes the outputs of its query
+ * heads NaN. A NaN in a value does so for its channel. A value whose weight is below e^-87 of the
+ * largest takes no part. */
 typedef struct kvant_block_rows {
     size_t size; /* set by the caller to sizeof(kvant_block_rows) */
     kvant_block_type type;

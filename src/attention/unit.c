@@ -278,12 +278,13 @@ static bool has_finite_sums(const kvant_attention_plan *plan, const kvant_kernel
 {
     bool finite = true;
     for (uint32_t v = 0; v < plan->v_versions.n; v++)
-        finite &= kernels->magnitude(unit->sums[v], unit->n_rows * plan->v_dim) < KVANT_INFINITY_BITS;
+        finite &= kernels->magnitude(unit->sums[v], unit->n_rows * plan->v_dim) <
+                  KVANT_INFINITY_BITS;
     return finite;
 }
 
-/* A product of a weight 0 and a NaN is NaN, so a value that one query row sees can spoil the sums of
- * rows that do not see it. This is found at the end of a unit, where it costs nearly nothing. */
+/* Weight 0 times NaN is NaN, so a value that one query row sees can spoil the sums of rows that do
+ * not see it. The check at the end of a unit costs nearly nothing. */
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit, float *scratch)
 {

@@ -3,7 +3,7 @@
 
 #include "codes.h"
 
-/* The kernel magnitude returns at least this when a number is infinite, and more when one is NaN. */
+/* The kernel magnitude returns at least this when a number is infinite, more when one is NaN. */
 #define KVANT_INFINITY_BITS 0x7f800000u
 
 /* Online softmax state of a unit's rows. A row is (query token, head of the group), token major.

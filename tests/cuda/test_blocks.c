@@ -237,8 +237,8 @@ static void damage_rows(const problem *p, arrays *a, int which, uint16_t scale)
     for (uint32_t b = 0; b < p->batch; b++)
         for (size_t i = 0; i < N_DAMAGED; i++)
             for (size_t at = 0; at < a->token_stride; at += block_bytes(p->type))
-                memcpy(a->rows[which] + b * a->batch_stride + damaged[i] * a->token_stride + at, &scale,
-                       sizeof scale);
+                memcpy(a->rows[which] + b * a->batch_stride + damaged[i] * a->token_stride + at,
+                       &scale, sizeof scale);
     cudaFree(a->gpu_rows[which]);
     a->gpu_rows[which] = device_copy(a->rows[which], p->batch * a->batch_stride);
 }
@@ -253,8 +253,8 @@ static void attend(const problem *p, const arrays *a, float *out)
     cudaFree(args.workspace);
 }
 
-/* Outputs of query tokens that see no damage keep their bits. The others are not finite where scales
- * are not: a large key may also win or lose everywhere. */
+/* Outputs of query tokens that see no damage keep their bits. Other outputs are not finite if the
+ * scales are not. A large finite key may also win or lose everywhere. */
 static void check_damage(const problem *p, int which, uint16_t scale)
 {
     arrays a = arrays_new(p);
@@ -284,10 +284,10 @@ static void hidden_rows_have_no_influence(void **unused)
     for (int t = 0; t < 2; t++)
         for (int d = 0; d < 3; d++)
             for (int i = 0; i < 6; i++) {
-                check_damage(&(problem){ types[t], dims[d], 300, 2, 1, 8, 2, true, true, 0, 0 }, i % 2,
-                             scales[i / 2]);
-                check_damage(&(problem){ types[t], dims[d], 300, 1, 2, 8, 2, true, false, 0, 0 }, i % 2,
-                             scales[i / 2]);
+                check_damage(&(problem){ types[t], dims[d], 300, 2, 1, 8, 2, true, true, 0, 0 },
+                             i % 2, scales[i / 2]);
+                check_damage(&(problem){ types[t], dims[d], 300, 1, 2, 8, 2, true, false, 0, 0 },
+                             i % 2, scales[i / 2]);
                 check_damage(&(problem){ types[t], dims[d], 4097, 2, 4, 8, 2, true, false, 0, 0 },
                              i % 2, scales[i / 2]);
             }

@@ -170,6 +170,8 @@ static void check_fill(const fill_case *c, bool any)
         numbers[i % 2][i / 2] = i * 7 % NUMBERS;
     void *gpu_numbers = device_copy(numbers, sizeof numbers),
          *gpu_spread = device_copy(spread, sizeof spread);
+    const int64_t *numbers_at = gpu_numbers;
+    uint32_t *spread_at = gpu_spread;
     const kvant_cuda_marked_args args = { .size = sizeof args,
                                           .marks = gpu_words,
                                           .first = 5,
@@ -188,9 +190,9 @@ static void check_fill(const fill_case *c, bool any)
                                           .out_token_stride = HEADS * DIM,
                                           .out_head_stride = DIM,
                                           .n_spread = 2,
-                                          .spread = { { gpu_spread, gpu_numbers },
-                                                      { (uint32_t *)gpu_spread + WORDS,
-                                                        (const int64_t *)gpu_numbers + BATCH * 30 } } };
+                                          .spread = { { spread_at, numbers_at },
+                                                      { spread_at + WORDS,
+                                                        numbers_at + BATCH * 30 } } };
     assert_int_equal(kvant_cuda_fill_marked(&args, NULL), KVANT_OK);
     device_read(typed, gpu_out, bytes);
     device_read(spread, gpu_spread, sizeof spread);

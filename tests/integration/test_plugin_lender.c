@@ -171,22 +171,25 @@ static void note_threads(struct ggml_tensor *node, int thread, int n_threads, vo
 /* With how many threads a back end computes a graph. */
 static int threads_of(ggml_backend_t cpu)
 {
-    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() + 4 * ggml_tensor_overhead() };
+    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() +
+                                                   4 * ggml_tensor_overhead() };
     struct ggml_context *context = ggml_init(params);
     struct ggml_cgraph *graph = ggml_new_graph(context);
     int n = 0;
+    struct ggml_tensor *node = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, NULL, 0,
+                                              note_threads, GGML_N_TASKS_MAX, &n);
 
-    ggml_build_forward_expand(graph, ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, NULL, 0, note_threads,
-                                                    GGML_N_TASKS_MAX, &n));
+    ggml_build_forward_expand(graph, node);
     assert_int_equal(ggml_backend_graph_compute(cpu, graph), GGML_STATUS_SUCCESS);
     ggml_free(context);
     return n;
 }
 
-/* What llama.cpp does before a graph; ours: NULL for a context without kvant. */
+/* Calls what llama.cpp calls before a graph. ours: NULL for a context without kvant. */
 static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
 {
-    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *), (*set_n_threads)(ggml_backend_t, int);
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *);
+    void (*set_n_threads)(ggml_backend_t, int);
     void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
 
     memcpy(&set_threadpool, &address, sizeof(address));
@@ -204,7 +207,8 @@ static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
 static void a_lender_has_no_more_threads_than_cpus(void **state)
 {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    ggml_backend_t lender = ggml_backend_dev_init(device, NULL), other = ggml_backend_dev_init(device, NULL);
+    ggml_backend_t lender = ggml_backend_dev_init(device, NULL);
+    ggml_backend_t other = ggml_backend_dev_init(device, NULL);
     rows_graph g = make_rows_graph();
     const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
 

@@ -473,8 +473,8 @@ static void whoever_saw_a_bad_row_stays_nan(void **state)
     check_few_everywhere();
 }
 
-/* Batches with KVANT_ACCEL and llama.cpp's own cache, whose cells hold the bad rows. q4_0 and iq4_nl
- * encode a NaN as some number, so that only its own token's answer is NaN. */
+/* Batches with KVANT_ACCEL and llama.cpp's own cache. Its cells hold the bad rows. q4_0 and iq4_nl
+ * encode a NaN as some number, so only the answer of the bad token itself is NaN. */
 static void check_accel_batch(const char *type, bool unified, float x)
 {
     const harness_options stock = {

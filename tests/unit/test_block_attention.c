@@ -259,11 +259,12 @@ static void damage_row(kvant_block_type type, uint8_t *row, uint32_t n, bool inf
     const kvant_block_format format = kvant_block_format_of(type);
     const float x = infinite ? INFINITY : NAN;
     const uint32_t bits = kvant_float_bits(x);
-    const uint16_t half = type == KVANT_BLOCK_BF16 ? (uint16_t)(bits >> 16) : kvant_half_from_float(x);
+    const uint16_t half =
+        type == KVANT_BLOCK_BF16 ? (uint16_t)(bits >> 16) : kvant_half_from_float(x);
     for (uint32_t b = 0; b < n / format.numbers; b++, row += format.bytes) {
         for (uint32_t i = 0; format.numbers == 16 && i < 16; i++)
-            memcpy(row + i * format.bytes / 16, type == KVANT_BLOCK_F32 ? (const void *)&bits : &half,
-                   format.bytes / 16);
+            memcpy(row + i * format.bytes / 16,
+                   type == KVANT_BLOCK_F32 ? (const void *)&bits : &half, format.bytes / 16);
         if (format.numbers == 32)
             memcpy(row, &half, 2);
         if (format.has_min)
@@ -274,8 +275,8 @@ static void damage_row(kvant_block_type type, uint8_t *row, uint32_t n, bool inf
 static void damage(const kvant_block_rows *rows, uint8_t *memory, uint32_t token, bool infinite)
 {
     for (uint32_t h = 0; h < rows->n_kv_heads; h++)
-        damage_row(rows->type, memory + token * rows->token_stride + h * rows->head_stride, rows->head_dim,
-                   infinite);
+        damage_row(rows->type, memory + token * rows->token_stride + h * rows->head_stride,
+                   rows->head_dim, infinite);
 }
 
 /* Every other query token sees the damaged ones; a single one sees them if it is asked to. */
@@ -299,8 +300,7 @@ static void hide_damage(fixture *f, bool single_sees)
         }
 }
 
-/* Outputs of query tokens that see no damage are to the bit what they were before it; the others
- * have no finite number. */
+/* Outputs of query tokens that see no damage keep their bits. All other outputs are not finite. */
 static void check_damage(setup s, kvant_block_type type, uint32_t kind)
 {
     const bool keys = kind & 1, infinite = kind & 2, single_sees = kind & 4;
@@ -321,16 +321,16 @@ static void check_damage(setup s, kvant_block_type type, uint32_t kind)
                                    ? !isfinite(got)
                                    : memcmp(&got, &before[t * token + i], sizeof got) == 0;
             if (!right)
-                fail_msg("type %d, %u query tokens, %s %s, token %u, number %zu: %g, before %g", (int)type,
-                         s.n_queries, infinite ? "infinite" : "NaN", keys ? "keys" : "values", t, i,
+                fail_msg("type %d, %u query tokens, %s %s, token %u, number %zu: %g, before %g",
+                         (int)type, s.n_queries, infinite ? "infinite" : "NaN", keys ? "keys" : "values", t, i,
                          (double)got, (double)before[t * token + i]);
         }
     free(before);
     free_fixture(&f);
 }
 
-/* A single one first: kind & 4 is about that one. 2 heads share a kv head: up to 4 query tokens are
- * added as V is decoded, more of them by way of tiles. */
+/* A single query token comes first: kind & 4 is about it. 2 heads share a kv head, so V is decoded
+ * into a tile for more than 4 query tokens. */
 static const uint32_t query_counts[] = { 1, 2, 4, 5, 37 };
 #define N_QUERY_COUNTS (sizeof query_counts / sizeof *query_counts)
 

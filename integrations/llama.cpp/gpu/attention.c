@@ -195,8 +195,8 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 }
 
 /* A graph of a few tokens is captured, and each of its launches delays a token. So while no refused
- * row is known, only the last attention over a cache looks for marks in such a graph. That makes the
- * answer NaN. */
+ * row is known, only the last attention over a cache looks for marks in such a graph. That makes
+ * the answer NaN. */
 static bool is_late(const kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_gpu_cache *cache = kvp_gpu_cells_of(node->src[1])->cache;

@@ -674,8 +674,8 @@ void kvp_gpu_forget_inputs(kvp_gpu *gpu);
 
 /* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason;
  * waits for the stream. prepare: before a graph that writes a step's cells (NULL: none, or not
- * known), which lie in the graph's input `cells`. numbers: those cells on the GPU, during a graph of
- * at most KVP_FEW_TOKENS tokens. any: the computer knows of some. The lock is held. */
+ * known), which lie in the graph's input `cells`. numbers: those cells on the GPU, during a graph
+ * of at most KVP_FEW_TOKENS tokens. any: the computer knows of some. The lock is held. */
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
 void kvp_gpu_marks_free(kvp_gpu_cache *cache);
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);

@@ -6,9 +6,9 @@
  * tensors of the cache. Before a graph, cells that the graph writes become valid, and the GPU gets
  * the marks of all invalid cells. Some of these got their rows from the computer's memory.
  *
- * While no cell is invalid, the marks cost a copy and a launch per cache in a graph of a few tokens,
- * whose last attention gives marks to the cells of all tokens that saw one (attention.c). In other
- * graphs they cost a launch per attention node. */
+ * While no cell is invalid, the marks cost a copy and a launch per cache in a graph of a few
+ * tokens. Its last attention gives marks to the cells of all tokens that saw one (attention.c). In
+ * other graphs they cost a launch per attention node. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -29,10 +29,10 @@ static size_t n_words(const kvp_gpu_cache *cache)
     return 1 + n_cells_of(cache) / WORD_BITS;
 }
 
-/* Behind the words: the cells of a graph of a few tokens. */
+/* The cells of a graph of a few tokens lie behind the words. */
 static size_t numbers_at(const kvp_gpu_cache *cache)
 {
-    return (n_words(cache) * sizeof(uint32_t) + sizeof(int64_t) - 1) / sizeof(int64_t) * sizeof(int64_t);
+    return (n_words(cache) + 1) / 2 * sizeof(int64_t);
 }
 
 int64_t *kvp_gpu_marks_numbers(const kvp_gpu_cache *cache)

@@ -219,8 +219,8 @@ KVANT_INLINE void take_finite(uint32_t &pair, uint32_t &found)
 /* WEIGHTED: values that are not finite do not count. found[n] then says which of the lane's tokens
  * 8 n + 2 (lane % 4) and the next one have some. */
 template <class F, int D, int N, bool WEIGHTED, int J = 0>
-KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N][2], int lane, float (&o)[D / 32][2][N][4],
-                             uint32_t (&found)[2])
+KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N][2], int lane,
+                             float (&o)[D / 32][2][N][4], uint32_t (&found)[2])
 {
     if constexpr (J < D / 32) {
         using S = Shape<F, D>;
@@ -347,8 +347,8 @@ template <class F, int D, int N> struct Warp {
         return !__any_sync(FULL, isnan(sum));
     }
 
-    /* Values that are not finite make a row's total NaN where its weight is not 0. The four tokens
-     * are the lane's own, its channels some: others have the other ones. */
+    /* Values that are not finite make a row's total NaN where its weight is not 0. A lane has the
+     * weights of four tokens, and some channels of their values. */
     KVANT_INLINE void spoil(const uint32_t (&found)[2], const float (&s)[N][2][2])
     {
 #pragma unroll

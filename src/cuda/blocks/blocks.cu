@@ -105,8 +105,8 @@ template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, in
 /* A warp's tiles of those from begin to end. A weight 0 times a NaN is NaN: where sums are not
  * finite, they are added again, WEIGHTED. */
 template <class F, int D, int N, bool WEIGHTED>
-KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D, N> &w, const uint8_t *k, const uint8_t *v,
-                            int begin, int end)
+KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D, N> &w,
+                            const uint8_t *k, const uint8_t *v, int begin, int end)
 {
     using S = Shape<F, D>;
     extern __shared__ __align__(16) uint8_t memory[];

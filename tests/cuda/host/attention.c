@@ -264,7 +264,8 @@ kvant_status host_fill_marked(const kvant_cuda_marked_args *args, kvant_cuda_str
     if (!args->marks || !args->lengths || !args->out || args->query_tokens == 0 ||
         args->n_heads == 0 || args->head_dim == 0 || args->n_spread > KVANT_CUDA_MOST_SPREAD)
         return KVANT_ERR_ARGUMENT;
-    if (!spread_is_here(args) || !host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
+    if (!spread_is_here(args) ||
+        !host_is_here(args->marks) || !host_is_here(args->lengths) || !host_is_here(args->out) ||
         !host_is_here(args->mask))
         return KVANT_ERR_CUDA;
     for (uint32_t i = 0; args->marks[0] && i < args->batch * args->query_tokens; i++) {
