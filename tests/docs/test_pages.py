@@ -1,12 +1,17 @@
-"""README, docs/ and the other pages: size, readers, links, and the names by which comments call a page."""
+"""README, docs/ and the other pages: size, questions, readers, links, and the names by which
+comments call a page."""
 
 import pathlib
 import re
 import tempfile
 import unittest
 
+import blocks
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MOST_README_LINES = 100
+SCREEN = 45  # lines
+MOST_QUESTIONS = 7
+READER = re.compile(r"^(For |Read this page if|This page is for )")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 EXEMPT = ("manual.txt", "test_pages.py")  # a frozen text; this file
 SOURCES = ("src", "include", "tests", "tools", "integrations", "bench", "scripts", "cmake")
@@ -32,16 +37,45 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def screens(text):
+    """Screens of prose: lines without comments, tables and code, which a reader does not read line by
+    line. README's picture is one line here."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "|", "  <"))]
+    return len(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).splitlines()) / SCREEN
+
+
 def sizes(root):
-    readme = (root / "README.md").read_text()
-    if len(readme.splitlines()) > MOST_README_LINES:
-        yield f"README.md has {len(readme.splitlines())} lines, of {MOST_README_LINES} at most"
+    """A guide page has at most two screens of prose, README two and a half."""
+    for page, most in [(root / "README.md", 2.5), *((p, 2) for p in (root / "docs" / "start").glob("*.md"))]:
+        found = screens(page.read_text())
+        if found > most:
+            yield f"{page.relative_to(root)} has {found:.1f} screens of prose, of {most} at most"
+
+
+def questions(root):
+    """Which questions does a page answer? A comment before its title says it."""
+    for page in [root / "README.md", *pages(root)]:
+        comment = re.match(r"<!--(.*?)-->\n# ", page.read_text(), re.DOTALL)
+        n = comment.group(1).count("?") if comment else 0
+        if not 1 <= n <= MOST_QUESTIONS:
+            yield f"{page.relative_to(root)} begins with {n} questions in a comment, of 1 to {MOST_QUESTIONS}"
 
 
 def readers(root):
     for page in pages(root):
-        if not any(line.startswith("For ") for line in page.read_text().splitlines()[:5]):
+        text = re.sub(r"^<!--.*?-->\n", "", page.read_text(), flags=re.DOTALL)
+        if not any(READER.search(line) for line in text.splitlines()[:5]):
             yield f"{page.relative_to(root)} does not say in its first lines for whom it is (\"For ...\")"
+
+
+def markers(root):
+    """Marked commands of pages (blocks.py) are ones that a test runs."""
+    for page in [root / "README.md", *pages(root)]:
+        try:
+            blocks.marked(page.read_text())
+        except ValueError as error:
+            yield f"{page.relative_to(root)}: {error}"
 
 
 def links(root):
@@ -84,7 +118,7 @@ def names(root):
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
             if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
-                for path, name in re.findall(r"((?:docs/[\w/]*)?)\b([a-z][\w.]*\.md)\b", file.read_text(errors="replace")):
+                for path, name in re.findall(r"((?:docs/[\w/]*)?)\b([a-z][\w.-]*\.md)\b", file.read_text(errors="replace")):
                     if name not in known or (path and not (root / path / name).exists()):
                         yield f"{file.relative_to(root)} names {path}{name}, which does not exist"
 
@@ -112,8 +146,14 @@ class Pages(unittest.TestCase):
     def test_sizes(self):
         self.check(sizes)
 
+    def test_every_page_says_what_it_answers(self):
+        self.check(questions)
+
     def test_every_page_says_for_whom_it_is(self):
         self.check(readers)
+
+    def test_markers(self):
+        self.check(markers)
 
     def test_links(self):
         self.check(links)
@@ -134,22 +174,43 @@ class Pages(unittest.TestCase):
 class Rules(unittest.TestCase):
     """Each rule finds what it is for, in a tree made for it."""
 
-    def found(self, rule, readme="", page="For all.\n", source="", workflow=""):
+    def found(self, rule, readme="", page="For users.\n", source="", workflow=""):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for path, text in (("README.md", readme), ("docs/guide/page.md", page), ("src/file.c", source),
+            for path, text in (("README.md", readme), ("docs/start/page.md", page), ("src/file.c", source),
                                ("Makefile", "test:\n\ttrue\n"), (".github/workflows/ci.yml", workflow)):
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(text)
             return len(list(rule(root)))
 
     def test_sizes(self):
-        self.assertEqual(self.found(sizes, readme="line\n" * 100), 0)
-        self.assertEqual(self.found(sizes, readme="line\n" * 101), 1)
+        self.assertEqual(self.found(sizes, readme="line\n" * 112, page="line\n" * 90), 0)
+        self.assertEqual(self.found(sizes, readme="line\n" * 113, page="line\n" * 91), 2)
+        self.assertEqual(self.found(sizes, page="line\n" * 90 + "    code\n" * 9 + "| a |\n" * 9), 0)
+        self.assertEqual(self.found(sizes, page="line\n" * 90 + "<!--\na?\n-->\n"), 0)
+
+    def test_questions(self):
+        page = "<!-- This page answers:\n    %s\n-->\n# Title\n"
+        self.assertEqual(self.found(questions, readme=page % "a?", page=page % ("a?" * 7)), 0)
+        self.assertEqual(self.found(questions, readme=page % "a", page=page % ("a?" * 8)), 2)
+        self.assertEqual(self.found(questions, readme=page % "a?", page="# Title\n" + page % "a?"), 1)
 
     def test_readers(self):
-        self.assertEqual(self.found(readers, page="# Title\n\nFor users.\n"), 0)
+        self.assertEqual(self.found(readers, page="<!--\na\nb\nc?\n-->\n# Title\n\nFor users.\n"), 0)
         self.assertEqual(self.found(readers, page="# Title\n\nA page.\n\nMore.\nFor users.\n"), 1)
+
+    def test_markers(self):
+        good = "<!-- runnable -->\n    true\n\n<!-- prints -->\n    1 MiB\n"
+        self.assertEqual(self.found(markers, page=good), 0)
+        for page in ("<!-- runnable: perl -->\n    true\n", "<!-- runnable -->\ntrue\n", "<!-- prints -->\n    1\n"):
+            self.assertEqual(self.found(markers, page=page), 1, page)
+
+    def test_blocks(self):
+        page = "<!-- runnable -->\n    a\n\n      b\n\ntext\n<!-- prints -->\n    1\n"
+        self.assertEqual(blocks.marked(page), [("shell", "a\n\n  b\n"), ("prints", "1\n")])
+        shown = "kvant: 4.25 bits, 30 of 30 layers, ...\n"
+        self.assertEqual(blocks.not_printed(shown, "a\nkvant: 4.1 bits, 4 of 4 layers, 2 MiB\n"), [])
+        self.assertEqual(len(blocks.not_printed(shown, "kvant: 4.1 bits, no layers, 2 MiB\n")), 1)
 
     def test_links(self):
         page = "For all.\n# A heading\n[a](#a-heading) [b](../../README.md) [c](https://example.org)\n"
@@ -166,7 +227,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.found(files, page="`src/other.c` and results.csv"), 2)
 
     def test_names(self):
-        self.assertEqual(self.found(names, source="/* page.md, docs/guide/page.md */"), 0)
+        self.assertEqual(self.found(names, source="/* page.md, docs/start/page.md */"), 0)
         self.assertEqual(self.found(names, source="/* other.md, docs/page.md */"), 2)
 
     def test_jobs(self):

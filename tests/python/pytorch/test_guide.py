@@ -1,10 +1,10 @@
-"""The programs of the guide (python.md), as they stand there, with tiny models."""
+"""The programs of transformers.md, as they stand there, with tiny models."""
 
 import contextlib
 import io
 import os
 import pathlib
-import re
+import sys
 import tempfile
 import unittest
 from unittest import mock
@@ -16,15 +16,12 @@ from common import ROOT, TestCase
 
 import kvant
 import kvant.torch  # noqa: F401
+import kvant.transformers
 
-PAGE = ROOT / "docs" / "guide" / "python.md"
+sys.path.insert(0, str(ROOT / "tests" / "docs"))
+import blocks  # noqa: E402
 
-
-def programs():
-    """The indented blocks of the page that are Python, in order."""
-    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", PAGE.read_text(), re.MULTILINE)
-    blocks = [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in blocks]
-    return [block for block in blocks if not block.startswith("make wheel")]
+PAGE = ROOT / "docs" / "start" / "transformers.md"
 
 
 class Tokenizer:
@@ -51,7 +48,7 @@ def run(program, **names):
 
 class Guide(TestCase):
     def setUp(self):
-        self.transformers, self.quality, self.arrays = programs()
+        self.transformers, self.quality = blocks.of_kind(PAGE.read_text(), "tiny")
 
     def test_transformers(self):
         def load(name, attn_implementation):
@@ -82,7 +79,7 @@ class Guide(TestCase):
                 texts = ["".join(chr(32 + i * i % 90) for i in range(2100))]
                 said, _ = run(
                     self.quality,
-                    kvant=kvant,
+                    KvantCache=kvant.transformers.KvantCache,  # of the program before it
                     model=models.make("llama", max_position_embeddings=4096),
                     texts=texts,
                     tokenizer=Tokenizer(),
@@ -91,14 +88,6 @@ class Guide(TestCase):
             finally:
                 os.chdir(before)
         self.assertEqual([line.split()[0] for line in said.splitlines()], ["stock", "balanced", "small"])
-
-    def test_arrays(self):
-        """It runs as it stands."""
-        said, names = run(self.arrays)
-        self.assertEqual(names["out"].shape, (100, 9, 64))
-        self.assertEqual(names["ids"][:, 0].tolist(), list(range(5)))
-        self.assertLess((names["error"] ** 2).mean(), 0.011)  # codecs.md: 0.0097 at 4 bits
-        self.assertIn("(100, 9, 64) 0.0", said)
 
 
 if __name__ == "__main__":

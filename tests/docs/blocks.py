@@ -1,0 +1,44 @@
+"""The commands and programs on a page that a test runs, and what the page says they print.
+
+A comment right before an indented block marks it:
+
+    <!-- runnable -->            shell, run by test_commands.py
+    <!-- runnable: python -->    a Python program, run there in the same folder
+    <!-- runnable: tiny -->      Python that wants a model: test_guide.py runs it with a tiny one
+    <!-- prints -->              lines that the block before it prints; numbers may differ, and `...`
+                                 stands for anything
+"""
+
+import re
+
+KINDS = {"runnable": "shell", "runnable: python": "python", "runnable: tiny": "tiny", "prints": "prints"}
+MARKER = re.compile(r"<!-- ((?:runnable|prints)[^>]*?) -->\n((?:    .*\n|\n(?=    ))*)")
+
+
+def marked(text):
+    """[(kind, block)] in the order of the page. ValueError for a marker that is none."""
+    found = []
+    for name, block in MARKER.findall(text if text.endswith("\n") else text + "\n"):
+        if name not in KINDS:
+            raise ValueError(f"there is no marker <!-- {name} -->")
+        if not block:
+            raise ValueError(f"no indented block follows <!-- {name} -->")
+        if KINDS[name] == "prints" and not any(kind in ("shell", "python") for kind, _ in found[-1:]):
+            raise ValueError("<!-- prints --> follows no block that runs")
+        found.append((KINDS[name], re.sub(r"^    ", "", block, flags=re.MULTILINE)))
+    return found
+
+
+def of_kind(text, kind):
+    return [block for found, block in marked(text) if found == kind]
+
+
+def pattern(line):
+    """A regular expression for a line that a page shows."""
+    parts = re.split(r"(\.\.\.|\d+(?:\.\d+)?)", line.strip())
+    return "".join(".*" if p == "..." else r"[\d.]+" if p[:1].isdigit() else re.escape(p) for p in parts)
+
+
+def not_printed(shown, printed):
+    """Lines that the page shows and the command did not print."""
+    return [line for line in shown.splitlines() if line.strip() and not re.search(pattern(line), printed)]

@@ -1,0 +1,84 @@
+"""Types the marked commands of a page into a fresh folder, as a reader would.
+
+    test_commands.py docs/start/search.md
+
+blocks.py says what is marked. A page's other steps have happened: kvant is on PATH, installed in
+~/.local and known to Python, `examples` and `model.gguf` lie in the folder. llama-completion is the
+runtime's, or else completion.c. Environment: KVANT_BUILD, KVANT_MODEL, KVANT_LIB, KVANT_COMPLETION.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import blocks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ["KVANT_BUILD"])
+PAGE = pathlib.Path(sys.argv.pop(1)).resolve()
+
+
+def programs():
+    """{name on PATH: file}"""
+    stock = pathlib.Path(os.environ.get("KVANT_LIB", "")) / "llama-completion"
+    ours = os.environ.get("KVANT_COMPLETION", "")
+    return {
+        "kvant": BUILD / "bin" / "kvant",
+        "python3": pathlib.Path(sys.executable),
+        "llama-completion": stock if os.access(stock, os.X_OK) else pathlib.Path(ours),
+    }
+
+
+def prepare(folder):
+    """The environment of a reader who has done a page's other steps."""
+    (folder / "bin").mkdir()
+    for name, file in programs().items():
+        if file.is_file():
+            (folder / "bin" / name).symlink_to(file)
+    work = folder / "work"
+    work.mkdir()
+    (work / "examples").symlink_to(ROOT / "examples")
+    if os.environ.get("KVANT_MODEL"):
+        (work / "model.gguf").symlink_to(os.environ["KVANT_MODEL"])
+    install = ["cmake", "--install", BUILD, "--prefix", folder / ".local"]
+    subprocess.run(install, check=True, capture_output=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("KVANT", "GGML", "LLAMA_"))}
+    return work, {
+        **env,
+        "HOME": str(folder),
+        "PATH": f"{folder / 'bin'}:{env['PATH']}",
+        "PYTHONPATH": str(ROOT / "integrations" / "python"),
+        "KVANT_LIBRARY": str(BUILD / "lib" / "libkvant.so"),
+    }
+
+
+def run(kind, block, folder, env):
+    program = ["python3", "-c", block] if kind == "python" else ["sh", "-e", "-c", block]
+    return subprocess.run(
+        program, cwd=folder, env=env, text=True, timeout=300, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
+    )
+
+
+class Commands(unittest.TestCase):
+    def test_commands_do_what_the_page_says(self):
+        found = [(kind, block) for kind, block in blocks.marked(PAGE.read_text()) if kind != "tiny"]
+        self.assertTrue(found, f"{PAGE.name} marks no command")
+        with tempfile.TemporaryDirectory() as folder:
+            work, env = prepare(pathlib.Path(folder))
+            printed = ""
+            for kind, block in found:
+                if kind == "prints":
+                    missing = blocks.not_printed(block, printed)
+                    self.assertEqual(missing, [], f"{PAGE.name} shows what was not printed:\n{printed}")
+                    continue
+                done = run(kind, block, work, env)
+                printed = done.stdout
+                self.assertEqual(done.returncode, 0, f"{PAGE.name}:\n{block}\n{printed}")
+
+
+if __name__ == "__main__":
+    unittest.main()
