@@ -5,8 +5,8 @@ A comment right before an indented block marks it:
     <!-- runnable -->            shell, run by test_commands.py
     <!-- runnable: python -->    a Python program, run there in the same folder
     <!-- runnable: tiny -->      Python that wants a model: test_guide.py runs it with a tiny one
-    <!-- prints -->              lines that the block before it prints; numbers may differ, and `...`
-                                 stands for anything
+    <!-- prints -->              lines that the block before it prints; numbers and the width of columns
+                                 may differ, and `...` stands for anything
 """
 
 import re
@@ -34,9 +34,13 @@ def of_kind(text, kind):
 
 
 def pattern(line):
-    """A regular expression for a line that a page shows."""
-    parts = re.split(r"(\.\.\.|\d+(?:\.\d+)?)", line.strip())
-    return "".join(".*" if p == "..." else r"[\d.]+" if p[:1].isdigit() else re.escape(p) for p in parts)
+    """A regular expression for a line that a page shows. Columns may be wider or narrower."""
+    parts = re.split(r"(\.\.\.|\d+(?:\.\d+)?|\s+)", line.strip())
+    rules = {"...": ".*"}
+    return "".join(
+        rules.get(part) or (r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part))
+        for part in parts
+    )
 
 
 def not_printed(shown, printed):

@@ -210,6 +210,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(blocks.marked(page), [("shell", "a\n\n  b\n"), ("prints", "1\n")])
         shown = "kvant: 4.25 bits, 30 of 30 layers, ...\n"
         self.assertEqual(blocks.not_printed(shown, "a\nkvant: 4.1 bits, 4 of 4 layers, 2 MiB\n"), [])
+        self.assertEqual(blocks.not_printed("a    1\n", "b\n  a  2.5\n"), [])
         self.assertEqual(len(blocks.not_printed(shown, "kvant: 4.1 bits, no layers, 2 MiB\n")), 1)
 
     def test_links(self):
