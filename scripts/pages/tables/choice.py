@@ -1,7 +1,8 @@
-"""The one table of vLLM that a user needs to choose a codec; vllm.py has everything."""
+"""What a user of transformers or vLLM decides by: README's two figures, and the one table of vLLM.
+transformers.py and vllm.py have everything."""
 
-from results import like
-from tables import vllm
+from results import Missing, like
+from tables import transformers, vllm
 from text import table, times
 
 GPU = "NVIDIA H200"
@@ -34,3 +35,17 @@ def vllm_choice(results):
     shapes = [f"speed, {batch} x {context:,}" for batch, context in SHAPES]
     heading = ["KV cache", "tokens in the same memory", *shapes, "wait for the first token"]
     return table(heading, *rows)
+
+
+def transformers_gain(results):
+    """Tokens per second of a KvantCache relative to DynamicCache: 8 sequences of 32,768, 8B shape."""
+    of = (transformers._of(cache, 8, 32768) for cache in ("kvant", transformers.RIVAL))
+    pair = results.pair(transformers.FILE, *of, transformers.RUN)
+    if not pair:
+        raise Missing(f"{transformers.FILE} has no run with both caches")
+    return f"{pair[0].number('tokens_per_s') / pair[1].number('tokens_per_s'):.1f}"
+
+
+def vllm_gain(results):
+    """Decode speed of turboquant4 relative to bfloat16: 64 requests of 4,096 tokens, an H200."""
+    return _relative(results, "turboquant4", (64, 4096), "tpot_ms", times)
