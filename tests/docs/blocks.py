@@ -3,15 +3,22 @@
 A comment right before an indented block marks it:
 
     <!-- runnable -->            shell, run by test_commands.py
+    <!-- runnable: long -->      shell that takes minutes: run where the test is called with --long
     <!-- runnable: python -->    a Python program, run there in the same folder
     <!-- runnable: tiny -->      Python that wants a model: test_guide.py runs it with a tiny one
-    <!-- prints -->              lines that the block before it prints; numbers and the width of columns
-                                 may differ, and `...` stands for anything
+    <!-- prints -->              lines that the block before it prints; numbers and the width of
+                                 columns may differ, and `...` stands for anything
 """
 
 import re
 
-KINDS = {"runnable": "shell", "runnable: python": "python", "runnable: tiny": "tiny", "prints": "prints"}
+KINDS = {
+    "runnable": "shell",
+    "runnable: long": "long",
+    "runnable: python": "python",
+    "runnable: tiny": "tiny",
+    "prints": "prints",
+}
 MARKER = re.compile(r"<!-- ((?:runnable|prints)[^>]*?) -->\n((?:    .*\n|\n(?=    ))*)")
 
 
@@ -23,7 +30,8 @@ def marked(text):
             raise ValueError(f"there is no marker <!-- {name} -->")
         if not block:
             raise ValueError(f"no indented block follows <!-- {name} -->")
-        if KINDS[name] == "prints" and not any(kind in ("shell", "python") for kind, _ in found[-1:]):
+        runs = found and found[-1][0] in ("shell", "python")
+        if KINDS[name] == "prints" and not runs:
             raise ValueError("<!-- prints --> follows no block that runs")
         found.append((KINDS[name], re.sub(r"^    ", "", block, flags=re.MULTILINE)))
     return found
@@ -36,13 +44,16 @@ def of_kind(text, kind):
 def pattern(line):
     """A regular expression for a line that a page shows. Columns may be wider or narrower."""
     parts = re.split(r"(\.\.\.|\d+(?:\.\d+)?|\s+)", line.strip())
-    rules = {"...": ".*"}
-    return "".join(
-        rules.get(part) or (r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part))
-        for part in parts
-    )
+    return "".join(map(_pattern_of, parts))
+
+
+def _pattern_of(part):
+    if part == "...":
+        return ".*"
+    return r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part)
 
 
 def not_printed(shown, printed):
     """Lines that the page shows and the command did not print."""
-    return [line for line in shown.splitlines() if line.strip() and not re.search(pattern(line), printed)]
+    lines = filter(str.strip, shown.splitlines())
+    return [line for line in lines if not re.search(pattern(line), printed)]

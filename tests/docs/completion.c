@@ -1,6 +1,6 @@
-/* completion.c - what llama.cpp's own llama-completion does with the options that a page and `kvant exec`
- * give it, on the same unmodified libllama: it stands on PATH as llama-completion where the runtime that
- * tests use has libraries and no programs. It reads a prompt and prints the most probable tokens. */
+/* completion.c - stands on PATH as llama-completion where the runtime of the tests has libraries and
+ * no programs: the options that a page and `kvant exec` give it do what llama.cpp's own program does
+ * with them, on the same unmodified libllama. It reads a prompt and prints the most probable tokens. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdbool.h>
@@ -60,7 +60,8 @@ static int answer(struct llama_context *context, const struct llama_vocab *vocab
 {
     const int n_vocab = llama_vocab_n_tokens(vocab);
     llama_token tokens[MOST_TOKENS], token;
-    int n = llama_tokenize(vocab, o->prompt, (int)strlen(o->prompt), tokens, MOST_TOKENS, true, false);
+    int n = llama_tokenize(vocab, o->prompt, (int)strlen(o->prompt), tokens, MOST_TOKENS, true,
+                           false);
 
     if (n <= 0 || llama_decode(context, llama_batch_get_one(tokens, n)) != 0)
         return 5;
@@ -105,7 +106,8 @@ int main(int argc, char **argv)
     model_params.n_gpu_layers = o.n_gpu_layers;
     params.n_ctx = (uint32_t)o.n_ctx;
     params.n_threads = params.n_threads_batch = 1;
-    params.flash_attn_type = o.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type =
+        o.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     struct llama_model *model = llama_model_load_from_file(o.model, model_params);
     struct llama_context *context = model != NULL ? llama_init_from_model(model, params) : NULL;
     if (context != NULL)

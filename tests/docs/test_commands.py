@@ -1,10 +1,11 @@
 """Types the marked commands of a page into a fresh folder, as a reader would.
 
-    test_commands.py docs/start/search.md
+    test_commands.py docs/start/search.md [--long]
 
 blocks.py says what is marked. A page's other steps have happened: kvant is on PATH, installed in
-~/.local and known to Python, `examples` and `model.gguf` lie in the folder. llama-completion is the
-runtime's, or else completion.c. Environment: KVANT_BUILD, KVANT_MODEL, KVANT_LIB, KVANT_COMPLETION.
+~/.local and known to Python, `examples`, `model.gguf` and `text.txt` lie in the folder.
+llama-completion is the runtime's, or else completion.c. Environment: KVANT_BUILD, KVANT_MODEL,
+KVANT_TEXT, KVANT_LIB, KVANT_COMPLETION.
 """
 
 import os
@@ -19,6 +20,9 @@ import blocks
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["KVANT_BUILD"])
 PAGE = pathlib.Path(sys.argv.pop(1)).resolve()
+LONG = "--long" in sys.argv
+if LONG:
+    sys.argv.remove("--long")
 
 
 def programs():
@@ -41,8 +45,9 @@ def prepare(folder):
     work = folder / "work"
     work.mkdir()
     (work / "examples").symlink_to(ROOT / "examples")
-    if os.environ.get("KVANT_MODEL"):
-        (work / "model.gguf").symlink_to(os.environ["KVANT_MODEL"])
+    for name, variable in (("model.gguf", "KVANT_MODEL"), ("text.txt", "KVANT_TEXT")):
+        if os.environ.get(variable):
+            (work / name).symlink_to(os.environ[variable])
     install = ["cmake", "--install", BUILD, "--prefix", folder / ".local"]
     subprocess.run(install, check=True, capture_output=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KVANT", "GGML", "LLAMA_"))}
@@ -58,14 +63,15 @@ def prepare(folder):
 def run(kind, block, folder, env):
     program = ["python3", "-c", block] if kind == "python" else ["sh", "-e", "-c", block]
     return subprocess.run(
-        program, cwd=folder, env=env, text=True, timeout=300, stdin=subprocess.DEVNULL,
+        program, cwd=folder, env=env, text=True, timeout=1500, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
     )
 
 
 class Commands(unittest.TestCase):
     def test_commands_do_what_the_page_says(self):
-        found = [(kind, block) for kind, block in blocks.marked(PAGE.read_text()) if kind != "tiny"]
+        left_out = ("tiny",) if LONG else ("tiny", "long")
+        found = [(k, block) for k, block in blocks.marked(PAGE.read_text()) if k not in left_out]
         self.assertTrue(found, f"{PAGE.name} marks no command")
         with tempfile.TemporaryDirectory() as folder:
             work, env = prepare(pathlib.Path(folder))
@@ -73,7 +79,8 @@ class Commands(unittest.TestCase):
             for kind, block in found:
                 if kind == "prints":
                     missing = blocks.not_printed(block, printed)
-                    self.assertEqual(missing, [], f"{PAGE.name} shows what was not printed:\n{printed}")
+                    said = f"{PAGE.name} shows lines that were not printed:\n{printed}"
+                    self.assertEqual(missing, [], said)
                     continue
                 done = run(kind, block, work, env)
                 printed = done.stdout

@@ -38,8 +38,8 @@ def anchors(text):
 
 
 def screens(text):
-    """Screens of prose: lines without comments, tables and code, which a reader does not read line by
-    line. README's picture is one line here."""
+    """Screens of prose: lines without comments, tables and code, which nobody reads line by line.
+    README's picture is one line here."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith(("    ", "|", "  <"))]
     return len(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).splitlines()) / SCREEN
@@ -47,7 +47,8 @@ def screens(text):
 
 def sizes(root):
     """A guide page has at most two screens of prose, README two and a half."""
-    for page, most in [(root / "README.md", 2.5), *((p, 2) for p in (root / "docs" / "start").glob("*.md"))]:
+    guides = ((page, 2) for page in (root / "docs" / "start").glob("*.md"))
+    for page, most in ((root / "README.md", 2.5), *guides):
         found = screens(page.read_text())
         if found > most:
             yield f"{page.relative_to(root)} has {found:.1f} screens of prose, of {most} at most"
@@ -59,7 +60,8 @@ def questions(root):
         comment = re.match(r"<!--(.*?)-->\n# ", page.read_text(), re.DOTALL)
         n = comment.group(1).count("?") if comment else 0
         if not 1 <= n <= MOST_QUESTIONS:
-            yield f"{page.relative_to(root)} begins with {n} questions in a comment, of 1 to {MOST_QUESTIONS}"
+            name = page.relative_to(root)
+            yield f"{name} begins with {n} questions in a comment, of 1 to {MOST_QUESTIONS}"
 
 
 def readers(root):
@@ -186,30 +188,39 @@ class Rules(unittest.TestCase):
     def test_sizes(self):
         self.assertEqual(self.found(sizes, readme="line\n" * 112, page="line\n" * 90), 0)
         self.assertEqual(self.found(sizes, readme="line\n" * 113, page="line\n" * 91), 2)
-        self.assertEqual(self.found(sizes, page="line\n" * 90 + "    code\n" * 9 + "| a |\n" * 9), 0)
+        page = "line\n" * 90 + "    code\n" * 9 + "| a |\n" * 9
+        self.assertEqual(self.found(sizes, page=page), 0)
         self.assertEqual(self.found(sizes, page="line\n" * 90 + "<!--\na?\n-->\n"), 0)
 
     def test_questions(self):
         page = "<!-- This page answers:\n    %s\n-->\n# Title\n"
         self.assertEqual(self.found(questions, readme=page % "a?", page=page % ("a?" * 7)), 0)
         self.assertEqual(self.found(questions, readme=page % "a", page=page % ("a?" * 8)), 2)
-        self.assertEqual(self.found(questions, readme=page % "a?", page="# Title\n" + page % "a?"), 1)
+        late = "# Title\n" + page % "a?"
+        self.assertEqual(self.found(questions, readme=page % "a?", page=late), 1)
 
     def test_readers(self):
-        self.assertEqual(self.found(readers, page="<!--\na\nb\nc?\n-->\n# Title\n\nFor users.\n"), 0)
+        page = "<!--\na\nb\nc?\n-->\n# Title\n\nFor users.\n"
+        self.assertEqual(self.found(readers, page=page), 0)
         self.assertEqual(self.found(readers, page="# Title\n\nA page.\n\nMore.\nFor users.\n"), 1)
 
     def test_markers(self):
         good = "<!-- runnable -->\n    true\n\n<!-- prints -->\n    1 MiB\n"
         self.assertEqual(self.found(markers, page=good), 0)
-        for page in ("<!-- runnable: perl -->\n    true\n", "<!-- runnable -->\ntrue\n", "<!-- prints -->\n    1\n"):
+        bad = (
+            "<!-- runnable: perl -->\n    true\n",
+            "<!-- runnable -->\ntrue\n",
+            "<!-- prints -->\n    1\n",
+        )
+        for page in bad:
             self.assertEqual(self.found(markers, page=page), 1, page)
 
     def test_blocks(self):
         page = "<!-- runnable -->\n    a\n\n      b\n\ntext\n<!-- prints -->\n    1\n"
         self.assertEqual(blocks.marked(page), [("shell", "a\n\n  b\n"), ("prints", "1\n")])
         shown = "kvant: 4.25 bits, 30 of 30 layers, ...\n"
-        self.assertEqual(blocks.not_printed(shown, "a\nkvant: 4.1 bits, 4 of 4 layers, 2 MiB\n"), [])
+        printed = "a\nkvant: 4.1 bits, 4 of 4 layers, 2 MiB\n"
+        self.assertEqual(blocks.not_printed(shown, printed), [])
         self.assertEqual(blocks.not_printed("a    1\n", "b\n  a  2.5\n"), [])
         self.assertEqual(len(blocks.not_printed(shown, "kvant: 4.1 bits, no layers, 2 MiB\n")), 1)
 

@@ -38,7 +38,7 @@ def vllm_choice(results):
 
 
 def transformers_gain(results):
-    """Tokens per second of a KvantCache relative to DynamicCache: 8 sequences of 32,768, 8B shape."""
+    """Speed of a KvantCache relative to DynamicCache: 8 sequences of 32,768 tokens, 8B shape."""
     of = (transformers._of(cache, 8, 32768) for cache in ("kvant", transformers.RIVAL))
     pair = results.pair(transformers.FILE, *of, transformers.RUN)
     if not pair:
