@@ -2,6 +2,8 @@
  *
  *     cc cache.c $(pkg-config --cflags --libs kvant) -o cache && ./cache [model.kvcal]
  *
+ * c.md says how to install kvant first and where pkg-config finds it.
+ *
  * Keys, values and queries are random here; in an engine they are a layer's. */
 #include <kvant/cache.h>
 
