@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints cpu_attention.csv as tables, attention on a CPU by shape, codec and level, and draws the picture of
-docs/research/performance.md when --svg names a file (needs matplotlib).
+docs/evidence/results.md when --svg names a file (needs matplotlib).
 
-    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/research/cpu_roofline.svg --ceiling "16-bit products=300"
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/figures/cpu_roofline.svg --ceiling "16-bit products=300"
 
 A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the
 measurement: check_kernels --bench.

@@ -4,7 +4,7 @@
     bench/papers.py -m model.gguf -f text.txt -o bench/results/quality_papers.csv [GROUP]...
 
 Every group is one `kvant eval`, whose rows bench/record.py appends. Settings that have a row are skipped and a broken group goes
-on where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/research/papers.md reads them. `make papers`
+on where it was (--resume, in --work), so the same command, repeated, ends with all rows. docs/evidence/papers.md reads them. `make papers`
 runs all groups on three models; bench/long_contexts.py measures long contexts on a GPU, and any group of these.
 """
 

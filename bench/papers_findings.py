@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Findings of docs/research/papers.md that need no model: rows of random numbers through the package alone.
+"""Findings of docs/evidence/papers.md that need no model: rows of random numbers through the package alone.
 
     bench/papers_findings.py -o bench/results/papers_findings.csv [--keys FILE.safetensors]...
 

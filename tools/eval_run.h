@@ -3,7 +3,7 @@
  *
  * Chunks are the outer loop and configurations the inner loop, so only the reference of one chunk
  * is held. Contexts are created anew each time, which costs far less than a chunk. One chunk is one
- * sequence: graphs of 512 tokens already use the machine fully (quality.md), so several chunks
+ * sequence: graphs of 512 tokens already use the machine fully, so several chunks
  * side by side would gain nothing.
  */
 #ifndef KVANT_TOOLS_EVAL_RUN_H

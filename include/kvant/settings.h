@@ -112,7 +112,7 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,
                                             char *err, size_t errlen);
 
-/* A preset: a named pair of codecs, a sensible default chosen by measurement (quality.md). */
+/* A preset: a named pair of codecs, a sensible default chosen by measurement (results.md). */
 typedef struct kvant_preset {
     size_t size;      /* set by the caller to sizeof(kvant_preset) */
     const char *name; /* all strings are constants */

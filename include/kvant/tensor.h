@@ -20,7 +20,7 @@
  * quantise much worse than a new one gets a new version. A block remembers its version, and
  * attention handles blocks of different versions exactly, so a version never changes. The
  * statistics are robust: a few rows far from all others do not move them.
- * architecture.md, "Versions", has the rules.
+ * learning.md has the rules.
  *
  * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim,
  * sink_tokens, recent_tokens and block_tokens, because a block is open or sealed for all its kv

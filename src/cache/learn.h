@@ -1,5 +1,5 @@
 /* learn.h - transform=first: matrices (weights.h) from the keys and the queries of the first rows
- * (calibration.md has the arithmetic). Belongs to the choice of versions (versions.h): a version
+ * (learning.md has the arithmetic). Belongs to the choice of versions (versions.h): a version
  * with matrices is judged, replaced and remembered by blocks as every version is. */
 #pragma once
 

@@ -13,7 +13,7 @@
 #include "../calibration/moments.h"
 #include "../math/spd.h"
 
-/* Chosen on Python's help texts (research/calibration.md). A matrix knows the keys that it is for,
+/* Chosen on Python's help texts (learning.md). A matrix knows the keys that it is for,
  * but of the queries only those so far. */
 #define KEYS_DAMPING 0.25
 #define QUERIES_DAMPING 1.0

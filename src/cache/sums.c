@@ -12,7 +12,7 @@
 #define MOST_LENGTH 16.0f
 
 /* Of more rows than this at once, every second one counts: of the first 1024 tokens the KLD grows by a twentieth, of others by
- * nothing (research/calibration.md). */
+ * nothing (learning.md). */
 #define FEW_ROWS 128u
 
 /* Of keys and queries; those noted since the last judgement lie elsewhere. */

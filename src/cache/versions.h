@@ -1,5 +1,4 @@
-/* versions.h - chooses the centre and the scale of each row. architecture.md,
- * "Versions", has the rules. */
+/* versions.h - chooses the centre and the scale of each row. learning.md has the rules. */
 #pragma once
 
 #include "tensor.h"

@@ -6,7 +6,7 @@
 
 #include "tensor.h"
 
-/* Channels of a part. On Gemma-3 parts of 128 are no better (research/calibration.md). */
+/* Channels of a part. On Gemma-3 parts of 128 are no better (learning.md). */
 static inline uint32_t kvant_weights_part(uint32_t head_dim)
 {
     uint32_t parts = 1;

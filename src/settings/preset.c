@@ -1,4 +1,4 @@
-/* preset.c - the presets: default codecs, chosen by measurement (quality.md). */
+/* preset.c - the presets: default codecs, chosen by measurement (results.md). */
 #include <kvant/settings.h>
 
 #include <string.h>

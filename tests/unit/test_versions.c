@@ -6,7 +6,7 @@
 #include "../../src/codec/codec_internal.h"
 #include "calibrated.h"
 
-/* The rules of architecture.md, "Versions", in double precision: rows are dealt into 8 parts; a part's mean counts within the median
+/* The rules of learning.md in double precision: rows are dealt into 8 parts; a part's mean counts within the median
  * of the parts' ranges around the median of their means, its largest distance up to 4 times the median of the parts'. */
 enum { PARTS = 8 };
 

@@ -14,7 +14,7 @@ from .library import MAX_HEAD_DIM, ROLES, Owned, c_text, check, library, text_bu
 
 
 class Preset(NamedTuple):
-    """A named pair of codecs, chosen by measurement (quality.md)."""
+    """A named pair of codecs, chosen by measurement (results.md)."""
 
     name: str
     summary: str

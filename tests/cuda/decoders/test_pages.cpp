@@ -295,7 +295,7 @@ static bool has_pair(const kvant_cuda_params &k, const kvant_cuda_params &v)
 }
 
 /* A pair without a decode kernel takes up to five times as long. So the presets, and what the guide
- * recommends to servers (docs/guide/serving.md), must have one. What follows a codec's name in a
+ * recommends to servers (docs/start/vllm.md), must have one. What follows a codec's name in a
  * preset, a transform or a centre, does not change the kind of its codes. */
 static int lacks_kernel(const char *k_spec, const char *v_spec)
 {

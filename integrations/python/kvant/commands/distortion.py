@@ -44,7 +44,7 @@ COMMAND = cli.Command(
     notes="A cell is within when it differs from the paper's figure by at most 2 %, or half a unit\n"
     "of the last printed digit and three standard errors of a difference of two measurements.\n"
     "A codec that this build lacks is never within. A footnote marks cells whose figure cannot be\n"
-    "met, and that are within of the figure that distortion.md derives instead.\n"
+    "met, and that are within of the figure that distortion.csv derives instead.\n"
     "Figures without a source are arithmetic and aims of our own, and are counted apart.\n\n"
     "With -k: D is the relative squared error, 'D, best scale' what is left of it when rows are\n"
     "made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of\n"

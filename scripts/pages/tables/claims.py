@@ -1,0 +1,204 @@
+"""The papers' codecs on three models, KLD by paper; their timings; effects on synthetic rows."""
+
+from results import starts
+from text import code, divergence, significant, table
+
+FILE = "quality_papers.csv"
+MODELS = {"SmolLM2": "SmolLM2-135M", "Qwen2.5": "Qwen2.5-0.5B", "Gemma-3": "Gemma-3-270M"}
+OUTER = "_recent-32.kvant"
+
+
+def _name(k, v):
+    """A settings file's name as the spec that it stands for."""
+    if k.endswith(OUTER):
+        k = (
+            k.removesuffix(OUTER)
+            .replace("_", ":", 1)
+            .replace("_", ",")
+            .replace("scale-norm", "scale=norm")
+        )
+        v = k
+    return code(k) if k == v else f"{code(k)} / {code(v)}"
+
+
+def _by_model(results, groups, wanted):
+    """A row per pair of codecs, a column per model; empty cells were not measured."""
+    found = [line for group in groups for line in results.lines(FILE, {"group": group})]
+    rows = []
+    for k, v in wanted:
+        lines = {
+            model: [x for x in found if (x["k"], x["v"], x["model"]) == (k, v, model)]
+            for model in MODELS
+        }
+        taken = {model: results.take(some) for model, some in lines.items() if some}
+        bits = next(iter(taken.values())).number("bits")
+        cells = [divergence(taken[m].number("kld_mean")) if m in taken else "" for m in MODELS]
+        rows.append([_name(k, v), f"{bits:.2f}", *cells])
+    used = [i for i in range(len(MODELS)) if any(row[i + 2] for row in rows)]
+    heading = ["keys / values", "true bits", *(f"KLD, {list(MODELS.values())[i]}" for i in used)]
+    return table(heading, *([*row[:2], *(row[i + 2] for i in used)] for row in rows))
+
+
+def papers_octopus(results):
+    """OCTOPUS's recipe (outer keys and 32 recent tokens in fp16) with four codecs, SmolLM2."""
+    names = (
+        "octopus-{}_scale-norm",
+        "turboquant-{}_scale-norm",
+        "polar-{}_scale-norm",
+        "turboquant-{}_qjl",
+    )
+    wanted = [name.format(bits) + OUTER for bits in (4, 3, 2) for name in names]
+    return _by_model(results, ["octopus"], [(name, name) for name in wanted])
+
+
+def papers_turboquant(results):
+    """TurboQuant as published (scale=norm), with sketches, and kvant's scale."""
+    specs = (
+        "turboquant-4:scale=norm",
+        "turboquant-4:qjl,sketch=gaussian",
+        "turboquant-3.5:scale=norm",
+        "turboquant-3.5",
+        "turboquant-3:scale=norm",
+        "turboquant-2.5:scale=norm",
+    )
+    return _by_model(results, ["turboquant"], [(spec, spec) for spec in specs])
+
+
+def papers_hqmq(results):
+    """HQMQ as published next to integers, with and without Med3x."""
+    as_published = ":book=random,scale=norm"
+    names = [
+        f"hqmq-{size}{as_published}" for size in ("s24r3", "s24r6", "s96r4", "s192r4", "s96r6")
+    ]
+    specs = [
+        "int-3:sym",
+        "int-4:sym",
+        "naive-4",
+        "naive-4:range=all",
+        *names,
+        f"hqmq-s96r4{as_published},med3,median=page",
+        f"hqmq-s24r6{as_published},med3,median=page",
+        f"hqmq-s96r6{as_published},med3,median=page",
+    ]
+    return _by_model(results, ["hqmq", "hqmq-med3"], [(spec, spec) for spec in specs])
+
+
+def papers_saw(results):
+    """SAW-INT4: integers, block-diagonal rotations, k-means and the Hessian basis."""
+    same = (
+        "int-4",
+        "bdr-4",
+        "bdr-4:signs=seed",
+        "bdr-4:block=16",
+        "bdr-4:block=64",
+        "kmeans-4:c=1",
+        "kmeans-4:c=16",
+        "kmeans-4:c=256",
+        "kmeans-4:c=2048",
+        "kmeans-4:c=1,block=64",
+        "kmeans-4:c=16,block=64",
+        "hessian-4",
+    )
+    return _by_model(results, ["bdr", "kmeans"], [*((s, s) for s in same), ("bdr-4", "int-4")])
+
+
+def papers_innerq(results):
+    """InnerQ, KIVI with sinks, and TurboQuant with the same windows."""
+    windows = ":sink=64,recent=64"
+    wanted = [
+        (name + windows, name + windows)
+        for name in ("innerq-base", "innerq-hybrid", "innerq-small", "kivi-2")
+    ]
+    wanted += [("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
+    return _by_model(results, ["innerq-windows"], wanted)
+
+
+def papers_symmetric(results):
+    """InnerQ's Table 7 on SmolLM2: symmetric and asymmetric groups, keys 3, values 2 bits."""
+    tail = ",sink=32,recent=96"
+    keys = {
+        "symmetric": f"int-3:group=32,sym,norm=first{tail}",
+        "asymmetric": f"int-3:group=32,norm=first{tail}",
+    }
+    values = {
+        "symmetric": f"int-2:axis=channel,group=32,sym{tail}",
+        "asymmetric": f"int-2:axis=channel,group=32{tail}",
+    }
+    rows = []
+    for k_name, k in keys.items():
+        row = [k_name]
+        for v in values.values():
+            wanted = {"group": "innerq-modes", "model": "SmolLM2", "k": k, "v": v}
+            row.append(divergence(results.newest(FILE, wanted).number("kld_mean")))
+        rows.append(row)
+    return table(["keys of 3 bits", *(f"KLD, {name} values of 2 bits" for name in values)], *rows)
+
+
+def papers_equal_bits(results):
+    """Relative error of OCTOPUS, and of TurboQuant mixed from two widths to the same true bits."""
+    rows = []
+    for bits in (2, 3, 4):
+        pair = []
+        for what in (
+            f"octopus-{bits}:scale=norm",
+            f"turboquant-{bits}:scale=norm and turboquant-{bits + 1}:scale=norm",
+        ):
+            pair.append(
+                results.newest("papers_findings.csv", {"finding": "true bits", "what": what})
+            )
+        figures = [significant(line.number("figure")) for line in pair]
+        rows.append([f"octopus-{bits}", f"{pair[0].number('bits'):.2f}", *figures])
+    rows = [[code(row[0]), *row[1:]] for row in rows]
+    return table(
+        ["codec", "true bits", "its D", "D of `turboquant` of two widths, mixed to these bits"],
+        *rows,
+    )
+
+
+def papers_constant(results):
+    """Relative error of codecs when rows have a constant part of 4 standard deviations."""
+    rows = []
+    for spec in (
+        "int-4",
+        "bdr-4",
+        "turboquant-4",
+        "octopus-4",
+        "hqmq-s192r6",
+        "trellis-4",
+        "int-4:axis=channel,group=64",
+    ):
+        wanted = {"finding": "constant part", "what": spec}
+        ends = ("none", "4 standard deviations", "the same, its mean subtracted")
+        lines = [
+            results.newest("papers_findings.csv", {**wanted, "where": f"constant part: {end}"})
+            for end in ends
+        ]
+        rows.append([code(spec), *(significant(line.number("figure")) for line in lines)])
+    return table(
+        ["D", "no constant part", "constant part", "constant part, its mean subtracted"], *rows
+    )
+
+
+def papers_timing(results):
+    """Decode attention of one layer: the paper's microseconds, and kvant's for the same codec."""
+    shapes = {
+        "(1, 28, 4, 128, 65536)": ("1", "28", "4", "128", "65536"),
+        "(32, 64, 8, 128, 16384)": ("32", "64", "8", "128", "16384"),
+    }
+    first, second = shapes
+    # Where printed; GPU there; shape here; codec here; microseconds there.
+    said = [
+        ("OCTOPUS, Table 7", "H200", first, "octopus-4", 660),
+        ("OCTOPUS, Table 7", "H200", first, "octopus-2", 520),
+        ("OCTOPUS, Table 7, its TurboQuant", "H200", first, "turboquant-4", 370),
+        ("OCTOPUS, Table 7, cuDNN", "H200", first, "cudnn-bf16", 60),
+        ("SAW-INT4, Table 4, half the heads", "H100", second, "int-4", 327),
+        ("SAW-INT4, Table 4, half the heads", "H100", second, "bdr-4", 323),
+    ]
+    rows = []
+    for where, gpu, shape, codec, paper in said:
+        columns = ("batch", "heads", "kv_heads", "head_dim", "tokens")
+        wanted = {**dict(zip(columns, shapes[shape])), "codec": codec, "machine": starts("NVIDIA")}
+        line = results.newest("cuda_attention.csv", wanted)
+        rows.append([where, code(codec), shape, f"{paper} ({gpu})", f"{line.number('us'):.0f}"])
+    return table(["where", "codec", "shape here", "paper, us", "here, us (H200)"], *rows)

@@ -1,0 +1,84 @@
+"""Kernels for GPUs alone, next to cuDNN and FlashAttention-3 in the same process."""
+
+from text import code, table
+
+SHAPES = {
+    "1 x 65,536": ("1", "28", "4", "128", "65536"),
+    "1 x 131,072": ("1", "32", "8", "128", "131072"),
+    "8 x 32,768": ("8", "32", "8", "128", "32768"),
+    "64 x 4,096": ("64", "32", "8", "128", "4096"),
+}
+COLUMNS = ("batch", "heads", "kv_heads", "head_dim", "tokens")
+NAMES = {
+    "cudnn-bf16": "cuDNN, bf16",
+    "fa3-bf16": "FlashAttention-3, bf16, pages of 64",
+    "fa3-fp8": "FlashAttention-3, fp8, pages of 64",
+    "fa3-fp8 plain": "FlashAttention-3, fp8, one run per sequence",
+}
+CODECS = ("int-4", "turboquant-4", "trellis-4", "octopus-4", "hqmq-s96r4")
+
+
+def _shape(shape, **more):
+    return {**dict(zip(COLUMNS, shape)), **more}
+
+
+def _microseconds(line):
+    return f"{line.number('us'):.0f}" if line else ""
+
+
+def cuda_decode(results):
+    """Microseconds of decode attention of one layer on an H200, by sequences x tokens."""
+    rows = []
+    for codec in ("cudnn-bf16", "fa3-bf16", "fa3-fp8", "fa3-fp8 plain", *CODECS):
+        rival = codec.startswith("fa3")
+        more = {"codec": codec, **({"query tokens": "1"} if rival else {})}
+        file = "cuda_fa3.csv" if rival else "cuda_attention.csv"
+        lines = [results.newest(file, _shape(shape, **more)) for shape in SHAPES.values()]
+        rows.append([NAMES.get(codec, code(codec)), *map(_microseconds, lines)])
+    return table(["us per layer, H200", *SHAPES], *rows)
+
+
+def _fastest(results, shape, codec, tokens):
+    """A rival's line. cuDNN is the faster of its own call and of query tokens as further heads."""
+    of = _shape(shape, **{"query tokens": tokens})
+    ways = [codec, f"{codec} as heads"] if codec.startswith("cudnn") else [codec]
+    lines = [results.maybe("cuda_fa3.csv", {**of, "codec": way}) for way in ways]
+    return min((line for line in lines if line), key=lambda line: line.number("us"))
+
+
+def cuda_query_tokens(results):
+    """Microseconds of attention of 1 to 16 query tokens at 8 x 32,768 on an H200."""
+    counts = ("1", "4", "16")
+    shape, rows = SHAPES["8 x 32,768"], []
+    for codec in ("cudnn-bf16", "fa3-bf16", "fa3-fp8", "fa3-fp8 plain"):
+        lines = [_fastest(results, shape, codec, n) for n in counts]
+        rows.append([NAMES[codec], *map(_microseconds, lines)])
+    for codec in CODECS:
+        lines = [
+            results.maybe("cuda_prefill.csv", _shape(shape, codec=codec, **{"query tokens": n}))
+            for n in counts
+        ]
+        rows.append([code(codec), *map(_microseconds, lines)])
+    return table(
+        ["us per layer, H200", *(f"{n} query token{'' if n == '1' else 's'}" for n in counts)],
+        *rows,
+    )
+
+
+def cuda_append(results):
+    """Microseconds to append and to seal keys and values of 8 kv heads of 128 on an H200."""
+    rows = []
+    columns = (
+        ("append", "1"),
+        ("append", "64"),
+        ("append", "8192"),
+        ("seal", "1"),
+        ("seal", "8192"),
+    )
+    for codec in CODECS:
+        found = []
+        for operation, tokens in columns:
+            of = {"codec": codec, "operation": operation, "tokens": tokens, "head_dim": "128"}
+            found.append(results.maybe("cuda_append.csv", of))
+        rows.append([code(codec), *(f"{x.number('us'):.1f}" if x else "" for x in found)])
+    return table(["us, H200", *(f"{what} {int(n):,}" for what, n in columns)], *rows)

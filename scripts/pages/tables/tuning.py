@@ -1,0 +1,26 @@
+"""kvant tune: a codec per layer next to the same codec everywhere."""
+
+from caches import MODELS
+from text import divergence, table
+
+
+def tuning(results):
+    """Bits and KLD of tuned settings next to uniform ones within and above the budget."""
+    rows = []
+    for model, name in MODELS.items():
+        for budget in (4, 3):
+            settings = ("tuned", "uniform within the budget", "uniform, no fewer bytes")
+            lines = [_line(results, model, setting, budget) for setting in settings]
+            predicted = divergence(lines[0].number("predicted"))
+            row = [name, budget, predicted, divergence(lines[0].number("kld_mean"))]
+            for line in lines[1:]:
+                row += [f"{line.number('bits'):.2f}", divergence(line.number("kld_mean"))]
+            rows.append(row)
+    heading = ["model", "budget, bits", "predicted KLD", "tuned, KLD", "uniform, bits", "KLD"]
+    return table([*heading, "next uniform, bits", "KLD"], *rows)
+
+
+def _line(results, model, setting, budget):
+    """The newest line of a setting whose bits round to the budget."""
+    lines = results.lines("tune.csv", {"model": model, "setting": setting})
+    return results.take([line for line in lines if round(line.number("bits")) == budget])

@@ -1,0 +1,94 @@
+"""Vector search: recall at about two bits per number, and speed on a CPU and on a GPU."""
+
+from results import like
+from text import code, significant, table, times
+
+FILE = "search.csv"
+SETS = ("minilm", "words", "power", "offset", "gauss200")
+
+
+def _recall(line):
+    return f"{line.number('recall_10'):.3f}" if line else ""
+
+
+def search_recall(results):
+    """Recall@10 at about 2 bits per number of the papers' codes, FAISS and kvant on five sets."""
+    names = {
+        "TurboQuant mse (paper)": "mse-2",
+        "TurboQuant prod (paper)": "prod-2",
+        "EDEN2, FAISS": "RR,EDEN2",
+        "RaBitQ2, FAISS": like("(RR,)?RaBitQ2/qb=8"),
+        "PQ, 16 centroids per 2 numbers": like(r"PQ\d+x4fs"),
+        "`turboquant-2`": "turboquant-2",
+        "`turboquant-2`, trained": "turboquant-2/train",
+        "`turboquant-3:dims=` 5/8 of d": like(r"turboquant-3:dims=\d+"),
+        "`trellis-2`": "trellis-2",
+        "`trellis-2`, trained": "trellis-2/train",
+        "`trellis-3:dims=` 5/8 of d": like(r"trellis-3:dims=\d+"),
+    }
+    rows = []
+    for name, index in names.items():
+        lines = [_two_bits(results, data, index) for data in SETS]
+        rows.append([name, *map(_recall, lines)])
+    return table(["index", *map(code, SETS)], *rows)
+
+
+def _two_bits(results, data, index):
+    """The newest line with about 2 bits per number; factors take up to 20 bytes more."""
+    lines = results.lines(FILE, {"data": data, "index": index})
+    fit = [line for line in lines if -16 <= line.number("bytes") - line.number("dim") / 4 <= 20]
+    return results.take(fit) if fit else None
+
+
+def search_speed(results):
+    """Nanoseconds per vector and query, and vectors added per second, on one CPU thread."""
+    rows = []
+    for index in (
+        "turboquant-4",
+        "trellis-4",
+        "turboquant-2",
+        "trellis-2",
+        "RR,RaBitQfs4",
+        "RR,RaBitQfs2",
+        "PQ192x4fs",
+    ):
+        measured = {"data": "minilm", "index": index, "ns_1": like(".+")}
+        line = results.newest(FILE, measured)
+        cells = [significant(line.number(c), 2) for c in ("ns_1", "ns_1_single")]
+        added = f"{line.number('add_vectors_per_s'):,.0f}"
+        name = code(index) if line["system"].startswith("kvant") else f"FAISS {code(index)}"
+        rows.append([name, line["bytes"], _recall(line), *cells, added, line["machine"]])
+    heading = [
+        "index",
+        "bytes",
+        "recall@10",
+        "ns, batch of 100",
+        "ns, one query",
+        "added per second",
+    ]
+    return table([*heading, "CPU"], *rows)
+
+
+def search_gpu(results):
+    """A million vectors on an H200: milliseconds per batch next to a bf16 product with top-k."""
+    rows = []
+    for data, dim in (("gauss200", 200), ("gauss1536", 1536)):
+        for index in ("bf16 product, topk", "turboquant-8", "turboquant-4", "turboquant-2"):
+            of = {"data": data, "index": index}
+            lines = [results.newest("search_cuda.csv", {**of, "batch": n}) for n in (1, 1024)]
+            name = "bf16 product and top-k" if index.startswith("bf16") else code(index)
+            row = [dim, name, lines[0]["bytes"], _recall(lines[0])]
+            for line in lines:
+                row += [f"{line.number('ms'):.2f}", times(line.number("ratio_to_bf16"))]
+            rows.append(row)
+    heading = [
+        "d",
+        "index",
+        "bytes",
+        "recall@10",
+        "1 query, ms",
+        "times",
+        "1024 queries, ms",
+        "times",
+    ]
+    return table(heading, *rows)
