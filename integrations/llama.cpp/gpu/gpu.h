@@ -561,11 +561,13 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
 
 /* shift_keys.c. takes: whether keys of a layer can move by getting other matrices. matrices: makes
  * those of keys that moved, after a shift or after the matrices that they are made of changed.
- * mixed: moves keys that move by another number of positions than their block. free: when no work
- * that uses the matrices is left. False: the caller has to say so. The lock is held. */
+ * mixed: moves keys that move by another number of positions than their block. reset: encodes all
+ * keys that moved once more, so that their blocks have ids of ranges. free: when no work that uses
+ * the matrices is left. False: the caller has to say so. The lock is held. */
 bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
 void kvp_gpu_shift_free(kvp_gpu_cells *cells);
 
 /* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */

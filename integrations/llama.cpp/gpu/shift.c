@@ -67,9 +67,9 @@ typedef struct plan {
     int32_t *by;     /* by block: most of its keys */
     group groups[MOST_GROUPS];
     uint32_t n_groups;
-    uint32_t
-        n_left[KVP_MOST_TRANSFORMS]; /* blocks that have an id and do not move to another one */
-    bool fixed[KVP_MOST_TRANSFORMS]; /* an id that will not become another lineage's any more */
+    kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* that ids will have */
+    uint32_t n_left[KVP_MOST_TRANSFORMS]; /* blocks that have an id and move to no other one */
+    bool fixed[KVP_MOST_TRANSFORMS];      /* an id's lineage stays as it is here */
 } plan;
 
 static bool is_written(const kvp_gpu_cache *cache, uint32_t block, uint32_t slot)
@@ -160,6 +160,10 @@ static int compare_groups(const void *a, const void *b)
 
 static void find_groups(plan *p)
 {
+    p->n_groups = 0;
+    memset(p->n_left, 0, sizeof(p->n_left));
+    memset(p->fixed, 0, sizeof(p->fixed));
+    memcpy(p->lineages, p->cache->ranges.lineages, sizeof(p->lineages));
     for (uint32_t block = 0; block < p->cache->n_blocks; block++) {
         const uint32_t id = p->cache->ranges.of[block];
         group *of = p->by[block] != 0 ? group_of(p, block) : NULL;
@@ -174,8 +178,8 @@ static void find_groups(plan *p)
         if (of != NULL)
             of->n++;
     }
-    qsort(p->groups, p->n_groups, sizeof(*p->groups),
-          compare_groups); /* the largest may move first */
+    /* The largest may move first. */
+    qsort(p->groups, p->n_groups, sizeof(*p->groups), compare_groups);
 }
 
 /* Memory for matrices of an id in all layers. */
@@ -205,7 +209,7 @@ static bool have_memory(const kvp_gpu_cache *cache, uint32_t id)
  * block has it, or a free one. KVP_MOST_TRANSFORMS: there is none. */
 static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
 {
-    const kvp_gpu_lineage *lineages = p->cache->ranges.lineages;
+    const kvp_gpu_lineage *lineages = p->lineages;
 
     if (to.by == 0)
         return to.range;
@@ -220,9 +224,11 @@ static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
     return KVP_MOST_TRANSFORMS;
 }
 
-static void move_groups(plan *p)
+/* False: not all groups can move. */
+static bool move_groups(plan *p)
 {
-    kvp_gpu_lineage *lineages = p->cache->ranges.lineages;
+    kvp_gpu_lineage *lineages = p->lineages;
+    bool all = true;
 
     for (uint32_t i = 0; i < p->n_groups; i++) {
         group *g = &p->groups[i];
@@ -230,6 +236,7 @@ static void move_groups(plan *p)
         const kvp_gpu_lineage to = { lineages[g->id].range, (int32_t)by };
         const uint32_t id =
             by > LARGEST_SHIFT || by < -LARGEST_SHIFT ? KVP_MOST_TRANSFORMS : find_id(p, g, to);
+        all = all && id != KVP_MOST_TRANSFORMS;
         if (id == KVP_MOST_TRANSFORMS)
             continue;
         p->n_left[g->id] -= g->n;
@@ -238,6 +245,22 @@ static void move_groups(plan *p)
         g->to = id;
         g->moves = true;
     }
+    return all;
+}
+
+/* If ids are too few, all keys that moved before are encoded once more, which sets all ids free. In
+ * a long conversation that is once in many shifts. Blocks whose tokens were dropped have ids until
+ * they get other rows. */
+static bool find_ids(plan *p)
+{
+    find_groups(p);
+    if (move_groups(p) || !p->cache->ranges.moved)
+        return true;
+    if (!kvp_gpu_shift_reset(p->cache))
+        return false;
+    find_groups(p);
+    move_groups(p);
+    return true;
 }
 
 /* The blocks' new ids. Keys of blocks that get none are stored again, as some keys of blocks in
@@ -246,7 +269,6 @@ static void renumber(plan *p)
 {
     kvp_gpu_ranges *ranges = &p->cache->ranges;
 
-    move_groups(p);
     for (uint32_t block = 0; block < p->cache->n_blocks; block++) {
         const group *g =
             p->cache->written[block] != 0 && p->by[block] != 0 ? group_of(p, block) : NULL;
@@ -257,6 +279,7 @@ static void renumber(plan *p)
         ranges->of[block] = (uint8_t)g->to;
         kvp_gpu_centers_move(p->cache, block, p->by[block]);
     }
+    memcpy(ranges->lineages, p->lineages, sizeof(ranges->lineages));
     ranges->moved = false;
     for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS; id++) {
         if (!p->fixed[id] && p->n_left[id] == 0)
@@ -335,11 +358,9 @@ static bool begin(plan *p, cu_stream stream)
     p->by = calloc(cache->n_blocks, sizeof(*p->by));
     for (uint32_t block = 0; block < cache->n_blocks && p->by != NULL; block++)
         p->by[block] = shift_of_block(p, block);
-    ok = p->by != NULL && open_mixed(p, stream);
-    if (ok) {
-        find_groups(p);
+    ok = p->by != NULL && open_mixed(p, stream) && find_ids(p);
+    if (ok)
         renumber(p);
-    }
     ok =
         ok && list_mixed(p) && note_learnt(cache, p->shifts) && kvp_gpu_ranges_bring(cache, stream);
     if (ok)

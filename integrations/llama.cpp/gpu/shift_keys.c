@@ -237,6 +237,121 @@ bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
     return ok;
 }
 
+/* All keys that moved, in all layers: some blocks at a time, as layers share the blocks' ids */
+
+#define BLOCKS_OF_ALL 2u /* with all layers' keys in GPU memory: 32 MiB for 32 layers of 8 x 128 */
+
+typedef struct resetting {
+    kvp_gpu_cache *cache;
+    uint32_t blocks[BLOCKS_OF_ALL];
+    size_t n;
+    float *room;    /* of each layer: rows of sealed blocks, then of open pages */
+    int64_t *slots; /* on the GPU, for these */
+    int64_t numbers[2 * BLOCKS_OF_ALL * KVANT_PAGE_TOKENS];
+} resetting;
+
+static size_t rows_of(const resetting *r)
+{
+    return 2 * r->n * KVANT_PAGE_TOKENS;
+}
+
+/* Where rows of the i-th block, or of its open page, are stored; below 0: there is no such page. */
+static int64_t place_of(const resetting *r, size_t i)
+{
+    const int64_t block = r->blocks[i % r->n];
+
+    return i < r->n ? block : kvp_gpu_page_of(r->cache, block * KVANT_PAGE_TOKENS);
+}
+
+static bool have_reset_room(resetting *r)
+{
+    size_t width = 0, layers = 0;
+
+    for (size_t i = 0; i < r->cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = r->cache->tensors[i]->cells;
+        layers += r->cache->tensors[i]->shape.role == KVANT_ROLE_K;
+        width = kvp_gpu_width(cells) > width ? kvp_gpu_width(cells) : width;
+    }
+    r->room = kvp_gpu_batch_room(r->cache->gpu, layers * rows_of(r), width, &r->slots);
+    for (size_t i = 0; i < rows_of(r); i++) {
+        const int64_t place = place_of(r, i / KVANT_PAGE_TOKENS);
+        r->numbers[i] =
+            place < 0 ? -1 : place * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS);
+    }
+    return r->room != NULL &&
+           kvp_gpu_upload(r->cache->gpu, r->slots, r->numbers, rows_of(r) * sizeof(*r->numbers));
+}
+
+/* Decodes keys of a layer, or stores them again. */
+static bool pass_layer(const resetting *r, const kvp_gpu_cells *cells, bool stores, float *rows)
+{
+    const size_t of_block = KVANT_PAGE_TOKENS * kvp_gpu_width(cells);
+    kvant_status status = KVANT_OK;
+
+    for (size_t i = 0; i < 2 * r->n && status == KVANT_OK; i++) {
+        const bool open = i >= r->n;
+        const kvp_gpu_run run = { i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
+                                  r->cache->ranges.of[r->blocks[i % r->n]] };
+        const int64_t place = place_of(r, i);
+        if (place < 0)
+            continue;
+        if (!stores) {
+            status = kvp_gpu_decode_blocks(cells, open, (size_t)place, 1, rows + i * of_block);
+            continue;
+        }
+        status = kvp_gpu_center_blocks(cells, open, (size_t)place, 1, false, rows + i * of_block);
+        if (status == KVANT_OK)
+            status = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows, run, r->slots, NULL);
+    }
+    return status == KVANT_OK;
+}
+
+static bool pass_all(const resetting *r, bool stores)
+{
+    float *rows = r->room;
+    bool ok = true;
+
+    for (size_t i = 0; i < r->cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = r->cache->tensors[i]->cells;
+        if (r->cache->tensors[i]->shape.role != KVANT_ROLE_K)
+            continue;
+        ok = pass_layer(r, cells, stores, rows);
+        rows += rows_of(r) * kvp_gpu_width(cells);
+    }
+    return kvp_cu_ok(kvp_cu.stream_finish(r->cache->gpu->stream), "storing rows") && ok;
+}
+
+static bool reset_blocks(resetting *r)
+{
+    kvp_gpu_ranges *ranges = &r->cache->ranges;
+
+    if (!have_reset_room(r) || !pass_all(r, false))
+        return false;
+    for (size_t i = 0; i < r->n; i++) {
+        ranges->of[r->blocks[i]] = (uint8_t)ranges->lineages[ranges->of[r->blocks[i]]].range;
+        kvp_gpu_centers_move(r->cache, r->blocks[i], 0);
+    }
+    ranges->changed = true;
+    return kvp_gpu_ranges_bring(r->cache, r->cache->gpu->stream) && pass_all(r, true);
+}
+
+bool kvp_gpu_shift_reset(kvp_gpu_cache *cache)
+{
+    resetting r = { .cache = cache };
+    bool ok = true;
+
+    for (uint32_t block = 0; block < cache->n_blocks && ok; block++) {
+        if (cache->written[block] != 0 && cache->ranges.of[block] >= KVP_MOST_RANGES)
+            r.blocks[r.n++] = block;
+        if (r.n == 0 || (r.n < BLOCKS_OF_ALL && block + 1 < cache->n_blocks))
+            continue;
+        ok = reset_blocks(&r);
+        r.n = 0;
+    }
+    kvp_gpu_batch_done(cache->gpu);
+    return ok;
+}
+
 /* Life */
 
 void kvp_gpu_shift_free(kvp_gpu_cells *cells)
