@@ -22,10 +22,8 @@
 #define TURNS 40
 #define MOST_MESSAGES 6
 #define N_ALL 2304 /* tokens of all turns, and some more */
-#define N_LONG 2048
-#define PROMPT 1200
+#define N_LONG 2304
 #define LONG_SHIFTS 20
-#define DROPPED 20 /* tokens a shift */
 
 static llama_token tokens[N_ALL];
 
@@ -118,29 +116,40 @@ static float *conversation(const harness_options *options, bool shifts)
 }
 
 /* A long prompt, shifts with a token each, and then a batch, whose tokens see keys of sealed blocks
- * that moved. */
-static float *long_prompt(const harness_options *options, bool shifts)
+ * that moved. dropped: tokens a shift. */
+static float *after_prompt(const harness_options *options, bool shifts, int n, int dropped)
 {
     harness_options longer = *options;
     struct llama_context *context;
     scores s = new_scores();
     size_t size;
-    int pos = PROMPT;
+    int pos = n;
 
     longer.n_ctx = options->n_ctx / N_CTX * N_LONG;
     context = harness_context(&longer);
-    feed(context, 0, PROMPT, 0, &s);
+    feed(context, 0, n, 0, &s);
     /* A GPU keeps the rows of first batches in fp16 until somebody reads them. */
     free(harness_save_state(context, &size));
     for (int i = 0; i < LONG_SHIFTS; i++, pos++) {
         if (shifts)
-            drop(context, KEPT, KEPT + DROPPED);
-        pos -= shifts ? DROPPED : 0;
-        feed(context, PROMPT + i, 1, pos, &s);
+            drop(context, KEPT, KEPT + dropped);
+        pos -= shifts ? dropped : 0;
+        feed(context, n + i, 1, pos, &s);
     }
-    feed(context, PROMPT + LONG_SHIFTS, SCORED, pos, &s);
+    feed(context, n + LONG_SHIFTS, SCORED, pos, &s);
     llama_free(context);
     return s.logits;
+}
+
+static float *long_prompt(const harness_options *options, bool shifts)
+{
+    return after_prompt(options, shifts, 1200, 20);
+}
+
+/* Each shift empties a block, which keeps its shift. A GPU has no room for so many of them. */
+static float *empty_blocks(const harness_options *options, bool shifts)
+{
+    return after_prompt(options, shifts, 1900, 64);
 }
 
 /* Logits with a cache in f32, whose rounding is nothing beside the others'. */
@@ -199,6 +208,15 @@ static void sealed_blocks_move(void **state)
 {
     (void)state;
     check_against_unshifted(long_prompt, "sealed blocks");
+}
+
+/* Keys of a GPU are encoded once more then. A CPU's tensor has room for these shifts (test_shift). */
+static void different_shifts_run_out(void **state)
+{
+    (void)state;
+    if (!harness_on_gpu())
+        skip();
+    check_against_unshifted(empty_blocks, "empty blocks");
 }
 
 /* 8 bits next to llama.cpp's 8 bits, which are quantised again with each shift. On a GPU keys of
@@ -265,6 +283,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(shifts_cost_no_more_than_those_of_q8_0),
         cmocka_unit_test(conversations_may_roll),
         cmocka_unit_test(sealed_blocks_move),
+        cmocka_unit_test(different_shifts_run_out),
         cmocka_unit_test(states_hold_shifted_keys),
     };
 
