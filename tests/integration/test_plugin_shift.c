@@ -210,7 +210,7 @@ static void sealed_blocks_move(void **state)
     check_against_unshifted(long_prompt, "sealed blocks");
 }
 
-/* Keys of a GPU are encoded once more then. A CPU's tensor has room for these shifts (test_shift). */
+/* Keys of a GPU are encoded once more then. A tensor on the CPU has room for these shifts. */
 static void different_shifts_run_out(void **state)
 {
     (void)state;
