@@ -146,13 +146,13 @@ static float *long_prompt(const harness_options *options, bool shifts)
     return after_prompt(options, shifts, 1200, 20);
 }
 
-/* Each shift empties a block, which keeps its shift. A GPU has no room for so many of them. */
+/* Each shift empties a block, which keeps its shift. A GPU has no room for all of them. */
 static float *empty_blocks(const harness_options *options, bool shifts)
 {
     return after_prompt(options, shifts, 1900, 64);
 }
 
-/* Logits with a cache in f32, whose rounding is nothing beside the others'. */
+/* Logits with a cache in f32, whose rounding is nothing compared with quantisation. */
 static float *exact_logits(run_text *run, bool shifts)
 {
     const harness_options exact = { .exact = true, .n_ctx = N_CTX };

@@ -528,7 +528,7 @@ static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_me
     return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_weights;
 }
 
-/* cells.c. Of a transform's id. If its range has none, the last range before with one counts. */
+/* cells.c. The matrix of a transform's id. If its range has none, the last range before counts. */
 typedef struct kvp_gpu_matrix {
     const float *weights, *inverse_weights;
 } kvp_gpu_matrix;
@@ -587,7 +587,7 @@ bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
 /* How many runs the batch at hand has. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
 
-/* Whether blocks' keys may have different transforms; else they have that of id 0. */
+/* Whether blocks' keys may have different transforms; else all have id 0. */
 bool kvp_gpu_has_transforms(const kvp_gpu_cells *keys);
 
 /* How many matrices attention on the keys has, and the id of each. */

@@ -136,7 +136,7 @@ static int32_t position_of(const kvp_gpu_step *step, size_t i, size_t n)
 }
 
 /* The shift that new blocks of a stream join, or 0. A block that begins after a shift could store
- * its rows as they come. Each shift would then make one more transform, and queries go through each
+ * its rows without any. Each shift would then make one more transform, and queries go through each
  * of them. So once the blocks of a stream have MOST_SHIFTS different ones, new blocks begin with
  * the smallest. With more shifts queries take longer. With fewer, rows are stored at positions
  * further beyond those that their matrix is for. */
@@ -161,7 +161,7 @@ static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
     return n < MOST_SHIFTS ? 0 : smallest;
 }
 
-/* The transform of rows at a position in a block that begins. */
+/* The transform of a block that begins with a row at this position. */
 static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block, int32_t position)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;

@@ -1,16 +1,17 @@
 /* shift.c - a context shift: keys that move to other positions and are not encoded again.
  *
  * RoPE rotates a key that moves by s positions into R(s) k. A block stores W (k - c). With the
- * matrix W R(-s) and the centre R(s) c its codes are those of the moved keys, because
+ * matrix W R(-s) and the centre R(s) c the same codes stand for the moved keys, because
  * <q, R(s) k> is <W^-T R(-s) q, W k>. So a block whose keys all move alike gets the id of another
  * transform (kvp_gpu_lineage), and its centre gets another position. The matrices of moved keys
- * are made of those of their range each time, so no error adds up.
+ * are made of their range's matrices each time, so no error adds up.
  *
  * In some blocks only a part of the keys moves: behind the first tokens, which stay, and where
- * cells of several sequences lie side by side. A block's transform follows most of its keys. The
- * others are decoded, rotated and stored again. In an open page that costs a rounding to fp16 for
- * each shift, and one quantisation when the page is given up. In a sealed page it costs a
- * quantisation for each shift. So such blocks are opened while there are pages.
+ * cells of several sequences lie side by side. A block's transform follows most of its keys. All
+ * other keys of the block are decoded, rotated and stored again. In an open page that costs a
+ * rounding to fp16 for each shift (2^-11 of a number at most; such errors add up as a random walk),
+ * and one quantisation when the page is given up. In a sealed page it costs a quantisation for each
+ * shift. So such blocks are opened while there are pages.
  *
  * This file decides what moves, for all layers of a cache. shift_keys.c moves the keys of a layer.
  * Keys without a matrix, and with centres or scales that do not rotate, are left to
@@ -26,18 +27,22 @@
 
 #define LARGEST_SHIFT (1 << 30) /* the sum of two is an integer, too */
 
-/* Of blocks that move alike: sequences times transforms. Keys of further ones are encoded again. */
+/* Groups of blocks that move alike: sequences times transforms. Keys of more are encoded again. */
 #define MOST_GROUPS 64u
 
 /* Whether all keys of a cache can move without a new encoding. */
 
-static bool rotates_as_centers(const kvp_gpu_centers *centers, const kvant_rope *rope)
+static bool rotate_alike(const kvant_rope *a, const kvant_rope *b)
 {
-    const kvant_rope *of = &centers->rope;
+    return a->n_dims == b->n_dims && a->interleaved == b->interleaved &&
+           memcmp(a->frequencies, b->frequencies, a->n_dims / 2 * sizeof(*a->frequencies)) == 0;
+}
 
-    return !centers->used || (of->n_dims == rope->n_dims && of->interleaved == rope->interleaved &&
-                              memcmp(of->frequencies, rope->frequencies,
-                                     rope->n_dims / 2 * sizeof(*of->frequencies)) == 0);
+static bool rotates_as_centers(const kvp_gpu_cache *cache, const kvant_rope *rope)
+{
+    const kvp_gpu_centers *centers = &cache->ranges.centers;
+
+    return !centers->used || rotate_alike(&centers->rope, rope);
 }
 
 /* Only caches that know of a step's cells before its graph know which cells have rows. */
@@ -115,7 +120,7 @@ static bool is_mixed(const plan *p, uint32_t block, int32_t by)
     return false;
 }
 
-/* First tokens matter most and stay for ever, so others are rotated beside them, until they are
+/* First tokens matter most and stay for ever. So the block's other keys are rotated, until they are
  * dropped. llama.cpp tells no cell without a token from one whose key stays. */
 static int32_t shift_of_block(const plan *p, uint32_t block)
 {
@@ -205,7 +210,7 @@ static bool have_memory(const kvp_gpu_cache *cache, uint32_t id)
     return ok;
 }
 
-/* The id that a group's blocks get: that of others with the same lineage, their own if no other
+/* The id that a group's blocks get: the id of blocks with the same lineage, their own if no other
  * block has it, or a free one. KVP_MOST_TRANSFORMS: there is none. */
 static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
 {
@@ -219,8 +224,8 @@ static uint32_t find_id(const plan *p, const group *g, kvp_gpu_lineage to)
     if (g->id >= KVP_MOST_RANGES && !p->fixed[g->id] && p->n_left[g->id] == g->n)
         return g->id;
     for (uint32_t id = KVP_MOST_RANGES; id < KVP_MOST_TRANSFORMS; id++)
-        if (!p->fixed[id] && p->n_left[id] == 0)
-            return have_memory(p->cache, id) ? id : KVP_MOST_TRANSFORMS;
+        if (!p->fixed[id] && p->n_left[id] == 0 && have_memory(p->cache, id))
+            return id;
     return KVP_MOST_TRANSFORMS;
 }
 
@@ -329,7 +334,7 @@ static void note_open(kvp_gpu_cache *cache)
     }
 }
 
-/* Copies of keys that wait for a better matrix are not those of keys that moved. */
+/* Keys may wait for a better matrix as copies. The copies of keys that moved are out of date. */
 static bool note_learnt(kvp_gpu_cache *cache, const int32_t *shifts)
 {
     const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
@@ -371,10 +376,17 @@ static bool begin(plan *p, cu_stream stream)
 
 /* Nodes: one for each layer */
 
+/* Whether keys of a layer that moved before did so by this RoPE. */
+static bool has_rope(const kvp_gpu_cells *cells, const kvant_rope *rope)
+{
+    return cells->rope.size != 0 && rotate_alike(&cells->rope, rope);
+}
+
 /* The first layer's node: what moves in all layers. False: keys must be encoded again. */
-static bool begin_shift(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_tensor *node,
+static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const abi_tensor *node,
                         const kvant_rope *rope, int32_t *status)
 {
+    kvp_gpu_cache *cache = cells->cache;
     const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
     abi_tensor shifts = { 0 };
     plan p = { .cache = cache };
@@ -385,8 +397,12 @@ static bool begin_shift(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_tens
         *status = ABI_STATUS_FAILED;
         return true;
     }
-    if (!may_move(cache) || !rotates_as_centers(&cache->ranges.centers, rope))
+    if (!may_move(cache) || !rotates_as_centers(cache, rope))
         return false;
+    if (cache->ranges.moved && !has_rope(cells, rope) && !kvp_gpu_shift_reset(cache)) {
+        *status = ABI_STATUS_FAILED;
+        return true;
+    }
     p.shifts = calloc(n_cells, sizeof(*p.shifts));
     if (p.shifts != NULL)
         memcpy(p.shifts, shifts.data, (size_t)node->ne[2] * sizeof(*p.shifts));
@@ -400,14 +416,9 @@ static bool begin_shift(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_tens
 
 static void take_rope(kvp_gpu_cells *cells, const kvant_rope *rope)
 {
-    const size_t bytes = rope->n_dims / 2 * sizeof(*rope->frequencies);
-    const bool same = cells->rope.size != 0 && cells->rope.n_dims == rope->n_dims &&
-                      cells->rope.interleaved == rope->interleaved &&
-                      memcmp(cells->frequencies, rope->frequencies, bytes) == 0;
-
-    for (uint32_t i = 0; i < KVP_MOST_MOVED && !same; i++)
+    for (uint32_t i = 0; i < KVP_MOST_MOVED && !has_rope(cells, rope); i++)
         cells->moved[i].of = (kvp_gpu_lineage){ 0 };
-    memcpy(cells->frequencies, rope->frequencies, bytes);
+    memcpy(cells->frequencies, rope->frequencies, rope->n_dims / 2 * sizeof(*rope->frequencies));
     cells->rope = *rope;
     cells->rope.frequencies = cells->frequencies;
 }
@@ -425,10 +436,10 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status)
     if (cache == NULL)
         return false; /* nothing was ever stored */
     known = kvp_rope_of_shift(kv, node, &rope, frequencies);
-    if (cells->n_shifts == cache->shift.n && !(known && begin_shift(b, cache, node, &rope, status)))
+    if (cells->n_shifts == cache->shift.n && !(known && begin_shift(b, cells, node, &rope, status)))
         return false;
     if (*status == ABI_STATUS_SUCCESS && known && node->src[1]->data == cache->shift.input &&
-        rotates_as_centers(&cache->ranges.centers, &rope)) {
+        rotates_as_centers(cache, &rope)) {
         take_rope(cells, &rope);
         if (!kvp_gpu_shift_matrices(cells) || !kvp_gpu_shift_mixed(cells))
             *status = ABI_STATUS_FAILED;

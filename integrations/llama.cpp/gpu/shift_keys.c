@@ -55,7 +55,7 @@ static bool multiply(const kvp_gpu_cells *cells, const float *rotation, const fl
     return status == KVANT_OK;
 }
 
-/* Row i of the rotation by so many positions is what channel i of a moved key is made of. */
+/* Row i of the rotation says what channel i of a moved key is made of. */
 static bool fill_rotation(const kvp_gpu_cells *cells, int32_t by, float *rotation)
 {
     const size_t d = cells->head_dim;
@@ -177,7 +177,7 @@ static bool rotate(const passing *p)
     return ok;
 }
 
-/* Cells, for centres; or slots of rows that move, where they are stored. */
+/* Brings cells, which centres go by, or the slots in which keys that move are stored. */
 static bool bring_slots(const passing *p, bool to_store)
 {
     int64_t slots[BLOCKS_AT_ONCE * KVANT_PAGE_TOKENS];
@@ -239,7 +239,8 @@ bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells)
 
 /* All keys that moved, in all layers: some blocks at a time, as layers share the blocks' ids */
 
-#define BLOCKS_OF_ALL 2u /* with all layers' keys in GPU memory: 32 MiB for 32 layers of 8 x 128 */
+/* Keys of all layers are in GPU memory meanwhile: 32 MiB for 32 layers of 8 x 128. */
+#define BLOCKS_OF_ALL 2u
 
 typedef struct resetting {
     kvp_gpu_cache *cache;
@@ -255,7 +256,7 @@ static size_t rows_of(const resetting *r)
     return 2 * r->n * KVANT_PAGE_TOKENS;
 }
 
-/* Where rows of the i-th block, or of its open page, are stored; below 0: there is no such page. */
+/* The number of the i-th block, or of its open page; below 0: it has none. */
 static int64_t place_of(const resetting *r, size_t i)
 {
     const int64_t block = r->blocks[i % r->n];
