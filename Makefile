@@ -163,7 +163,7 @@ test-api3:
 	cmake --build $(BUILD)/api3 -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)/api3 -L integration -j $(JOBS)
 
-# Every architecture that llama.cpp's own test makes a tiny model of, on a CPU; writes the table of the page.
+# Every architecture that llama.cpp's own test makes a tiny model of, on a CPU. Writes a table.
 test-archs:
 	scripts/deps.sh test
 	archs=$$($(FETCH) archs) && \
@@ -228,7 +228,7 @@ help:
 	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
 	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
-	@echo 'make test-archs every architecture of llama.cpp, tiny; writes bench/results/archs.csv (5 minutes)'
+	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

@@ -303,7 +303,9 @@ def clone_source(scratch):
         [git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone],
         "unpacking the source bundle",
     )
-    head = subprocess.run([git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     if head != LLAMA_COMMIT:
         raise FetchError(f"the source bundle holds commit {head}, expected {LLAMA_COMMIT}")
     return clone
@@ -328,8 +330,9 @@ def fetch_headers():
 
 
 def fetch_archs():
-    """llama.cpp's library and the source of its test of architectures. The prebuilt runtime does not serve: it
-    counts the tensors of models that have no file. The library only builds graphs, so -O1 is enough."""
+    """llama.cpp's library and the source of its test of architectures. The prebuilt runtime does
+    not serve: it counts the tensors of models that have no file. The library only builds graphs,
+    so -O1 is enough."""
     final = cache() / f"archs-{LLAMA_VERSION}"
     complete = final / "build" / "complete"
     if complete.exists():
@@ -339,15 +342,20 @@ def fetch_archs():
     if not (final / "CMakeLists.txt").is_file():
         with workspace() as scratch:
             publish(clone_source(pathlib.Path(scratch)), final)
-    note("building llama.cpp's library: 3 minutes on 2 cores; an interrupted build goes on where it stopped")
+    note("building llama.cpp's library: 3 minutes; an interrupted build goes on where it stopped")
     build = final / "build"
     call(
-        [cmake, "-S", final, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
-        + ["-DBUILD_SHARED_LIBS=ON", "-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF"]
-        + [f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")],
+        [cmake, "-S", final, "-B", build, "-DCMAKE_BUILD_TYPE=Release"]
+        + ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DBUILD_SHARED_LIBS=ON"]
+        + ["-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_COMMON=OFF"]
+        + ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_TOOLS=OFF"]
+        + ["-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF"],
         "configuring llama.cpp",
     )
-    call([cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", "llama"], "building llama.cpp")
+    call(
+        [cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", "llama"],
+        "building llama.cpp",
+    )
     complete.touch()
     return final
 
@@ -579,7 +587,7 @@ def main():
         "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
     )
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
-    what.add_parser("archs", help="its library, built from that source, and its test of architectures (3 minutes)")
+    what.add_parser("archs", help="its library, from that source, for make test-archs (3 minutes)")
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")

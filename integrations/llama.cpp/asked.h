@@ -22,12 +22,12 @@ typedef enum kvp_asked {
  * the bytes that the tensor takes uncompressed, padding included. */
 bool kvp_asked_note(const abi_tensor *tensor, size_t plain);
 
-/* Tells what the buffer is for that is allocated now, and begins the record again. *plain: the bytes that its
- * tensors take uncompressed. */
+/* Tells what the buffer is for that is allocated now, and begins the record again. *plain: the
+ * bytes that its tensors take uncompressed. */
 kvp_asked kvp_asked_take(size_t *plain);
 
-/* The record begins again with each llama.cpp context and at its end: planning (--fit) asks for sizes
- * of caches that are never allocated. */
+/* The record begins again with each llama.cpp context and at its end: planning (--fit) asks for
+ * sizes of caches that are never allocated. */
 void kvp_asked_reset(void);
 
 #endif /* KVP_ASKED_H */

@@ -622,8 +622,8 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)
-        kvp_say("llama.cpp reads %s without flash attention, from a decoded copy of the whole cache "
-                "for every token, which is slow: set -fa on (T5 does without it nevertheless)",
+        kvp_say("llama.cpp reads %s without flash attention, from a decoded copy of the whole "
+                "cache for every token, which is slow: set -fa on (T5 does without it even then)",
                 kv->name);
     kv->layers->copies = true;
 }

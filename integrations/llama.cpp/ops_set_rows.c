@@ -30,8 +30,8 @@ bool kvp_set_rows_supported(const abi_tensor *node)
         if (kvp_kv_of(node) != NULL)
             kvp_kv_refuse(kvp_kv_of(node),
                           "flash attention is off, so llama.cpp stores values transposed, which a "
-                          "compressed cache cannot do: set -fa on. Where it is on, llama.cpp turns it "
-                          "off for this model (Grok): run the model without --device KVANT");
+                          "compressed cache cannot do: set -fa on. Where it is on, llama.cpp turns "
+                          "it off for this model (Grok): run the model without --device KVANT");
         return true; /* ggml aborts when nobody accepts it (ops_other.c) */
     }
     if (rows->type == ABI_TYPE_F32 && (index->type == ABI_TYPE_I64 || index->type == ABI_TYPE_I32) &&

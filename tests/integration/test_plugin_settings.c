@@ -365,8 +365,10 @@ static void layers_without_a_plain_cache_are_told(void **state)
     static const struct {
         const char *model, *told;
         int n_lines;
-    } cases[] = { { "deepseek2", "keys without values (MLA, an indexer): that cache stays as it is", 1 },
-                  { "lfm2", "2 of 4 layers have a KV cache and are compressed; 2 keep recurrent", 2 } };
+    } cases[] = {
+        { "deepseek2", "keys without values (MLA, an indexer): that cache stays as it is", 1 },
+        { "lfm2", "2 of 4 layers have a KV cache and are compressed; 2 keep recurrent", 2 },
+    };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
