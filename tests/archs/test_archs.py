@@ -26,10 +26,10 @@ PLUGIN = os.environ["KVANT_PLUGIN_FILE"]
 # delta net, short convolution, Mamba in the same layers and in others), state alone, MLA, an
 # indexer, no flash attention, no cache.
 DOZEN = """
-    llama:dense qwen3:dense gemma3:dense gemma2:dense gemma3n:dense gpt-oss:moe llama4:moe
-    qwen35:dense qwen3next:moe lfm2:dense falcon-h1:dense granitehybrid:dense nemotron_h:dense
-    mamba:dense deepseek2:moe kimi-linear:moe deepseek4:moe minimax-m3:moe t5:dense grok:moe
-    eurobert:dense
+    llama:dense qwen3:dense gemma3:dense gemma2:dense gemma3n:dense gemma4:dense gpt-oss:moe
+    llama4:moe qwen35:dense qwen3next:moe lfm2:dense falcon-h1:dense granitehybrid:dense
+    nemotron_h:dense mamba:dense deepseek2:moe kimi-linear:moe deepseek4:moe minimax-m3:moe
+    t5:dense grok:moe eurobert:dense
 """.split()
 
 # int-8's step is proportional to the range of 128 numbers, which is 5.3 standard deviations of
