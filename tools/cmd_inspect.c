@@ -127,6 +127,9 @@ static bool size_caches(engine *e, kv_configs *f16, uint32_t n_ctx, bool on_gpu,
             return false;
         if (config->stock)
             engine_stock_size(config, &sizes[i]);
+        if (sizes[i].numbers[0] + sizes[i].numbers[1] == 0)
+            return complain("inspect: %s has no cache of keys and values that kvant compresses",
+                            e->options.model);
     }
     return true;
 }

@@ -302,8 +302,8 @@ class Inspect(unittest.TestCase):
 
     def test_windows_and_other_layers(self):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
-        What kvant learns for them goes by the context. Models whose state is not only keys and
-        values are refused with the reason."""
+        What kvant learns for them goes by the context. Recurrent layers of lfm2 (two of four) have
+        no keys and values and are not counted, and deepseek2 has keys alone."""
         caches = ("--stock", "f16", "--preset", "balanced", "-k", "turboquant-4")
         rows = rows_of(run("inspect", "-m", TINY / "gemma3.gguf", "-c", "4096", *caches, "--json"))
         numbers = (2 * 4096 + 2 * 768) * 2 * 2 * 64
@@ -313,11 +313,13 @@ class Inspect(unittest.TestCase):
         words = ("-c", "4096", "--preset", "balanced", "--json")
         without, = rows_of(run("inspect", "-m", TINY / "llama.gguf", *words))
         self.assertEqual(rows[1]["transform_bytes"], without["transform_bytes"])
-        for model, words in (("lfm2", "the model keeps state in cache_"),
-                             ("deepseek2", "(MLA) is not supported")):
-            done = run("inspect", "-m", TINY / f"{model}.gguf", "-c", "512")
-            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-            self.assertIn(words, done.stderr)
+        words = ("-c", "4096", "--stock", "f16", "--json")
+        rows = [rows_of(run("inspect", "-m", TINY / f"{model}.gguf", *words))[0]
+                for model in ("lfm2", "llama")]
+        self.assertEqual(2 * rows[0]["kv_bytes"], rows[1]["kv_bytes"])
+        done = run("inspect", "-m", TINY / "deepseek2.gguf", "-c", "512")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("no cache of keys and values that kvant compresses", done.stderr)
         row, = rows_of(run("inspect", "-m", TINY / "lfm2.gguf", "--json"))
         self.assertEqual(row["bits"], 4.25)
 
