@@ -8,9 +8,6 @@
 
 #include <kvant/codec.h>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,17 +111,13 @@ static void a_cache_takes_its_true_bits(void **state)
     assert_int_equal(reserved, 0);
 }
 
-/* Memory of the process that belongs to no file, in bytes. What was freed goes back to the system
- * first: how much of it the allocator keeps depends on where blocks happen to lie. */
+/* Memory of the process that belongs to no file, in bytes. */
 static double anonymous(void)
 {
     FILE *status = fopen("/proc/self/status", "r");
     char line[256];
     double kib = -1;
 
-#ifdef __GLIBC__
-    malloc_trim(0);
-#endif
     assert_non_null(status);
     while (fgets(line, sizeof(line), status) != NULL)
         if (strncmp(line, "RssAnon:", 8) == 0)
