@@ -99,6 +99,9 @@ bool engine_open(engine *e, const engine_options *options)
      */
     unsetenv("GGML_BACKEND_PATH");
     ll.ggml_backend_load_all_from_path(e->options.runtime);
+    /* A distribution has them in a folder of its own, which its ggml knows. */
+    if (ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == NULL)
+        ll.ggml_backend_load_all_from_path(NULL);
     return start_threadpool(e);
 }
 
@@ -126,7 +129,8 @@ static bool load_plugin(engine *e)
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
         complain("llama.cpp did not load the plug-in %s", path);
-        hint("--verbose shows why; the plug-in refuses versions of ggml that it was not tested with");
+        hint("--verbose shows why; the plug-in refuses a ggml that is laid out otherwise than "
+             "those it knows");
     }
     return e->plugin != NULL;
 }
@@ -182,6 +186,15 @@ static bool is_gguf(const char *path)
     return ok;
 }
 
+static void other_parameters(const engine *e, const char *whose)
+{
+    complain("%s is llama.cpp %s with ggml %s, which keeps %s parameters otherwise than the "
+             "versions that kvant "
+             "knows",
+             e->options.runtime, ll.llama_version(), ll.ggml_version(), whose);
+    hint("use a runtime with ggml 0.10 to 0.27");
+}
+
 static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers)
 {
     if (!is_gguf(e->options.model)) {
@@ -189,10 +202,12 @@ static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, in
         hint("scripts/fetch.py model fetches a small one");
         return NULL;
     }
-    struct llama_model_params params = ll.llama_model_default_params();
-    params.devices = devices;
-    params.n_gpu_layers = n_gpu_layers;
-    params.progress_callback = keep_loading;
+    llama_params params = ll.llama_model_default_params();
+    const model_settings settings = { devices, n_gpu_layers, keep_loading };
+    if (!model_params(&params, &settings)) {
+        other_parameters(e, "a model's");
+        return NULL;
+    }
     struct llama_model *model = ll.llama_model_load_from_file(e->options.model, params);
     if (model == NULL && !interrupted()) /* llama.cpp has said why */
         complain("cannot load the model %s", e->options.model);
@@ -227,7 +242,7 @@ static bool stop_computing(void *user)
 static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
 {
     kv_meter *meter = user;
-    if (!ask || node->op != GGML_OP_SET_ROWS)
+    if (!ask || strcmp(ll.ggml_op_name(node->op), "SET_ROWS") != 0)
         return !ask;
     const struct ggml_tensor *cache = node;
     while (cache->view_src != NULL)
@@ -255,25 +270,29 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
         (!config->stock && !configs_set_plugin(&e->options.configs, config)) ||
         setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
-    struct llama_context_params params = ll.llama_context_default_params();
-    params.n_ctx = options->n_ctx;
-    params.n_batch = options->n_batch;
-    params.n_ubatch = options->n_batch < ENGINE_UBATCH ? options->n_batch : ENGINE_UBATCH;
-    params.n_seq_max = 1;
-    params.n_outputs_max = options->n_outputs;
-    params.n_threads = params.n_threads_batch = (int32_t)e->options.n_threads;
-    params.type_k = config->type_k;
-    params.type_v = config->type_v;
-    params.flash_attn_type = config->stock && !config->accel && !options->flash_attention
-                                 ? LLAMA_FLASH_ATTN_TYPE_AUTO
-                                 : LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    params.swa_full = false; /* as llama.cpp's programs, not as its C interface, default to */
-    params.cb_eval = options->on_node;
-    params.cb_eval_user_data = options->on_node_user;
+    llama_params params = ll.llama_context_default_params();
+    context_settings settings = {
+        .n_ctx = options->n_ctx,
+        .n_batch = options->n_batch,
+        .n_ubatch = options->n_batch < ENGINE_UBATCH ? options->n_batch : ENGINE_UBATCH,
+        .n_outputs = options->n_outputs,
+        .n_threads = (int32_t)e->options.n_threads,
+        .flash_attention = config->stock && !config->accel && !options->flash_attention
+                               ? LLAMA_FLASH_ATTN_TYPE_AUTO
+                               : LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        .on_node = options->on_node,
+        .on_node_user = options->on_node_user,
+        .type_k = config->type_k,
+        .type_v = config->type_v,
+    };
     if (options->meter != NULL) {
         *options->meter = (kv_meter){ .n = 0 };
-        params.cb_eval = meter_node;
-        params.cb_eval_user_data = options->meter;
+        settings.on_node = meter_node;
+        settings.on_node_user = options->meter;
+    }
+    if (!context_params(&params, &settings)) {
+        other_parameters(e, "a context's");
+        return NULL;
     }
     struct llama_context *ctx = ll.llama_init_from_model(model, params);
     if (ctx == NULL) {

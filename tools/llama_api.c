@@ -1,4 +1,4 @@
-/* llama_api.c - opens llama.cpp's libraries, binds the functions, refuses other versions. */
+/* llama_api.c - opens llama.cpp's libraries, binds the functions, refuses other layouts. */
 #define _POSIX_C_SOURCE 200809L
 #include "llama_api.h"
 
@@ -19,12 +19,13 @@ LLAMA_FUNCTIONS(LLAMA_CHECK)
 
 llama_api ll;
 
-/* libllama.so, or libllama.v0.5.0.so and the like, as builds for package registries name it; never
+/* libllama.so; libllama.v0.5.0.so and the like, as builds for package registries name it; or
+ * libllama.so.0, where a distribution installs the library without what developers need. Never
  * libllama-common.so. */
 static bool is_libllama(const char *name)
 {
-    const size_t n = strlen(name);
-    return strncmp(name, "libllama.", 9) == 0 && n > 3 && strcmp(name + n - 3, ".so") == 0;
+    const char *end = strstr(name, ".so");
+    return strncmp(name, "libllama.", 9) == 0 && end != NULL && (end[3] == 0 || end[3] == '.');
 }
 
 static bool find_libllama(const char *folder, char *path, size_t bytes)
@@ -47,27 +48,37 @@ static bool bind(void *library, const char *name, void *member)
     void *symbol = dlsym(library, name);
     if (symbol == NULL) {
         complain("the llama.cpp runtime lacks %s", name);
-        return hint("it must be llama.cpp " KVANT_LLAMA_VERSION " with ggml " KVANT_GGML_VERSION);
+        return hint("kvant runs with llama.cpp from ggml 0.10 on; it was compiled for "
+                    "llama.cpp " KVANT_LLAMA_VERSION " with ggml " KVANT_GGML_VERSION);
     }
     memcpy(member, &symbol, sizeof symbol); /* ISO C has no conversion from void * to a function pointer */
     return true;
 }
 
-/* "0.5.0-dev" and "0.5.0" are one source: the suffix says how it was built. */
-static bool same_version(const char *loaded, const char *expected)
+static const char *no_version(void)
 {
-    const size_t n = strlen(expected);
-    return strncmp(loaded, expected, n) == 0 && (loaded[n] == 0 || loaded[n] == '-');
+    return "(no version)";
 }
 
-static bool check_versions(const char *folder)
+/* llama.cpp before ggml 0.21 has no such function. */
+static void bind_version(void *library)
 {
-    const char *llama = ll.llama_version(), *ggml = ll.ggml_version();
-    if (same_version(llama, KVANT_LLAMA_VERSION) && same_version(ggml, KVANT_GGML_VERSION))
+    void *symbol = dlsym(library, "llama_version");
+    ll.llama_version = no_version;
+    if (symbol != NULL)
+        memcpy(&ll.llama_version, &symbol, sizeof symbol);
+}
+
+/* kvant reads tensors and hands a batch over. The plug-in looks closer (ggml_tables.c); here a
+ * tensor's size stands for the rest of it. ggml counts a header of 32 bytes for each. */
+static bool check_tensors(const char *folder)
+{
+    if (ll.ggml_tensor_overhead() == sizeof(struct ggml_tensor) + 32)
         return true;
-    complain("%s is llama.cpp %s with ggml %s, but this kvant was compiled for %s with ggml %s", folder, llama,
-             ggml, KVANT_LLAMA_VERSION, KVANT_GGML_VERSION);
-    return hint("use a runtime of that version, or configure kvant with that runtime's headers (KVANT_LLAMA_SRC)");
+    complain("%s is llama.cpp %s with ggml %s, which lays tensors out otherwise than "
+             "ggml " KVANT_GGML_VERSION,
+             folder, ll.llama_version(), ll.ggml_version());
+    return hint("use a runtime with ggml 0.10 to 0.27");
 }
 
 bool llama_api_load(const char *folder)
@@ -85,5 +96,7 @@ bool llama_api_load(const char *folder)
     if (!bind(library, #name, &ll.name))                                                                           \
         return false;
     LLAMA_FUNCTIONS(LLAMA_BIND)
-    return check_versions(folder);
+    LLAMA_SHAPED_FUNCTIONS(LLAMA_BIND)
+    bind_version(library);
+    return check_tensors(folder);
 }

@@ -508,6 +508,14 @@ class LlamaErrors(unittest.TestCase):
             ["run", "-p", "x", "-m", self.file], RUNTIME, "/nowhere-runtime", KVANT_RUNTIME="/nowhere-runtime"
         )
 
+    def test_names_of_libllama(self):
+        """What a developer's build, a package registry and a distribution call it; here each is a text."""
+        for name in ("libllama.so", "libllama.v0.5.0.so", "libllama.so.0", "libllama.b7347.so.0.0.1"):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                pathlib.Path(folder, "libllama-common.so.0").write_text("not the library")
+                pathlib.Path(folder, name).write_text("no library")
+                self.check(["run", "-p", "x", "-m", self.file, "--runtime", folder], RUNTIME, f"{name}: ")
+
     def test_bad_specs_and_types(self):
         base = ["eval", "-m", self.file, "-f", self.file]
         self.check([*base, "-k", "nonsense"], USAGE, "nonsense")

@@ -1,0 +1,42 @@
+/* llama_params.h - the parameters with which llama.cpp loads a model and creates a context, of
+ * whichever version is loaded.
+ *
+ * Versions put new members among the old ones. The places of those that kvant sets are found in the
+ * defaults that the loaded llama.cpp hands out. The structs cross its boundary by value: a caller
+ * passes one that is larger than any version's in memory, and llama.cpp reads as much as it knows.
+ */
+#ifndef KVANT_TOOLS_LLAMA_PARAMS_H
+#define KVANT_TOOLS_LLAMA_PARAMS_H
+
+#include <llama.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct llama_params {
+    _Alignas(16) unsigned char bytes[512];
+} llama_params;
+
+/* What kvant sets of them. */
+typedef struct model_settings {
+    ggml_backend_dev_t *devices;
+    int32_t n_gpu_layers;
+    llama_progress_callback progress;
+} model_settings;
+
+typedef struct context_settings {
+    uint32_t n_ctx, n_batch, n_ubatch;
+    uint32_t n_outputs; /* not set where llama.cpp has no such limit */
+    int32_t n_threads;
+    enum llama_flash_attn_type flash_attention;
+    ggml_backend_sched_eval_callback on_node;
+    void *on_node_user;
+    enum ggml_type type_k, type_v;
+} context_settings;
+
+/* Put the settings into the defaults of the loaded version. False when its parameters are not laid
+ * out like those of any version that kvant knows. */
+bool model_params(llama_params *params, const model_settings *settings);
+bool context_params(llama_params *params, const context_settings *settings);
+
+#endif /* KVANT_TOOLS_LLAMA_PARAMS_H */
