@@ -58,7 +58,8 @@ _FUNCTIONS = {
     "ggml_backend_tensor_get": (None, [_P, _P, _SIZE, _SIZE]),
     "ggml_backend_graph_compute": (_INT, [_P, _P]),
 }
-_VERSION = b"0.25."  # of ggml whose structures and numbers are above
+# Of ggml whose structures and numbers are above (0.10 to 0.27): a tensor and the header of an object.
+_TENSOR_OVERHEAD = 336 + 32
 _QUIET = c.CFUNCTYPE(None, _INT, _STR, _P)(lambda level, text, user: None)
 
 
@@ -89,7 +90,7 @@ class Ggml:
 
     @staticmethod
     def _load(folder):
-        names = sorted(glob.glob(os.path.join(glob.escape(folder or ""), "libllama.*so"))) if folder else []
+        names = sorted(glob.glob(os.path.join(glob.escape(folder or ""), "libllama.*so*"))) if folder else []
         if not names:
             cli.fail(f"bench attention: no libllama*.so in {folder}, so there is no ggml to compare with" if folder else
                      "bench attention: no llama.cpp runtime is named, so there is no ggml to compare with",
@@ -101,8 +102,8 @@ class Ggml:
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             cli.fail(f"cannot load {error}")
-        if not lib.ggml_version().startswith(_VERSION):
-            cli.fail(f"{folder} has ggml {lib.ggml_version().decode()}, this kvant knows {_VERSION.decode()}*")
+        if lib.ggml_tensor_overhead() != _TENSOR_OVERHEAD:
+            cli.fail(f"{folder} has ggml {lib.ggml_version().decode()}, which lays tensors out otherwise than 0.10 to 0.27")
         return lib
 
 
