@@ -54,8 +54,10 @@ static const arg_spec spec = {
              "                  [--accel] [--] PROGRAM [ARGUMENTS]",
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
              "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. They may stand\n"
-             "behind other words: taskset -c 0 llama-server. Other programs get the environment only:\n"
-             "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
+             "behind other words: taskset -c 0 llama-server. Other programs get variables only:\n"
+             "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
+             "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
+             "OLLAMA_FLASH_ATTENTION, unless these are set.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
@@ -284,15 +286,44 @@ static void say_notes(const exec_options *o, const program *p, const device_list
         gpu_say_unused(p, list, program_value(p, &option_device, NULL) == NULL);
 }
 
+/* What a llama.cpp program reads where another program starts it, and what Ollama passes on to its
+ * own: Ollama switches flash attention off for a device that it does not know. */
+typedef struct variable {
+    const char *name, *value;
+} variable;
+enum { N_VARIABLES = 4 };
+static const variable variables[N_VARIABLES] = {
+    { "LLAMA_ARG_DEVICE", PLUGIN_DEVICE },
+    { "LLAMA_ARG_N_GPU_LAYERS", "99" },
+    { "LLAMA_ARG_FLASH_ATTN", "on" },
+    { "OLLAMA_FLASH_ATTENTION", "1" },
+};
+static const variable variables_of_accel[N_VARIABLES] = {
+    { "LLAMA_ARG_FLASH_ATTN", "on" },
+    { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
+    { "OLLAMA_FLASH_ATTENTION", "1" },
+};
+
+/* In place of flags, for a program that is not llama.cpp's. What the user has set stays. */
+static bool set_variables(bool accel)
+{
+    const variable *list = accel ? variables_of_accel : variables;
+    for (size_t i = 0; i < N_VARIABLES && list[i].name != NULL; i++)
+        if (setenv(list[i].name, list[i].value, 0) != 0)
+            return complain("exec: cannot set the environment: %s", strerror(errno));
+    return true;
+}
+
 static void say_no_flags(const exec_options *o, const program *p)
 {
     if (o->quiet)
         return;
     complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
              file_name(p->argv[0]));
-    hint("a llama.cpp program that it starts needs %s if its back ends are linked in%s",
-         o->accel ? "-fa on -ot none=CPU" : "--device " PLUGIN_DEVICE " -ngl 99 -fa on",
-         o->accel ? "" : "; without CUDA its weights stay on the CPU then");
+    hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
+         "that calls the library itself must choose the device%s",
+         o->accel ? "OVERRIDE_TENSOR=none=CPU" : "DEVICE=" PLUGIN_DEVICE " LLAMA_ARG_N_GPU_LAYERS=99",
+         o->accel ? "" : "; without CUDA weights stay on the CPU then");
 }
 
 static int exec_failed(const char *name)
@@ -354,8 +385,11 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     if (is_llama && !program_only_prints(p)) {
         devices_ask(p, &list);
         say_notes(o, p, &list);
-    } else if (!is_llama)
+    } else if (!is_llama) {
+        if (!set_variables(o->accel))
+            return EXIT_RUNTIME;
         say_no_flags(o, p);
+    }
     char **words = build_arguments(p, is_llama ? needed_flags(p, o->accel, &list) : NULL, &list);
     if (words == NULL) {
         complain("exec: out of memory");

@@ -423,10 +423,28 @@ class Words(Case):
             arguments, said = self.exec(*words)
             self.assertEqual(arguments, out)
             self.assertIn(f"'{pathlib.Path(words[0]).name}' does not begin with llama", said)
-            self.assertIn("--device KVANT -ngl 99 -fa on", said)
+            self.assertIn("LLAMA_ARG_DEVICE=KVANT LLAMA_ARG_N_GPU_LAYERS=99", said)
             self.assertIn("weights stay on the CPU", said)
             self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
-        self.assertIn("-fa on -ot none=CPU", self.exec("true", options=["--accel"])[1])
+        said = self.exec("true", options=["--accel"])[1]
+        self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_FLASH_ATTN=on", said)
+
+    def test_variables_for_a_program_that_another_one_starts(self):
+        """As Ollama starts llama-server: with its own arguments and the user's environment."""
+        names = ["LLAMA_ARG_DEVICE", "LLAMA_ARG_N_GPU_LAYERS", "LLAMA_ARG_FLASH_ATTN",
+                 "LLAMA_ARG_OVERRIDE_TENSOR", "OLLAMA_FLASH_ATTENTION"]  # fmt: skip
+
+        def values(*words, options=(), **environment):
+            lines = self.exec(*words, options=options, **environment)[0]
+            given = dict(line.split("=", 1) for line in lines if "=" in line)
+            return [given.get(name) for name in names]
+
+        self.assertEqual(values("env"), ["KVANT", "99", "on", None, "1"])
+        given = values("env", LLAMA_ARG_DEVICE="KVANT0")
+        self.assertEqual(given, ["KVANT0", "99", "on", None, "1"])
+        self.assertEqual(values("env", options=["--accel"]), [None, None, "on", "none=CPU", "1"])
+        server = program(self.folder, "llama-env", "env")
+        self.assertEqual(values(server), [None] * 5)
 
     def test_other_words_that_begin_with_llama(self):
         """A model that may be executed, a folder, a script of Python, a missing file."""
