@@ -18,7 +18,8 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-vllm test-lmcache asan tsan \
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-versions \
+    test-vllm test-lmcache asan tsan \
     install dist wheel clean help
 
 all: $(BUILD)/fetched
@@ -103,6 +104,7 @@ test-long:
 	$(MAKE) asan
 	$(MAKE) tsan
 	$(MAKE) test-api3
+	$(MAKE) test-versions
 	$(MAKE) test-vllm
 	$(MAKE) test-lmcache
 
@@ -171,6 +173,15 @@ test-archs:
 	cmake --build $(BUILD) -j $(JOBS) --target ggml-kvant arch_probe
 	ARCH_PROBE=$(BUILD)/bin/arch_probe KVANT_PLUGIN_FILE=$(abspath $(BUILD))/lib/libggml-kvant.so \
 	    $(PYTHON) tests/archs/test_archs.py --all bench/results/archs.csv
+
+# Stock builds of llama.cpp, one or more of each of ggml's versions: tables, a completion, and the
+# KL divergence. Writes the results.
+test-versions:
+	scripts/deps.sh test
+	$(call configure_tests)
+	cmake --build $(BUILD) -j $(JOBS) --target kvant ggml-kvant
+	$(PYTHON) tests/versions/test_versions.py $(BUILD)/bin/kvant \
+	    $(abspath $(BUILD))/lib/libggml-kvant.so "$$($(FETCH) model)" --csv bench/results/versions.csv
 
 # Everything else builds and passes without the families that only papers need.
 test-lean:

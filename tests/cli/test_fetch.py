@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import threading
 import unittest
+import zipfile
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -153,6 +154,16 @@ class Fetch(unittest.TestCase):
             fetch.RUNTIME, os.environ["PATH"] = original, path
         self.assertEqual((folder / "libllama.so").read_bytes(), b"library")
         self.assertEqual([entry.name for entry in self.cache.iterdir()], [folder.name])
+
+    def test_libraries_of_a_wheel_lie_in_one_folder(self):
+        wheel = self.root / "a.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name in ("a/libllama.so", "a/lib/libggml.so.0", "a/__init__.py", "../libescape.so"):
+                archive.writestr(name, name)
+        fetch.unpack_libraries(wheel, self.root / "made")
+        names = sorted(path.name for path in (self.root / "made").iterdir())
+        self.assertEqual(names, ["libescape.so", "libggml.so.0", "libllama.so"])
+        self.assertFalse((self.root / "libescape.so").exists())
 
 
 if __name__ == "__main__":
