@@ -19,9 +19,8 @@ LLAMA_FUNCTIONS(LLAMA_CHECK)
 
 llama_api ll;
 
-/* libllama.so; libllama.v0.5.0.so and the like, as builds for package registries name it; or
- * libllama.so.0, where a distribution installs the library without what developers need. Never
- * libllama-common.so. */
+/* libllama.so, or libllama.v0.5.0.so in a package registry, or libllama.so.0 in a distribution.
+ * Never libllama-common.so. */
 static bool is_libllama(const char *name)
 {
     const char *end = strstr(name, ".so");

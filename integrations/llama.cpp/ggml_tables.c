@@ -1,14 +1,13 @@
 /* ggml_tables.c - see ggml_tables.h: one row for each thing of ggml's binary interface that the
  * plug-in relies on, with how it shows and what abi.h says of it.
  *
- * A table of functions shows its places when it is filled with recorders, functions that note their
- * own place, and one of ggml's exported functions is called on it. A member that an exported
- * function returns tells its place in the same way. Tensors, operations and graphs show what they
- * are when ggml builds them. So a version number vouches for nothing here, and no word that ggml
- * may call is anything but a recorder.
+ * A recorder is a function that notes its own place. A table of functions is filled with recorders,
+ * and one of ggml's exported functions is called on it. A member that an exported function returns
+ * tells its place in the same way. Tensors, operations and graphs are built by ggml and then read.
+ * So no version number is trusted here, and ggml calls nothing but recorders.
  *
- * Not shown by any exported function are the hash set and the uid of a graph, which only gpu/
- * reads, and a buffer's two functions for strided copies, which nobody calls.
+ * No exported function shows the hash set and the uid of a graph, which only gpu/ reads. None shows
+ * a buffer's two functions for strided copies, which the plug-in leaves out.
  *
  * A row that differs ends the search, because the next rows may rest on it.
  */

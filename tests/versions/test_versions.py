@@ -1,5 +1,5 @@
-"""kvant on stock builds of llama.cpp, old and new: the plug-in compares their tables, a completion
-runs, and the KL divergence to the same build's f16 cache is that of the pinned build.
+"""Runs kvant on stock builds of llama.cpp, old and new. The plug-in compares their tables, and a
+completion runs. The KL divergence to a build's own f16 cache must be the pinned build's.
 
     test_versions.py KVANT PLUGIN MODEL [--csv FILE] [--only NAME]...
 
@@ -81,8 +81,8 @@ class Build:
 
 
 def differs(quality, pinned):
-    """The cache is the same and the kernels of matrices are not, so the means over the same tokens
-    differ by less than what they are uncertain by: four standard errors of a difference."""
+    """The cache is the same, but the kernels of matrices are not. Each mean over the same tokens has
+    a standard error, and the means may lie four standard errors of a difference apart."""
     for here, there in zip(quality[1:], pinned[1:]):
         apart = abs(here["kld_mean"] - there["kld_mean"])
         if apart > 4 * math.hypot(here["kld_se"], there["kld_se"]):
