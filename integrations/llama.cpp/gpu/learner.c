@@ -87,16 +87,6 @@ void kvp_gpu_learner_finish(kvp_gpu_learner *l)
     }
 }
 
-/* Ends the layer's threads, whose results nobody will use. */
-static void stop(kvp_gpu_learner *l)
-{
-    atomic_store(&l->dropped, true);
-    if (l->making)
-        pthread_join(l->maker, NULL);
-    l->making = false;
-    kvp_gpu_learner_finish(l);
-}
-
 /* The tensor */
 
 void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
@@ -105,7 +95,10 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
 
     if (l == NULL)
         return;
-    stop(l); /* threads find it in cells */
+    atomic_store(&l->dropped, true);
+    if (l->making)
+        pthread_join(l->maker, NULL);
+    kvp_gpu_learner_finish(l); /* threads find it in cells */
     cells->learner = NULL;
     kvp_gpu_learner_drop(cells, l);
     kvant_tensor_free(&l->tensor);
@@ -151,15 +144,12 @@ static void make_room(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
 {
     const size_t bytes = KVP_ENOUGH_ROWS * kvp_gpu_width(cells) * sizeof(float);
 
-    if (l->rows == NULL && (l->rows = malloc(bytes)) != NULL) {
+    l->rows = malloc(bytes);
+    if (l->rows != NULL) {
         memset(l->rows, 1, bytes);
         l->most = KVP_ENOUGH_ROWS;
     }
-    if (l->queries_bytes >= cells->asked_bytes)
-        return;
-    free(l->queries);
     l->queries = malloc(cells->asked_bytes);
-    l->queries_bytes = l->queries != NULL ? cells->asked_bytes : 0;
     if (l->queries != NULL)
         memset(l->queries, 1, cells->asked_bytes);
 }
@@ -183,31 +173,13 @@ void kvp_gpu_learner_make(kvp_gpu_cells *cells)
         l->making = start_thread(&l->maker, make, cells);
 }
 
-/* The layer's learner as it was at first, with the room that it has for copies: touching this room
- * again would take longer than a short prompt. */
-static kvp_gpu_learner *make_again(kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = calloc(1, sizeof(*l)), *former = cells->learner;
-
-    if (l != NULL && former != NULL) {
-        stop(former);
-        l->rows = former->rows;
-        l->most = former->most;
-        l->queries = former->queries;
-        l->queries_bytes = former->queries_bytes;
-        former->rows = NULL;
-        former->queries = NULL;
-    }
-    kvp_gpu_weigh_free(cells);
-    return l;
-}
-
 void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
 {
     if (cells->learner != NULL && cells->learner->n == 0)
         return; /* as good as new */
+    kvp_gpu_weigh_free(cells);
     pthread_once(&counted, count_cpus);
-    cells->learner = make_again(cells);
+    cells->learner = calloc(1, sizeof(*cells->learner));
     if (cells->asked_bytes > 0)
         kvp_gpu_learner_make(cells);
 }
@@ -403,9 +375,7 @@ static char *take_room(const kvp_gpu_cells *cells, size_t bytes)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    return l->queries != NULL && bytes <= l->queries_bytes && !atomic_exchange(&l->queries_taken, true)
-               ? l->queries
-               : malloc(bytes);
+    return l->queries != NULL && bytes <= cells->asked_bytes && !atomic_exchange(&l->queries_taken, true) ? l->queries : malloc(bytes);
 }
 
 static void give_back(kvp_gpu_learner *l, char *queries)
@@ -501,7 +471,6 @@ void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     free(l->queries);
     l->rows = NULL;
     l->queries = NULL;
-    l->queries_bytes = 0;
     l->most = 0;
 }
 

@@ -27,7 +27,6 @@ typedef struct kvp_gpu_learner {
     float *rows; /* of cells of cache->plain, as far as they came */
     size_t n, most;
     char *queries;             /* room for copies of a batch's */
-    size_t queries_bytes;
     atomic_bool queries_taken; /* by a thread */
     uint32_t number; /* of the tensor's version that was asked for last, and its centre */
     float *center;
