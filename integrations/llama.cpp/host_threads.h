@@ -12,8 +12,7 @@
  * threads is at most the number of CPUs, whatever llama.cpp sets before a graph. A part of a graph
  * with more threads would do harm, too: OpenMP's workers spin after it, and use up a CPU quota.
  *
- * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
- * has the same default. */
+ * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. */
 #ifndef KVP_HOST_THREADS_H
 #define KVP_HOST_THREADS_H
 

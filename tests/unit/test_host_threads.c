@@ -199,15 +199,18 @@ static void make_mock(void)
     cpu.iface.free = free_backend;
 }
 
-/* What llama.cpp does before a graph: it looks the function up in the registry, where the plug-in's
- * is now. */
+/* What llama.cpp does before a graph: it looks both functions up in the registry, where the
+ * plug-in's are now. The plug-in knows a lender from the first graph on, and limits the next. */
 static uint32_t announce(kvp_host_threads *threads, int n)
 {
     void (*set)(abi_backend *, void *);
+    void (*set_n)(abi_backend *, int);
     void *address = cpu_reg.iface.get_proc_address(&cpu_reg, "ggml_backend_cpu_set_threadpool");
     memcpy(&set, &address, sizeof set);
+    address = cpu_reg.iface.get_proc_address(&cpu_reg, "ggml_backend_set_n_threads");
+    memcpy(&set_n, &address, sizeof set_n);
     set(&cpu, &cpu_reg);
-    lender.n_asked = n;
+    set_n(&cpu, n);
     return kvp_host_threads_update(threads, (uint32_t)n);
 }
 
