@@ -337,6 +337,8 @@ class SchemePlace(Struct):
         ("n_layers", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
         ("head_dim", c.c_uint32),
+        ("rank", c.c_uint32),
+        ("n_cached", c.c_uint32),
     ]
 
 
