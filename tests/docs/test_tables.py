@@ -15,6 +15,7 @@ sys.path.insert(0, str(SCRIPT))
 import age  # noqa: E402
 import fill  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
+from tables import archs  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -165,6 +166,35 @@ class Lines(unittest.TestCase):
                 results.newest(file, wanted)
         with self.assertRaisesRegex(Missing, "a.csv, line 2: .* value"):
             results.newest("a.csv", {}).number("value")
+
+
+class Architectures(unittest.TestCase):
+    """A model's answer is one that the results have, in words that the page explains."""
+
+    def known(self, names, outcome):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "models.csv").write_text(f"models,architecture\n{names}\n")
+            (root / "archs.csv").write_text(
+                "architecture,model,cache,compressed,layers,int-8/q8_0,balanced/q4_0,outcome\n"
+                f"a,dense,recurrent state,1,2,,,right\nb,dense,,,,,,{outcome}\nb,moe,,,,,,right\n"
+            )
+            with unittest.mock.patch.object(archs, "NAMES", root / "models.csv"):
+                return archs.known_models(Results(root))
+
+    def test_answers(self):
+        rows = self.known('"A, B",a\nC,b', "right")
+        self.assertEqual(rows[2], "| A, B | `a` | keys and values; the state stays llama.cpp's |")
+        self.assertEqual(rows[3], "| C | `b` | all layers |")
+
+    def test_unknown_answers_are_faults(self):
+        for names, outcome, words in (
+            ("A,c", "right", "c has 0 answers"),
+            ("A,b", "refused: x", "b has 2 answers"),
+            ("A,b", "wrong", "line 3: no words for the outcome 'wrong'"),
+        ):
+            with self.assertRaisesRegex(Missing, words):
+                self.known(names, outcome)
 
 
 class Ages(unittest.TestCase):
