@@ -2,7 +2,7 @@
 
 from caches import BY_SIZE, MIB, MODELS, label, memory, on_gpu, quality
 from results import has, like
-from text import code, size, table
+from text import code, size, table, times
 
 CONTEXTS = (1024, 4096, 32768, 131072)
 SHAPES = ("SmolLM2-135M", "Llama 3.2 1B", "Llama 3.1 8B", "Qwen3 32B", "Llama 3.3 70B")
@@ -20,19 +20,28 @@ def memory_fit(results):
     return table(heading, *rows)
 
 
-def memory_short(results):
-    """Computed memory of presets and q4_0 relative to f16 by context, in SmolLM2's shape."""
-    contexts = (128, 256, 512, 1024, 2048, 4096, 16384)
-    shape = "SmolLM2-135M"
+def _relative(results, shape, contexts, caches):
     rows = [
         [label(cache)]
         + [
-            f"{memory(results, shape, cache, tokens) / memory(results, shape, 'f16', tokens):.2f}"
+            times(memory(results, shape, cache, tokens) / memory(results, shape, "f16", tokens))
             for tokens in contexts
         ]
-        for cache in ("q8_0", "q4_0", "quality", "balanced", "small", "tiny")
+        for cache in caches
     ]
     return table(["tokens", *(f"{tokens:,}" for tokens in contexts)], *rows)
+
+
+def memory_short(results):
+    """Computed memory of presets and q4_0 relative to f16 by context, in SmolLM2's shape."""
+    caches = ("q8_0", "q4_0", "quality", "balanced", "small", "tiny")
+    return _relative(results, "SmolLM2-135M", (128, 256, 512, 1024, 2048, 4096, 16384), caches)
+
+
+def memory_relative(results):
+    """Computed memory of caches relative to f16 by context, in an 8B model's shape."""
+    caches = ("q8_0", "quality", "balanced", "q4_0", "small")
+    return _relative(results, "Llama 3.1 8B", CONTEXTS, caches)
 
 
 def memory_measured(results):
