@@ -45,6 +45,8 @@ static rows_graph make_rows_graph(void)
     unsetenv("KVANT_HEAD_DIM");
     cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2); /* of one stream, rows would wait for a mask */
     ggml_set_name(cache, "cache_k_l0");
+    /* Keys without values would stay llama.cpp's own. */
+    ggml_set_name(ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2), "cache_v_l0");
     rows = ggml_new_tensor_2d(g.context, GGML_TYPE_F32, ROW, N_ROWS);
     index = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, N_ROWS);
     g.buffer = ggml_backend_alloc_ctx_tensors_from_buft(g.context, ggml_backend_dev_buffer_type(device));

@@ -8,6 +8,7 @@
 
 #include <kvant/codec.h>
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,17 +138,22 @@ static void decode_in_batches(struct llama_context *context, int from, int to)
 }
 
 /* What the process takes beyond what the plug-in says that its cache takes, after the first half
- * of the tokens and after all of them. */
+ * of the tokens and after all of them. A token follows each half, because attention gives a
+ * prompt's workspace back with it. Memory that the allocator could give back does not count. */
 static void find_uncounted(const char *spec, double uncounted[2])
 {
     const harness_options options = { .spec = spec, .n_ctx = N_CTX, .unified = true };
     struct llama_context *context;
 
     llama_free(harness_context(&options)); /* what the process keeps of any context is there now */
+    malloc_trim(0);
     uncounted[0] = uncounted[1] = -anonymous();
     context = harness_context(&options);
     for (int half = 0; half < 2; half++) {
-        decode_in_batches(context, half * N_CTX / 8, (half + 1) * N_CTX / 8);
+        const int from = half * (N_CTX / 8 + 1), to = from + N_CTX / 8;
+        decode_in_batches(context, from, to);
+        harness_decode(context, &(llama_token){ 1 }, 1, to, 0, false);
+        malloc_trim(0);
         uncounted[half] += anonymous() - (double)kv_memory()(NULL);
     }
     llama_free(context);
