@@ -233,12 +233,20 @@ void kvp_host_threads_use(kvp_host_threads *threads)
     threads->wanted = true;
 }
 
+/* OpenMP's threads spin at barriers as long as they are no more than the CPUs. If another process
+ * keeps these CPUs busy, a token takes seconds then. With one thread more they sleep soon, as they
+ * do in llama.cpp when it has more threads than CPUs. One thread alone waits for nobody. */
+static int most_threads(void)
+{
+    return (int)(host.openmp && host.n_cpus > 1 ? host.n_cpus + 1 : host.n_cpus);
+}
+
 uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 {
     threads->lender = threads->wanted ? last_lender : 0;
     threads->waits = last_waits;
     threads->n = host.n_cpus > 0 && n > host.n_cpus ? host.n_cpus : n;
-    limit_lender(threads->lender, (int)host.n_cpus);
+    limit_lender(threads->lender, most_threads());
     return threads->n;
 }
 
