@@ -78,7 +78,7 @@ def cpu_threads(results):
     places = {
         "all": "two cores",
         "core": "one core",
-        "neighbour": "two cores, one of them busy",
+        "neighbour": "two cores, a busy program on each",
         "quota": "half a core (cgroup quota)",
     }
     rows = []
