@@ -20,6 +20,19 @@ def tuning(results):
     return table([*heading, "next uniform, bits", "KLD"], *rows)
 
 
+def tuning_gain(results):
+    """KLD of tuned settings and of the best uniform one within 4 and 3 bits, on three models."""
+    rows = []
+    for budget in (4, 3):
+        for model, name in MODELS.items():
+            settings = ("tuned", "uniform within the budget")
+            tuned, best = (_line(results, model, s, budget).number("kld_mean") for s in settings)
+            cells = [divergence(tuned), divergence(best), f"{100 * (1 - tuned / best):.0f} %"]
+            rows.append([f"{budget} bits", name, *cells])
+    heading = ["budget", "model", "tuned, KLD", "best uniform setting, KLD", "less by"]
+    return table(heading, *rows)
+
+
 def _line(results, model, setting, budget):
     """The newest line of a setting whose bits round to the budget."""
     lines = results.lines("tune.csv", {"model": model, "setting": setting})
