@@ -17,7 +17,8 @@ kvp_ggml kvp_api;
 
 /* Versions whose builds were tried (bench/results/versions.csv). A newer one is said to be new. */
 enum { LAST_MINOR = 27 };
-#define TRIED_VERSIONS "ggml 0.10 to 0.27"
+#define TRIED_NUMBERS "0.10 to 0.27"
+#define TRIED_VERSIONS "ggml " TRIED_NUMBERS
 
 /* The versions that all integration tests run against; KVANT_STRICT_GGML=1 takes no other. A patch
  * release keeps the layouts, so two numbers are compared. */
@@ -144,8 +145,7 @@ static bool identify(void *library, kvp_ggml *api)
 
     if (!lookup(library, "ggml_version", &version)) {
         kvp_error("the program that loads the plug-in exports no ggml (no ggml_version), it was "
-                  "linked statically "
-                  "or is too old; kvant runs with " TRIED_VERSIONS);
+                  "linked statically or is too old; kvant runs with " TRIED_VERSIONS);
         return false;
     }
     api->version = version();
@@ -188,9 +188,8 @@ bool kvp_ggml_load(const void *caller)
 void kvp_ggml_say(void)
 {
     if (kvp_api.newer)
-        kvp_say("ggml %s is newer than those that kvant was tried with (0.10 to 0.27); all %d "
-                "places that kvant "
-                "relies on are as they were, so it runs",
+        kvp_say("ggml %s is newer than those that kvant was tried with (" TRIED_NUMBERS
+                "); all %d places that kvant relies on are as they were, so it runs",
                 kvp_api.version, kvp_api.n_rows);
     kvp_note("ggml %s, back-end API %d: %d places are as expected", kvp_api.version, kvp_api.api,
              kvp_api.n_rows);
