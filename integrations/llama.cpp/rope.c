@@ -124,6 +124,12 @@ static float magnitude(const abi_tensor *node)
     return number(node, ATTN_FACTOR) * yarn;
 }
 
+bool kvp_rope_is_same(const kvant_rope *a, const kvant_rope *b)
+{
+    return a->n_dims == b->n_dims && a->interleaved == b->interleaved &&
+           memcmp(a->frequencies, b->frequencies, a->n_dims / 2 * sizeof(*a->frequencies)) == 0;
+}
+
 bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
                        float *frequencies)
 {

@@ -21,6 +21,10 @@ uint32_t kvp_rope_frequencies(const abi_tensor *node, float *out);
 /* The RoPE of keys; false where there is none. frequencies: room for KVANT_MAX_HEAD_DIM / 2, which the rope points to. */
 bool kvp_rope_read(const kvp_kv *kv, const abi_tensor *rows, kvant_rope *rope, float *frequencies);
 
+/* Whether both rotate the same channels by the same angles. How many positions they are for does not
+ * count. */
+bool kvp_rope_is_same(const kvant_rope *a, const kvant_rope *b);
+
 /* The RoPE of a context shift's node (ops_rope.c), which rotates cached keys by positions and
  * changes nothing else. False: it does more, or other channels turn than the first ones.
  * frequencies: as above. */

@@ -27,8 +27,7 @@ bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows)
         centers->rope = rope;
         centers->rope.frequencies = centers->frequencies;
     }
-    even = centers->head_dim == cells->head_dim && centers->rope.n_dims == rope.n_dims && centers->rope.interleaved == rope.interleaved &&
-           memcmp(centers->frequencies, frequencies, rope.n_dims / 2 * sizeof(*frequencies)) == 0;
+    even = centers->head_dim == cells->head_dim && kvp_rope_is_same(&centers->rope, &rope);
     centers->uneven = centers->uneven || !even;
     return even && !cells->uncentred;
 }

@@ -32,17 +32,11 @@
 
 /* Whether all keys of a cache can move without a new encoding. */
 
-static bool rotate_alike(const kvant_rope *a, const kvant_rope *b)
-{
-    return a->n_dims == b->n_dims && a->interleaved == b->interleaved &&
-           memcmp(a->frequencies, b->frequencies, a->n_dims / 2 * sizeof(*a->frequencies)) == 0;
-}
-
 static bool rotates_as_centers(const kvp_gpu_cache *cache, const kvant_rope *rope)
 {
     const kvp_gpu_centers *centers = &cache->ranges.centers;
 
-    return !centers->used || rotate_alike(&centers->rope, rope);
+    return !centers->used || kvp_rope_is_same(&centers->rope, rope);
 }
 
 /* Only caches that know of a step's cells before its graph know which cells have rows. */
@@ -379,7 +373,7 @@ static bool begin(plan *p, cu_stream stream)
 /* Whether keys of a layer that moved before did so by this RoPE. */
 static bool has_rope(const kvp_gpu_cells *cells, const kvant_rope *rope)
 {
-    return cells->rope.size != 0 && rotate_alike(&cells->rope, rope);
+    return cells->rope.size != 0 && kvp_rope_is_same(&cells->rope, rope);
 }
 
 /* The first layer's node: what moves in all layers. False: keys must be encoded again. */
