@@ -10,6 +10,7 @@
 #include "command.h"
 #include "devices.h"
 #include "exec_gpu.h"
+#include "exec_watch.h"
 #include "plugin.h"
 #include "program.h"
 
@@ -314,10 +315,27 @@ static bool set_variables(bool accel)
     return true;
 }
 
+/* A word of the command line whose program has ggml linked in; NULL: none is known to. */
+static const char *static_program(const program *p)
+{
+    char path[PATH_MAX];
+    for (int i = 0; i < p->argc; i++)
+        if (program_path(p->argv[i], path, sizeof path) && program_has_ggml(path))
+            return p->argv[i];
+    return NULL;
+}
+
 static void say_no_flags(const exec_options *o, const program *p)
 {
+    const char *linked = o->quiet ? NULL : static_program(p);
     if (o->quiet)
         return;
+    if (linked != NULL) {
+        complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache "
+                 "stays uncompressed; kvant needs a build whose ggml is a shared library",
+                 file_name(linked));
+        return;
+    }
     complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
              file_name(p->argv[0]));
     hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
@@ -378,6 +396,14 @@ static int set_plugin(const exec_options *o)
     return EXIT_RUNTIME;
 }
 
+/* A list or a text needs no cache. */
+static bool is_watched(const exec_options *o, const program *p, bool is_llama)
+{
+    const char *quiet = getenv(PLUGIN_ENV_QUIET);
+    return !o->quiet && (quiet == NULL || strcmp(quiet, "1") != 0) &&
+           !(is_llama && program_only_prints(p));
+}
+
 /* Returns only when the program could not be started. */
 static int become(const exec_options *o, const program *p, bool is_llama)
 {
@@ -395,6 +421,8 @@ static int become(const exec_options *o, const program *p, bool is_llama)
         complain("exec: out of memory");
         return EXIT_RUNTIME;
     }
+    if (is_watched(o, p, is_llama))
+        watch_start(getenv("GGML_BACKEND_PATH"));
     execvp(words[0], words);
     const int code = exec_failed(words[0]);
     free(words);

@@ -51,6 +51,30 @@ static bool is_program(const char *word)
     return n == sizeof magic && (memcmp(magic, "\177ELF", 4) == 0 || memcmp(magic, "#!", 2) == 0);
 }
 
+/* The text of an error of ggml.c's, which a stripped file has, too. */
+bool program_has_ggml(const char *path)
+{
+    static const char text[] = "not enough space in the context's memory pool"; /* of ggml.c */
+    enum { BLOCK = 1 << 20, MOST_BLOCKS = 64, KEPT = sizeof text };
+    char *block = malloc(KEPT + BLOCK);
+    FILE *file = block != NULL ? fopen(path, "rbe") : NULL;
+    bool found = false;
+    size_t kept = 0, n = 1; /* the text may begin in one block and end in the next one */
+    for (int i = 0; file != NULL && i < MOST_BLOCKS && n > 0 && !found; i++) {
+        n = fread(block + kept, 1, BLOCK, file);
+        if (i == 0 && (n < 4 || memcmp(block, "\177ELF", 4) != 0))
+            break;
+        found = memmem(block, kept + n, text, sizeof text - 1) != NULL;
+        const size_t all = kept + n;
+        kept = all < KEPT ? all : KEPT;
+        memmove(block, block + all - kept, kept);
+    }
+    if (file != NULL)
+        fclose(file);
+    free(block);
+    return found;
+}
+
 bool program_find(int argc, char **argv, program *found)
 {
     int at = 0;

@@ -231,6 +231,8 @@ static abi_backend *accel_init_backend(abi_device *self, const char *params)
     (void)params;
     if (!kvp_settings_read_switch("KVANT_ACCEL", false, &wanted, err, sizeof(err)))
         kvp_error("%s", err);
+    if (wanted)
+        kvp_report("context");
     return backend_create(wanted ? &accel_device : &dormant_device, false);
 }
 

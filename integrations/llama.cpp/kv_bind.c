@@ -86,6 +86,7 @@ bool kvp_kv_new_context(char *err, size_t errlen)
     struct kvp_layers *layers = calloc(1, sizeof(*layers));
 
     kvp_asked_reset();
+    kvp_report("context");
     if (layers == NULL || !set_current(NULL)) {
         snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
         free(layers);

@@ -2,7 +2,8 @@
  * front.
  *
  * Errors and warnings always appear. What kvp_say prints appears unless KVANT_QUIET=1, notes only
- * with KVANT_VERBOSE=1.
+ * with KVANT_VERBOSE=1. `kvant exec` wants to know what becomes of the plug-in: kvp_report tells
+ * it.
  */
 #ifndef KVP_LOG_H
 #define KVP_LOG_H
@@ -15,5 +16,9 @@ void kvp_log_set(bool verbose, bool quiet);
 void kvp_error(const char *format, ...) KVP_PRINTF(1, 2);
 void kvp_say(const char *format, ...) KVP_PRINTF(1, 2);
 void kvp_note(const char *format, ...) KVP_PRINTF(1, 2);
+
+/* Sends "loaded", "refused" or "context" to the process that KVANT_WATCH names. Does nothing where
+ * nobody listens. */
+void kvp_report(const char *event);
 
 #endif /* KVP_LOG_H */

@@ -75,14 +75,15 @@ static void find_gpus(bool accel)
         kvp_error("warning: llama.cpp has a CUDA back end, but kvant works in the computer's memory: %s", err);
 }
 
-abi_reg *ggml_backend_init(void)
+/* NULL after a message with the reason. */
+static abi_reg *set_up(const void *caller)
 {
     char err[768] = "";
     kvp_settings settings;
     kvant_scheme_info info = { .size = sizeof(info) };
     bool accel, fp32, lend, gpu;
 
-    if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
+    if (!kvp_ggml_load(caller))
         return NULL;
     if (!kvp_settings_set_cpu_level(err, sizeof(err)) ||
         !kvp_settings_read(&settings, err, sizeof(err)) ||
@@ -120,4 +121,12 @@ abi_reg *ggml_backend_init(void)
                    .get_proc_address = reg_get_proc_address },
     };
     return &reg;
+}
+
+abi_reg *ggml_backend_init(void)
+{
+    abi_reg *made = set_up(KVP_RETURN_ADDRESS());
+
+    kvp_report(made != NULL ? "loaded" : "refused");
+    return made;
 }

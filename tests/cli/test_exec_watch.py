@@ -1,0 +1,189 @@
+"""kvant exec on programs that open a model and do not load the plug-in, without a real model."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from test_cli_exec import Case
+from testing import PLUGIN, command, program
+
+
+@unittest.skipUnless(PLUGIN, "the plug-in is not built")
+class Watch(Case):
+    """What exec says at the end about a program that opened a model."""
+
+    STATIC = "ggml was not loaded: this program has ggml linked in"
+    LINKED = "ggml's back ends are linked into the program's libraries"
+    ELSEWHERE = "no context was made on kvant's device"
+
+    def setUp(self):
+        super().setUp()
+        self.gguf = self.model()
+        self.library = self.folder / "libggml-base.so.0"
+        self.library.write_bytes(4096 * b"g")
+
+    def python(self, *lines):
+        """A program that may map files and may report as the plug-in does."""
+        head = (
+            "import mmap, os, signal, socket, subprocess, sys, time",
+            f"model, library, plugin = {str(self.gguf)!r}, {str(self.library)!r}, {PLUGIN!r}",
+            "kept = []",
+            "def map(path):",
+            "    with open(path, 'rb') as file:",
+            "        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))",
+            "def report(event):",
+            "    name = os.environ.get('KVANT_WATCH')",
+            "    out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)",
+            "    name and out.sendto(event.encode(), b'\\0' + name.encode())",
+        )
+        path = self.folder / "serve.py"
+        path.write_text("\n".join((*head, *lines)) + "\n")
+        return [sys.executable, path]
+
+    def said(self, *lines, options=(), **environment):
+        """What exec says after the two lines about a program that gets no flags."""
+        stderr = self.exec(*self.python(*lines), options=options, **environment)[1]
+        return [line for line in stderr.splitlines() if "exec: warning" in line]
+
+    def assertSays(self, said, text):
+        self.assertEqual(len(said), 1, said)
+        self.assertIn(text, said[0])
+        self.assertIn("model.gguf was", said[0])
+
+    def test_reasons_are_told_apart(self):
+        for lines, text in (
+            (["map(model)"], self.STATIC),
+            (["file = open(model)"], self.STATIC),
+            (["map(model)", "map(library)"], self.LINKED),
+            (["map(model)", "report('loaded')"], self.ELSEWHERE),
+            (["map(model)", "map(library)", "map(plugin)", "report('loaded')"], self.ELSEWHERE),
+        ):
+            with self.subTest(lines):
+                self.assertSays(self.said(*lines, "time.sleep(0.4)"), text)
+                self.assertEqual(self.said(*lines, "time.sleep(0.4)", options=["--quiet"]), [])
+                self.assertEqual(self.said(*lines, "time.sleep(0.4)", KVANT_QUIET="1"), [])
+
+    def test_nothing_is_said_without_a_reason(self):
+        for lines in (
+            [],
+            ["map(library)"],
+            ["report('loaded')"],  # a list of devices
+            ["report('loaded')", "file = open(model)"],  # a model that was not loaded
+            ["report('refused')", "map(model)", "map(library)"],  # the plug-in said why
+            ["report('loaded')", "report('context')", "map(model)"],
+            ["map(plugin)", "map(model)", "map(library)"],  # its report did not arrive
+        ):
+            with self.subTest(lines):
+                self.assertEqual(self.said(*lines, "time.sleep(0.4)"), [])
+
+    def test_a_program_that_another_one_starts(self):
+        """Its own session, no descriptors of the first program's, and its end comes later."""
+        body = "import sys, time; file = open(sys.argv[1]); time.sleep(0.4)"
+        child = f"sys.executable, '-c', {body!r}, model"
+        files = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+        start = f"subprocess.Popen([{child}], start_new_session=True, {files})"
+        self.assertSays(self.said(start + ".wait()"), self.STATIC)
+        begun = time.monotonic()
+        late = start.replace("time.sleep(0.4)", "time.sleep(60)") + ".pid"
+        done = self.exec(*self.python(f"print({late})", "time.sleep(0.4)"))
+        os.kill(int(done[0][0]), signal.SIGKILL)
+        self.assertNotIn("warning", done[1])
+        self.assertLess(time.monotonic() - begun, 30)
+
+    def test_a_server_is_told_before_its_end(self):
+        begun = time.monotonic()
+        words = command("exec", "--", *self.python("map(model)", "time.sleep(100)"))
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+            lines = [server.stderr.readline() for _ in range(3)]
+            self.assertIsNone(server.poll())
+            server.kill()
+            self.assertSays(lines[2:], self.STATIC)
+            self.assertEqual(server.stderr.read(), "")  # it is not said again
+        self.assertLess(time.monotonic() - begun, 60)
+
+    def test_the_program_is_as_without_exec(self):
+        """Its number, input, status, descriptors and children."""
+        lines = (
+            "import glob",
+            "print(os.getpid(), os.getppid(), os.getpgrp(), os.getsid(0), sys.stdin.read())",
+            "print(sorted(os.listdir('/proc/self/fd')))",
+            "print(*(open(f).read() for f in glob.glob('/proc/self/task/*/children')), '.')",
+            "sys.exit(7)",
+        )
+        program = [str(word) for word in self.python(*lines)]
+        out = []
+        for words in (program, command("exec", "--", *program)):
+            with subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as started:
+                stdout, _ = started.communicate("input", timeout=60)
+            self.assertEqual(started.returncode, 7)
+            first, *rest = stdout.splitlines()
+            number, *numbers = first.split()
+            self.assertEqual(int(number), started.pid)
+            out.append((numbers, rest))
+        self.assertEqual(out[0], out[1])
+
+    def test_signals_reach_the_program_alone(self):
+        """Ctrl-C is a signal to its group. The line comes nevertheless."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            lines = (
+                "signal.signal(signal.SIGINT, signal.SIG_DFL)",
+                "map(model)",
+                "time.sleep(0.4)",
+                "print('ready', flush=True)",
+                "time.sleep(100)",
+            )
+            words = command("exec", "--", *self.python(*lines))
+            with subprocess.Popen(
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            ) as started:
+                self.assertEqual(started.stdout.readline(), "ready\n")
+                os.killpg(started.pid, number)
+                stderr = started.communicate(timeout=60)[1]
+            self.assertEqual(started.returncode, -number)
+            self.assertIn(self.STATIC, stderr)
+
+    def test_a_program_with_ggml_in_its_file(self):
+        """Known before it starts. ggml's text may lie anywhere in the first 64 MiB."""
+        text = b"not enough space in the context's memory pool"
+        kobold = self.folder / "koboldcpp"
+        data = pathlib.Path(shutil.which("true")).read_bytes()
+        mib = 1 << 20
+        for place, found in (
+            (0, True),
+            (2 * mib - 1 - len(data), True),
+            (2 * mib - len(text) - len(data), True),
+            (2 * mib + 1 - len(text) - len(data), True),
+            (63 * mib, True),
+            (65 * mib, False),
+        ):
+            with open(kobold, "wb") as file:
+                file.write(data)
+                file.seek(len(data) + place)
+                file.write(text + b" (needed %zu)")
+            kobold.chmod(0o755)
+            for words in ([kobold], ["nice", kobold]):
+                said = self.exec(*words)[1]
+                self.assertEqual("'koboldcpp' has ggml linked in" in said, found, place)
+                self.assertEqual(said.count("\n"), 1 if found else 2)
+                self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
+        script = program(self.folder, "koboldcpp.sh", f"exit 0 # {text.decode()}")
+        self.assertNotIn("linked in", self.exec(script)[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,20 @@
+/* exec_scan.h - finds the processes that a program started, and what they have mapped or opened. It
+ * reads /proc, and nothing of a process that this user may not read. */
+#ifndef KVANT_TOOLS_EXEC_SCAN_H
+#define KVANT_TOOLS_EXEC_SCAN_H
+
+#include <stdbool.h>
+
+typedef struct scan {
+    bool alive;      /* one of the processes runs */
+    bool ggml;       /* one has mapped a library of ggml's */
+    bool plugin;     /* one has mapped the plug-in */
+    bool mapped;     /* one has mapped a model */
+    char model[256]; /* the name of a model's file that one has mapped or opened; else "" */
+} scan;
+
+/* Looks at every process whose environment has the word, which is "NAME=value". plugin is the path
+ * of the plug-in. */
+void scan_processes(const char *word, const char *plugin, scan *found);
+
+#endif /* KVANT_TOOLS_EXEC_SCAN_H */
