@@ -1,10 +1,10 @@
 """A program that calls llama.cpp's libraries from Python, as bindings do.
 
     binding.py FOLDER MODEL [--load] [--no-device] [--layers N] [--flash-attn on|off|auto]
-               [--no-context] [--seconds N]
 
 Prints what follows "The capital of France is". --load loads back ends from files. Bindings that
-have them linked in leave that out. Ends with 3 without a context and with 4 without a model."""
+have them linked in leave that out. Ends with 3 without a context, with 4 without a model and with 5
+when decoding fails."""
 
 import argparse
 import ctypes
@@ -12,7 +12,6 @@ import pathlib
 import re
 import struct
 import sys
-import time
 
 PROMPT = b"The capital of France is"
 # More than llama.cpp's structures of parameters have; only places that no version moved are used.
@@ -47,39 +46,67 @@ class Library:
 
         self.folder = str(folder).encode()
         self.base, self.ggml, self.llama = opened("ggml-base"), opened("ggml"), opened("llama")
+        self.quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
+            lambda *_: None
+        )
+        self.llama.llama_log_set(self.quiet, None)
+
+    def load_back_ends(self):
+        self.ggml.ggml_backend_load_all_from_path(self.folder)
 
     def call(self, name, result, *arguments):
         function = getattr(self.llama, name)
         function.restype = result
         return function(*arguments)
 
+    def load_model(self, path, devices=None, layers=None):
+        """devices: None takes all of them."""
+        params = self.call("llama_model_default_params", Blob)
+        if devices is not None:
+            self.devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)
+            params.set(DEVICES, "<Q", ctypes.addressof(self.devices))
+        if layers is not None:
+            params.set(N_GPU_LAYERS, "<i", layers)
+        return self.call("llama_model_load_from_file", ctypes.c_void_p, path.encode(), params)
 
-def tokens_of(library, vocab):
-    tokens = (ctypes.c_int32 * 64)()
-    n = library.call(
-        "llama_tokenize", ctypes.c_int32, vocab, PROMPT, len(PROMPT), tokens, 64, True, True
-    )
-    return list(tokens[:n])
+    def make_context(self, model, flash_attention):
+        params = self.call("llama_context_default_params", Blob)
+        params.set(N_CTX, "<I", 512)
+        params.flash_attention({"on": 1, "off": 0, "auto": -1}[flash_attention])
+        model = ctypes.c_void_p(model)
+        context = self.call("llama_init_from_model", ctypes.c_void_p, model, params)
+        if context:
+            self.call("llama_set_n_threads", None, ctypes.c_void_p(context), 1, 1)
+        return context
 
+    def tokens(self, vocab, text):
+        tokens = (ctypes.c_int32 * 64)()
+        arguments = vocab, text, len(text), tokens, len(tokens), True, True
+        return list(tokens[: self.call("llama_tokenize", ctypes.c_int32, *arguments)])
 
-def complete(library, model, context, n_words=4):
-    vocab = ctypes.c_void_p(library.call("llama_model_get_vocab", ctypes.c_void_p, model))
-    n_vocab = library.call("llama_vocab_n_tokens", ctypes.c_int32, vocab)
-    tokens, text = tokens_of(library, vocab), b""
-    for _ in range(n_words):
-        batch = (ctypes.c_int32 * len(tokens))(*tokens)
-        given = library.call("llama_batch_get_one", Batch, batch, len(tokens))
-        if library.call("llama_decode", ctypes.c_int32, context, given) != 0:
-            sys.exit("decoding fails")
-        logits = library.call("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), context, -1)
-        values = logits[:n_vocab]
-        tokens = [values.index(max(values))]
+    def piece(self, vocab, token):
         piece = ctypes.create_string_buffer(64)
-        n = library.call(
-            "llama_token_to_piece", ctypes.c_int32, vocab, tokens[0], piece, 64, 0, False
-        )
-        text += piece.raw[:n]
-    return text.decode()
+        arguments = vocab, token, piece, len(piece), 0, False
+        n = self.call("llama_token_to_piece", ctypes.c_int32, *arguments)
+        return piece.raw[:n]
+
+    def complete(self, model, context, prompt=PROMPT, n_tokens=4):
+        """The most probable tokens, or None where decoding fails."""
+        context = ctypes.c_void_p(context)
+        vocab = self.call("llama_model_get_vocab", ctypes.c_void_p, ctypes.c_void_p(model))
+        vocab = ctypes.c_void_p(vocab)
+        n_vocab = self.call("llama_vocab_n_tokens", ctypes.c_int32, vocab)
+        tokens, text = self.tokens(vocab, prompt), b""
+        for _ in range(n_tokens):
+            batch = (ctypes.c_int32 * len(tokens))(*tokens)
+            given = self.call("llama_batch_get_one", Batch, batch, len(tokens))
+            if self.call("llama_decode", ctypes.c_int32, context, given) != 0:
+                return None
+            numbers = ctypes.POINTER(ctypes.c_float)
+            logits = self.call("llama_get_logits_ith", numbers, context, -1)[:n_vocab]
+            tokens = [logits.index(max(logits))]
+            text += self.piece(vocab, tokens[0])
+        return text.decode()
 
 
 def main():
@@ -90,38 +117,18 @@ def main():
     parser.add_argument("--no-device", action="store_true")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--flash-attn", choices=["on", "off", "auto"], default="auto")
-    parser.add_argument("--no-context", action="store_true")
-    parser.add_argument("--seconds", type=float, default=0)
     options = parser.parse_args()
     library = Library(options.folder)
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-    library.llama.llama_log_set(quiet, None)
     if options.load:
-        library.ggml.ggml_backend_load_all_from_path(library.folder)
-    params = library.call("llama_model_default_params", Blob)
-    none = (ctypes.c_void_p * 1)()
-    if options.no_device:
-        params.set(DEVICES, "<Q", ctypes.addressof(none))
-    if options.layers is not None:
-        params.set(N_GPU_LAYERS, "<i", options.layers)
-    model = ctypes.c_void_p(
-        library.call("llama_model_load_from_file", ctypes.c_void_p, options.model.encode(), params)
-    )
-    time.sleep(options.seconds)
+        library.load_back_ends()
+    model = library.load_model(options.model, [] if options.no_device else None, options.layers)
     if not model:
         sys.exit(4)
-    if options.no_context:
-        sys.exit(0)
-    params = library.call("llama_context_default_params", Blob)
-    params.set(N_CTX, "<I", 512)
-    params.flash_attention({"on": 1, "off": 0, "auto": -1}[options.flash_attn])
-    context = ctypes.c_void_p(
-        library.call("llama_init_from_model", ctypes.c_void_p, model, params)
-    )
+    context = library.make_context(model, options.flash_attn)
     if not context:
         sys.exit(3)
-    library.llama.llama_set_n_threads(context, 1, 1)
-    print(complete(library, model, context))
+    text = library.complete(model, context)
+    sys.exit(5) if text is None else print(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""kvant exec with programs that are not called llama-something: a launcher, a shell, a binding."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import ollama_like
+from testing import LIB, MODEL, command, program, run
+
+HERE = pathlib.Path(__file__).resolve().parent
+# llama.cpp's libraries with back ends linked in.
+LINKED = os.environ.get("KVANT_LINKED", "")
+LAYERS = "30 of 30 layers"
+REFUSED = "flash attention is off, so llama.cpp stores values transposed"
+
+
+def lines_of(stderr):
+    """kvant's lines, but for the one that no flags are given."""
+    lines = [line for line in stderr.splitlines() if line.startswith("kvant: ")]
+    return [line for line in lines if "does not begin with llama" not in line]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def assertCompressed(self, done):
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        lines = lines_of(done.stderr)
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertIn(LAYERS, lines[0])
+
+
+class Launcher(Case):
+    def setUp(self):
+        super().setUp()
+        small = f'exec {sys.executable} -B {HERE}/small_server.py {LIB} "$@"'
+        program(self.folder, "llama-server", small)
+
+    def launch(self, folder, **environment):
+        launcher = [sys.executable, "-B", HERE / "ollama_like.py", folder, MODEL]
+        return run("exec", "--", *launcher, **environment)
+
+    def servers(self):
+        """Folders with a llama-server: ours, and llama.cpp's where it is built."""
+        return [self.folder, *([LIB] if os.path.exists(os.path.join(LIB, "llama-server")) else [])]
+
+    def test_a_server_that_a_launcher_starts_is_compressed(self):
+        for folder in self.servers():
+            with self.subTest(folder):
+                self.assertCompressed(self.launch(folder))
+
+    def test_flash_attention_off_is_refused(self):
+        """As Ollama would have it, were it not told by exec."""
+        for folder in self.servers():
+            with self.subTest(folder):
+                done = self.launch(folder, OLLAMA_FLASH_ATTENTION="0")
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("the server ended with 1", done.stderr)
+                self.assertIn(REFUSED, done.stderr)
+
+    def test_a_shell_that_starts_a_server(self):
+        """With variables alone. The shell is another program, so that no word begins with llama."""
+        for folder in self.servers():
+            with self.subTest(folder):
+                port = ollama_like.free_port()
+                script = f'"$0"/llama-server --model "$1" --port {port} -c 512; exit $?'
+                with subprocess.Popen(
+                    command("exec", "--", "sh", "-c", script, folder, MODEL),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                ) as server:
+                    try:
+                        ollama_like.wait_until_ready(server, port)
+                        self.assertIn("Paris", ollama_like.complete(port))
+                    finally:
+                        os.killpg(server.pid, signal.SIGTERM)
+                    lines = lines_of(server.communicate()[1])
+                self.assertEqual(len(lines), 1, lines)
+                self.assertIn(LAYERS, lines[0])
+
+
+class Binding(Case):
+    """Right, or one line; never an abort."""
+
+    def run_binding(self, folder, *flags, **environment):
+        binding = [sys.executable, "-B", HERE / "binding.py", folder, MODEL]
+        return run("exec", "--", *binding, *flags, **environment)
+
+    def assertSays(self, done, status, text):
+        self.assertEqual(done.returncode, status, done.stderr)
+        lines = lines_of(done.stderr)
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertIn(text, lines[0])
+
+    def test_back_ends_in_files(self):
+        self.assertCompressed(self.run_binding(LIB, "--load"))
+        self.assertSays(self.run_binding(LIB, "--load", "--flash-attn", "off"), 3, REFUSED)
+        self.assertSays(
+            self.run_binding(LIB, "--load", "--no-device"), 0, "no context was made on kvant's device"
+        )
+        self.assertSays(
+            self.run_binding(LIB, "--load", "--layers", "0"), 0, "no layer has a compressed cache"
+        )
+        done = self.run_binding(LIB, "--load", KVANT_PRESET="huge")
+        self.assertEqual((done.returncode, len(lines_of(done.stderr))), (2, 1), done.stderr)
+
+    def test_what_the_plug_in_refuses_is_told_once(self):
+        done = self.run_binding(LIB, "--load", KVANT_HOST_THREADS="2")
+        self.assertSays(done, 0, "KVANT_HOST_THREADS")
+        self.assertIn("Paris", done.stdout)
+
+    @unittest.skipUnless(LINKED, "KVANT_TEST_ARCHS names llama.cpp's libraries with linked back ends")
+    def test_back_ends_that_are_linked_in(self):
+        linked = "ggml's back ends are linked into the program's libraries"
+        for flags in ([], ["--flash-attn", "off"]):
+            done = self.run_binding(LINKED, *flags)
+            self.assertSays(done, 0, linked)
+            self.assertIn("Paris", done.stdout)
+        self.assertCompressed(self.run_binding(LINKED, "--load"))
+        self.assertSays(self.run_binding(LINKED, "--load", "--flash-attn", "off"), 3, REFUSED)
+
+
+if __name__ == "__main__":
+    unittest.main()
