@@ -1,7 +1,8 @@
 /* foreign_ggml.c - a library that loads the plug-in as ggml does but is not a ggml that the plug-in
  * knows. FOREIGN_VERSION 0 leaves ggml_version out; FOREIGN_BACKENDS is a folder of back ends.
  * Linked with a real ggml it is that one with another version; foreign_rows.c then makes one row of
- * its tables differ. */
+ * its tables differ. FOREIGN_OLD hides a function that ggml has since 0.21. The variable
+ * FOREIGN_BACKEND names a back end to load. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -26,6 +27,12 @@ const char *ggml_commit(void)
 
 #ifdef FOREIGN_BACKENDS
 void ggml_backend_load_all_from_path(const char *folder);
+void *ggml_backend_load(const char *path);
+#endif
+
+#ifdef FOREIGN_OLD
+/* dlsym() finds this symbol first, which has the address NULL. */
+__asm__(".globl ggml_op_alloc_size_may_expand\nggml_op_alloc_size_may_expand = 0");
 #endif
 
 /* What ggml_backend_init returned, or the library itself when it cannot be called. */
@@ -38,6 +45,8 @@ void *foreign_load(const char *plugin)
 
 #ifdef FOREIGN_BACKENDS
     ggml_backend_load_all_from_path(FOREIGN_BACKENDS); /* the CPU's, as llama.cpp does before */
+    if (getenv("FOREIGN_BACKEND") != NULL)
+        ggml_backend_load(getenv("FOREIGN_BACKEND"));
 #endif
     if (symbol != NULL) {
         memcpy(&init, &symbol, sizeof(symbol));

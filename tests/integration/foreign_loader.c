@@ -1,6 +1,6 @@
 /* foreign_loader.c - offers the plug-in a ggml of a given version and API and checks that it declines.
  *
- *     foreign_loader VERSION none|bare|whole|row     FOREIGN_ROW names the row that differs
+ *     foreign_loader VERSION none|bare|whole|old|row     FOREIGN_ROW names the row that differs
  *
  * Exit status: 0 declined, 1 accepted, 2 could not try. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -17,6 +17,7 @@ static const char *path_of(const char *kind)
     } libraries[] = { { "none", KVANT_TEST_FOREIGN_NONE },
                       { "bare", KVANT_TEST_FOREIGN_BARE },
                       { "whole", KVANT_TEST_FOREIGN_WHOLE },
+                      { "old", KVANT_TEST_FOREIGN_OLD },
                       { "row", KVANT_TEST_FOREIGN_ROW } };
 
     for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++)

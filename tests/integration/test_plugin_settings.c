@@ -515,6 +515,61 @@ static void ggml_with_the_same_tables_runs(void **state)
     }
 }
 
+/* An older ggml reserves no scratch behind attention's output, which a GPU's attention needs. */
+static void an_old_ggml_leaves_gpus_alone(void **state)
+{
+    static const char alone[] = "works in the computer's memory, as it was not tried on a GPU with "
+                                "ggml 0.20.0, which is older than 0.21; KVANT_GPU=1 tries it";
+    static const char gpu[] = "KVANT_VERBOSE=1 FOREIGN_BACKEND=" KVANT_TEST_CUDA
+                              " " KVANT_TEST_DRIVER;
+    static const struct {
+        const char *setting, *loader;
+        bool told, used;
+    } cases[] = { { "", "0.20.0 old", true, false },
+                  { "KVANT_GPU=0", "0.20.0 old", false, false },
+                  { "KVANT_GPU=1", "0.20.0 old", false, true },
+                  { "", "0.21.0 whole", false, true } };
+    struct outcome outcome;
+    char environment[1024];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        snprintf(environment, sizeof(environment), "%s %s", gpu, cases[i].setting);
+        outcome = run(environment, KVANT_TEST_FOREIGN_LOADER, cases[i].loader);
+        assert_int_equal(outcome.status, 1); /* it is taken */
+        assert_true((strstr(outcome.output, alone) != NULL) == cases[i].told);
+        assert_true((strstr(outcome.output, "kvant: KVANT0 is CUDA0\n") != NULL) == cases[i].used);
+    }
+    outcome = run("", KVANT_TEST_FOREIGN_LOADER, "0.20.0 old"); /* no GPU is there */
+    assert_int_equal(outcome.status, 1);
+    assert_int_equal(lines_of(&outcome), 0);
+}
+
+/* ggml reads one path of a back end. The plug-in loads the one that stood there before. */
+static void another_back_end_is_loaded_first(void **state)
+{
+    static const char cuda[] = "KVANT_VERBOSE=1 KVANT_BACKEND_PATH=" KVANT_TEST_CUDA
+                               " " KVANT_TEST_DRIVER;
+    static const char *const wrong[] = { "/no/where.so", "/dev/null", KVANT_TEST_PLUGIN };
+    struct outcome outcome = run(cuda, KVANT_TEST_PROBE, "f16 on");
+
+    (void)state;
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "KVANT0 is CUDA0"));
+    assert_true(says(&outcome, "30 of 30 layers"));
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        char environment[512];
+        snprintf(environment, sizeof(environment), "KVANT_BACKEND_PATH=%s", wrong[i]);
+        outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+        assert_int_equal(outcome.status, 0);
+        assert_true(says(&outcome, "30 of 30 layers"));
+        if (i < 2)
+            assert_true(says(&outcome, "is not loaded; set the path of a back end"));
+        assert_int_equal(lines_of(&outcome), i < 2 ? 2 : 1);
+    }
+    assert_int_equal(run("KVANT_BACKEND_PATH=", KVANT_TEST_PROBE, "f16 on").status, 0);
+}
+
 /* Every row is known: their number is what the plug-in compares. */
 static void a_row_that_differs_is_named(void **state)
 {
@@ -655,6 +710,8 @@ int main(void)
         cmocka_unit_test(layers_without_us_are_counted),
         cmocka_unit_test(foreign_ggml_is_refused),
         cmocka_unit_test(ggml_with_the_same_tables_runs),
+        cmocka_unit_test(an_old_ggml_leaves_gpus_alone),
+        cmocka_unit_test(another_back_end_is_loaded_first),
         cmocka_unit_test(a_row_that_differs_is_named),
     };
 
