@@ -382,13 +382,22 @@ static int set_accel(const exec_options *o)
     return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
 }
 
+/* ggml reads one path: another back end that stands there is left to the plug-in, which loads it. A
+ * path of the plug-in's comes from an exec around this one, or from a user who set it by hand. */
+static bool keep_other_backend(const char *plugin)
+{
+    const char *other = env_or_null("GGML_BACKEND_PATH");
+    return other == NULL || strcmp(file_name(other), file_name(plugin)) == 0 ||
+           setenv(PLUGIN_ENV_BACKEND, other, 1) == 0;
+}
+
 /* Sets the variables that load the plug-in and say how much it prints. 0 or an exit code. */
 static int set_plugin(const exec_options *o)
 {
     char path[PATH_MAX];
     if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
-    if (setenv("GGML_BACKEND_PATH", path, 1) == 0 && (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
+    if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 && (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
         (!o->verbose || setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0) &&
         (!o->quiet || setenv(PLUGIN_ENV_QUIET, "1", 1) == 0))
         return 0;

@@ -85,6 +85,7 @@ static bool lookup_all(void *library, kvp_ggml *api)
         { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
         { "ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false },
         { "ggml_backend_reg_by_name", &api->reg_by_name, false },
+        { "ggml_backend_load", &api->backend_load, false },
         { "ggml_graph_next_uid", &api->graph_next_uid, false },
     };
 

@@ -63,6 +63,7 @@ typedef struct kvp_ggml {
     abi_reg *(*dev_backend_reg)(abi_device *device);
     void *(*reg_get_proc_address)(abi_reg *reg, const char *name);
     abi_reg *(*reg_by_name)(const char *name);
+    abi_reg *(*backend_load)(const char *path);
     uint64_t (*graph_next_uid)(void); /* of the base library */
 
     /* Operation numbers of this ggml. */

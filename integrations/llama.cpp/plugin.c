@@ -75,6 +75,22 @@ static void find_gpus(bool accel)
         kvp_error("warning: llama.cpp has a CUDA back end, but kvant works in the computer's memory: %s", err);
 }
 
+/* ggml reads one path alone, and a program may need it for its own back end: Ollama names CUDA's
+ * there. `kvant exec` puts that path into this variable and the plug-in's in its place. */
+static void load_other_backend(void)
+{
+    static bool loads; /* ggml would call this function again for the plug-in's own path */
+    const char *path = getenv("KVANT_BACKEND_PATH");
+
+    if (path == NULL || path[0] == '\0' || loads)
+        return;
+    loads = true;
+    if (kvp_api.backend_load == NULL || kvp_api.backend_load(path) == NULL)
+        kvp_error("warning: KVANT_BACKEND_PATH=%s is not loaded; set the path of a back end that "
+                  "ggml %s can load, or unset it",
+                  path, kvp_api.version);
+}
+
 /* NULL after a message with the reason. */
 static abi_reg *set_up(const void *caller)
 {
@@ -105,6 +121,7 @@ static abi_reg *set_up(const void *caller)
     accel_device = kvp_accel_setup(&reg);
     if (accel)
         reg_device = accel_device;
+    load_other_backend();
     if (gpu)
         find_gpus(accel);
     else if (!kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&

@@ -1,11 +1,11 @@
-"""Starts a llama-server as Ollama's llm/llama_server.go does (ollama/ollama at 00f6d62): in the user's
-environment, first for the list of its devices, then with Ollama's flags.
+"""Starts a llama-server as Ollama's llm/llama_server.go does (ollama/ollama at 00f6d62): in the
+user's environment, first for the list of its devices, then with Ollama's flags.
 
-    ollama_like.py FOLDER MODEL
+    ollama_like.py FOLDER MODEL [BACK_END]
 
-FOLDER has llama-server, as Ollama's lib/ollama has. Prints what follows a prompt.
-Ollama switches flash attention off for a device that it does not know, unless
-OLLAMA_FLASH_ATTENTION says otherwise."""
+FOLDER has llama-server, as Ollama's lib/ollama has. Prints what follows a prompt. With an NVIDIA
+GPU, Ollama names its CUDA back end in GGML_BACKEND_PATH; BACK_END is that one. Ollama switches flash
+attention off for a device that it does not know, unless OLLAMA_FLASH_ATTENTION says otherwise."""
 
 import json
 import os
@@ -66,7 +66,9 @@ def complete(port):
 
 
 def main():
-    folder, model = sys.argv[1:]
+    folder, model, *back_end = sys.argv[1:]
+    if back_end:
+        os.environ["GGML_BACKEND_PATH"] = back_end[0]
     program = os.path.join(folder, "llama-server")
     port = free_port()
     words = [program, *flags(model, port, flash_attention(program))]

@@ -1,8 +1,8 @@
-"""What a launcher needs of llama-server, where no llama-server is built: its devices, flash attention,
-/health and /completion.
+"""What a launcher needs of llama-server, where no llama-server is built: its devices, flash
+attention, /health and /completion.
 
     small_server.py FOLDER --list-devices
-    small_server.py FOLDER --model FILE --port N --flash-attn on|off|auto [ARGUMENTS]
+    small_server.py FOLDER --model FILE --port N --flash-attn on|off|auto [--device NAMES] [MORE]
 
 It reads the same variables as llama-server. Flags stand above variables."""
 
@@ -68,13 +68,13 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     variable = os.environ.get("LLAMA_ARG_FLASH_ATTN", "auto")
-    parser.add_argument("--flash-attn", choices=["on", "off", "auto"], default=variable)
+    parser.add_argument("-fa", "--flash-attn", choices=["on", "off", "auto"], default=variable)
+    parser.add_argument("--device", default=os.environ.get("LLAMA_ARG_DEVICE"))
     options, _ = parser.parse_known_args(sys.argv[2:])
-    chosen = os.environ.get("LLAMA_ARG_DEVICE")
     layers = os.environ.get("LLAMA_ARG_N_GPU_LAYERS")
     model = library.load_model(
         options.model,
-        [devices[name] for name in chosen.split(",")] if chosen else None,
+        [devices[name] for name in options.device.split(",")] if options.device else None,
         int(layers) if layers else None,
     )
     context = library.make_context(model, options.flash_attn) if model else None

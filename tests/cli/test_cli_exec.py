@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-from testing import PLUGIN, program, run
+from testing import PLUGIN, command, program, run
 
 OK, USAGE = 0, 2
 VULKAN = "Vulkan0: AMD Radeon RX 7900 XTX (RADV NAVI31) (24560 MiB, 24000 MiB free)"
@@ -445,6 +445,21 @@ class Words(Case):
         self.assertEqual(values("env", options=["--accel"]), [None, None, "on", "none=CPU", "1"])
         server = program(self.folder, "llama-env", "env")
         self.assertEqual(values(server), [None] * 5)
+
+    def test_another_back_end_is_left_to_the_plug_in(self):
+        """ggml reads one path. An exec in an exec finds the plug-in's there, and keeps the other."""
+
+        def values(*words, **environment):
+            lines = self.exec(*words, **environment)[0]
+            given = dict(line.split("=", 1) for line in lines if "=" in line)
+            return given["GGML_BACKEND_PATH"], given.get("KVANT_BACKEND_PATH")
+
+        plugin = str(pathlib.Path(PLUGIN).resolve())
+        installed = f"/usr/lib/{pathlib.Path(PLUGIN).name}"
+        for path, kept in ((None, None), ("", None), (installed, None), ("/a/b.so", "/a/b.so")):
+            environment = {} if path is None else {"GGML_BACKEND_PATH": path}
+            for words in (["env"], command("exec", "--", "env")):
+                self.assertEqual(values(*words, **environment), (plugin, kept))
 
     def test_other_words_that_begin_with_llama(self):
         """A model that may be executed, a folder, a script of Python, a missing file."""

@@ -2,18 +2,23 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import unittest
 
 import ollama_like
-from testing import LIB, MODEL, command, program, run
+from testing import KVANT, LIB, MODEL, command, program, run
 
 HERE = pathlib.Path(__file__).resolve().parent
 # llama.cpp's libraries with back ends linked in.
 LINKED = os.environ.get("KVANT_LINKED", "")
+# A back end "CUDA" without a GPU (tests/integration/standin_cuda.c).
+CUDA = os.environ.get("KVANT_CUDA_MOCK", "")
+SMALL = f'exec {sys.executable} -B {HERE}/small_server.py {LIB} "$@"'
 LAYERS = "30 of 30 layers"
 REFUSED = "flash attention is off, so llama.cpp stores values transposed"
 
@@ -22,6 +27,12 @@ def lines_of(stderr):
     """kvant's lines, but for the one that no flags are given."""
     lines = [line for line in stderr.splitlines() if line.startswith("kvant: ")]
     return [line for line in lines if "does not begin with llama" not in line]
+
+
+def script_of_the_page():
+    """Without its first line, which program() writes."""
+    page = HERE.parent.parent / "docs" / "start" / "ollama.md"
+    return textwrap.dedent(re.search(r"^ +#!/bin/sh\n((?: +.*\n)+)", page.read_text(), re.M)[1])
 
 
 class Case(unittest.TestCase):
@@ -41,8 +52,7 @@ class Case(unittest.TestCase):
 class Launcher(Case):
     def setUp(self):
         super().setUp()
-        small = f'exec {sys.executable} -B {HERE}/small_server.py {LIB} "$@"'
-        program(self.folder, "llama-server", small)
+        program(self.folder, "llama-server", SMALL)
 
     def launch(self, folder, **environment):
         launcher = [sys.executable, "-B", HERE / "ollama_like.py", folder, MODEL]
@@ -89,6 +99,27 @@ class Launcher(Case):
                 self.assertIn(LAYERS, lines[0])
 
 
+@unittest.skipUnless(CUDA, "the mock of CUDA is not built")
+class Nvidia(Case):
+    def test_a_script_in_the_place_of_llama_server(self):
+        """The script that the page shows. Ollama itself is not under kvant exec."""
+        program(self.folder, "llama-server.real", SMALL)
+        program(self.folder, "llama-server", script_of_the_page())
+        launcher = [sys.executable, "-B", HERE / "ollama_like.py", self.folder, MODEL, CUDA]
+        path = f"{pathlib.Path(KVANT).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [str(word) for word in launcher],
+            capture_output=True,
+            text=True,
+            env=dict(os.environ, PATH=path, KVANT_VERBOSE="1"),
+            timeout=300,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        self.assertIn("kvant: KVANT0 is CUDA0\n", done.stderr)
+        self.assertIn(LAYERS, done.stderr)
+
+
 class Binding(Case):
     """Right, or one line; never an abort."""
 
@@ -105,12 +136,10 @@ class Binding(Case):
     def test_back_ends_in_files(self):
         self.assertCompressed(self.run_binding(LIB, "--load"))
         self.assertSays(self.run_binding(LIB, "--load", "--flash-attn", "off"), 3, REFUSED)
-        self.assertSays(
-            self.run_binding(LIB, "--load", "--no-device"), 0, "no context was made on kvant's device"
-        )
-        self.assertSays(
-            self.run_binding(LIB, "--load", "--layers", "0"), 0, "no layer has a compressed cache"
-        )
+        done = self.run_binding(LIB, "--load", "--no-device")
+        self.assertSays(done, 0, "no context was made on kvant's device")
+        done = self.run_binding(LIB, "--load", "--layers", "0")
+        self.assertSays(done, 0, "no layer has a compressed cache")
         done = self.run_binding(LIB, "--load", KVANT_PRESET="huge")
         self.assertEqual((done.returncode, len(lines_of(done.stderr))), (2, 1), done.stderr)
 
@@ -119,7 +148,7 @@ class Binding(Case):
         self.assertSays(done, 0, "KVANT_HOST_THREADS")
         self.assertIn("Paris", done.stdout)
 
-    @unittest.skipUnless(LINKED, "KVANT_TEST_ARCHS names llama.cpp's libraries with linked back ends")
+    @unittest.skipUnless(LINKED, "KVANT_TEST_ARCHS names libraries with linked back ends")
     def test_back_ends_that_are_linked_in(self):
         linked = "ggml's back ends are linked into the program's libraries"
         for flags in ([], ["--flash-attn", "off"]):
