@@ -1,5 +1,6 @@
 """Runs kvant on stock builds of llama.cpp, old and new. The plug-in compares their tables, and a
-completion runs. The KL divergence to a build's own f16 cache must be the pinned build's.
+completion runs. The KL divergence to a build's own f16 cache must be the pinned build's. A Python
+binding of each build runs under kvant exec: its cache is compressed, or one line says why not.
 
     test_versions.py KVANT PLUGIN MODEL [--csv FILE] [--only NAME]...
 
@@ -29,6 +30,9 @@ REFUSED = {"npm-3.14.5": "flag of a node to be computed", "npm-3.18.1": "buffer:
 FIELDS = ["build", "ggml", "api", "outcome", "why", "kld_int8", "kld_balanced", "text"]
 REFUSAL = r"kvant: ggml (\S+) is laid out otherwise than this plug-in knows: ([^;]+)"
 PROMPT = "The capital of France is"
+BINDING = ROOT / "tests" / "cli" / "binding.py"
+COMPRESSED, TRANSPOSED = "30 of 30 layers", "flash attention is off"
+LINKED = "back ends are linked into the program's libraries"
 
 
 def folder_of(name):
@@ -53,6 +57,21 @@ class Build:
         return subprocess.run(
             [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=1800
         )
+
+    def binding(self, flags):
+        """The status and kvant's lines, but for the one that no flags are given."""
+        python = [*self.before, sys.executable, "-B", BINDING, self.folder, self.options.model]
+        command = [self.options.kvant, "exec", "--", *python, *flags]
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=dict(os.environ, KVANT_PLUGIN=self.options.plugin),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        lines = [line for line in done.stderr.splitlines() if line.startswith("kvant: ")]
+        lines = [line for line in lines if "does not begin with llama" not in line]
+        return ("Paris" if "Paris" in done.stdout else done.returncode), lines
 
     def row(self):
         done = self.kvant("run", "-p", PROMPT, "-n", "12", "--preset", "balanced")
@@ -100,6 +119,22 @@ def fault(row, quality, pinned):
     return differs(quality, pinned) or (None if "Paris" in row["text"] else f"says {row['text']!r}")
 
 
+def binding_fault(build):
+    """A build that is refused goes on without kvant."""
+    refusal = REFUSED.get(build.name)
+    cases = [
+        (["--load"], "Paris", refusal or COMPRESSED),
+        (["--load", "--flash-attn", "off"], "Paris" if refusal else 3, refusal or TRANSPOSED),
+    ]
+    if build.name.startswith("py-sync-"):
+        cases.append(([], "Paris", LINKED))
+    for flags, outcome, text in cases:
+        given, lines = build.binding(flags)
+        if given != outcome or len(lines) != 1 or text not in lines[0]:
+            return f"binding {flags}: {given} {lines}"
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -112,11 +147,12 @@ def main():
     names = [PINNED] + [name for name in options.only or [*fetch.BUILDS, DEBIAN] if name != PINNED]
     rows, faults, pinned = [], 0, None
     for name in names:
-        row, quality = Build(name, options).row()
+        build = Build(name, options)
+        row, quality = build.row()
         pinned = pinned or quality
         if pinned is None:
             sys.exit(f"{name}: {row['why']}")
-        wrong = fault(row, quality, pinned)
+        wrong = fault(row, quality, pinned) or binding_fault(build)
         faults += wrong is not None
         rows.append(row)
         shown = [row[field] for field in ("ggml", "outcome", "why", "kld_int8", "kld_balanced")]
