@@ -65,8 +65,21 @@ class Watch(Case):
         ):
             with self.subTest(lines):
                 self.assertSays(self.said(*lines, "time.sleep(0.4)"), text)
-                self.assertEqual(self.said(*lines, "time.sleep(0.4)", options=["--quiet"]), [])
-                self.assertEqual(self.said(*lines, "time.sleep(0.4)", KVANT_QUIET="1"), [])
+
+    def test_quiet_is_silent(self):
+        lines = "map(model)", "time.sleep(0.4)"
+        self.assertEqual(self.said(*lines, options=["--quiet"]), [])
+        self.assertEqual(self.said(*lines, KVANT_QUIET="1"), [])
+
+    def test_names_of_models(self):
+        """Ollama's have no ending."""
+        (self.folder / "blobs").mkdir()
+        for name, known in (("blobs/sha256-0a1b", True), ("sha256-0a1b", False), ("x.bin", False)):
+            path = self.folder / name
+            path.write_bytes(self.gguf.read_bytes())
+            said = self.said(f"map({str(path)!r})", "time.sleep(0.4)")
+            self.assertEqual(len(said), 1 if known else 0, name)
+            self.assertEqual("sha256-0a1b was opened" in "".join(said), known)
 
     def test_nothing_is_said_without_a_reason(self):
         for lines in (
