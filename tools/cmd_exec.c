@@ -260,10 +260,17 @@ static char **build_arguments(const program *p, needed_flag *flags, const device
     return out;
 }
 
-static void warn_of_device(const program *p, const device_list *list)
+/* The user's choice of devices without kvant's; NULL: it is another choice, or none. */
+static const char *other_device(const program *p)
 {
     const char *given = program_value(p, &option_device, NULL);
-    if (given == NULL || gpu_names_kvant(given))
+    return given == NULL || gpu_names_kvant(given) ? NULL : given;
+}
+
+static void warn_of_device(const program *p, const device_list *list)
+{
+    const char *given = other_device(p);
+    if (given == NULL)
         return;
     complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
     if (gpu_is_left_out(list) && strcmp(given, "none") != 0)
@@ -405,12 +412,12 @@ static int set_plugin(const exec_options *o)
     return EXIT_RUNTIME;
 }
 
-/* A list or a text needs no cache. */
+/* A list or a text needs no cache, and that another device has it was said before. */
 static bool is_watched(const exec_options *o, const program *p, bool is_llama)
 {
     const char *quiet = getenv(PLUGIN_ENV_QUIET);
     return !o->quiet && (quiet == NULL || strcmp(quiet, "1") != 0) &&
-           !(is_llama && program_only_prints(p));
+           !(is_llama && (program_only_prints(p) || (!o->accel && other_device(p) != NULL)));
 }
 
 /* Returns only when the program could not be started. */

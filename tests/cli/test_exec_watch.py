@@ -66,6 +66,20 @@ class Watch(Case):
             with self.subTest(lines):
                 self.assertSays(self.said(*lines, "time.sleep(0.4)"), text)
 
+    def test_llama_cpp_programs(self):
+        """A list of devices needs no cache. A device that the user chose was warned of before."""
+        python = " ".join(str(word) for word in self.python("map(model)", "time.sleep(0.4)"))
+        server = program(self.folder, "llama-server", f'exec {python} "$@"')
+        for flags, said in (
+            (["-m", self.gguf], self.STATIC),
+            (["--list-devices"], None),
+            (["--device", "Vulkan0"], "the device is set to 'Vulkan0'"),
+        ):
+            lines = self.exec(server, *flags)[1].splitlines()
+            lines = [line for line in lines if line.startswith("kvant: ")]
+            self.assertEqual(len(lines), 0 if said is None else 1, lines)
+            self.assertIn(said or "", "".join(lines))
+
     def test_quiet_is_silent(self):
         lines = "map(model)", "time.sleep(0.4)"
         self.assertEqual(self.said(*lines, options=["--quiet"]), [])
