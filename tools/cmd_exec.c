@@ -332,17 +332,16 @@ static const char *static_program(const program *p)
     return NULL;
 }
 
+static void say_static(const char *name)
+{
+    complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache stays "
+             "uncompressed; kvant needs a build whose ggml is a shared library", file_name(name));
+}
+
 static void say_no_flags(const exec_options *o, const program *p)
 {
-    const char *linked = o->quiet ? NULL : static_program(p);
     if (o->quiet)
         return;
-    if (linked != NULL) {
-        complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache "
-                 "stays uncompressed; kvant needs a build whose ggml is a shared library",
-                 file_name(linked));
-        return;
-    }
     complain("exec: '%s' does not begin with llama, so it gets kvant's variables and no flags",
              file_name(p->argv[0]));
     hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
@@ -404,7 +403,8 @@ static int set_plugin(const exec_options *o)
     char path[PATH_MAX];
     if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
-    if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 && (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
+    if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 &&
+        (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
         (!o->verbose || setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0) &&
         (!o->quiet || setenv(PLUGIN_ENV_QUIET, "1", 1) == 0))
         return 0;
@@ -412,32 +412,40 @@ static int set_plugin(const exec_options *o)
     return EXIT_RUNTIME;
 }
 
-/* A list or a text needs no cache, and that another device has it was said before. */
+/* Whether exec says it when the cache does not become kvant's. It has done so if the user chose
+ * another device, and a list or a text needs no cache. */
 static bool is_watched(const exec_options *o, const program *p, bool is_llama)
 {
     const char *quiet = getenv(PLUGIN_ENV_QUIET);
-    return !o->quiet && (quiet == NULL || strcmp(quiet, "1") != 0) &&
-           !(is_llama && (program_only_prints(p) || (!o->accel && other_device(p) != NULL)));
+    if (quiet != NULL && strcmp(quiet, "1") == 0)
+        return false;
+    return !is_llama || !(program_only_prints(p) || (!o->accel && other_device(p) != NULL));
 }
 
 /* Returns only when the program could not be started. */
 static int become(const exec_options *o, const program *p, bool is_llama)
 {
     device_list list = { .known = false };
+    bool watched = is_watched(o, p, is_llama);
     if (is_llama && !program_only_prints(p)) {
         devices_ask(p, &list);
         say_notes(o, p, &list);
     } else if (!is_llama) {
+        const char *linked = watched ? static_program(p) : NULL;
         if (!set_variables(o->accel))
             return EXIT_RUNTIME;
-        say_no_flags(o, p);
+        if (linked != NULL)
+            say_static(linked);
+        else
+            say_no_flags(o, p);
+        watched = watched && linked == NULL;
     }
     char **words = build_arguments(p, is_llama ? needed_flags(p, o->accel, &list) : NULL, &list);
     if (words == NULL) {
         complain("exec: out of memory");
         return EXIT_RUNTIME;
     }
-    if (is_watched(o, p, is_llama))
+    if (watched)
         watch_start(getenv("GGML_BACKEND_PATH"));
     execvp(words[0], words);
     const int code = exec_failed(words[0]);

@@ -1,7 +1,7 @@
 /* exec_scan.c - see exec_scan.h.
  *
- * Processes are found by a variable in their environment, because a program may leave its parent,
- * its group and its session, and because an environment is what the plug-in is found by. */
+ * Processes are found by a variable in their environment. A program may leave its parent, its group
+ * and its session, but without its environment it would not find the plug-in. */
 #define _GNU_SOURCE
 #include "exec_scan.h"
 

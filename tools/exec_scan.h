@@ -1,5 +1,5 @@
-/* exec_scan.h - finds the processes that a program started, and what they have mapped or opened. It
- * reads /proc, and nothing of a process that this user may not read. */
+/* exec_scan.h - finds the processes of a program, and the libraries and models that these have
+ * mapped or opened. It reads /proc, and skips processes that this user may not read. */
 #ifndef KVANT_TOOLS_EXEC_SCAN_H
 #define KVANT_TOOLS_EXEC_SCAN_H
 

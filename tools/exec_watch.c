@@ -30,8 +30,8 @@
 #define SYS_pidfd_open 434 /* Linux 5.3, on every architecture */
 #endif
 
-/* The next look at the processes comes after a tenth of the time that has passed, so a model is
- * seen that stays open for a tenth of the program's time. */
+/* The next look at the processes comes after a tenth of the time that has passed. So a model is
+ * seen if it stays open for a tenth of the program's time. */
 enum { FIRST_LOOK_MS = 100, LAST_LOOK_MS = 30000 };
 /* The plug-in is loaded before a model is opened. A script may read a model's metadata first and
  * start a program then, but it does not keep the file open for so long. */
@@ -42,7 +42,7 @@ enum { DYING_MS = 100 };
 /* Descriptors that a shell or a program gives to another one have low numbers. */
 enum { MOST_FILES = 1024 };
 
-/* What has been learned so far. */
+/* The program, and what is known of it. */
 typedef struct watch {
     int program, reports; /* a descriptor of the process, a socket */
     char word[64];        /* KVANT_WATCH=... */
@@ -107,7 +107,8 @@ static void say_why(const watch *w)
                  "program take all devices or choose " PLUGIN_DEVICE ", with all layers", model);
 }
 
-/* The program has ended. What it started may go on: then nothing is known, and nothing is said. */
+/* The program has ended. Where a process that it started goes on, nothing is known yet, and nothing
+ * is said. */
 static void finish(watch *w)
 {
     for (int tries = 0; look(w); tries++) {
@@ -151,7 +152,7 @@ static void follow(watch *w)
     }
 }
 
-/* Leaves everything that the program has, but for stderr: its session, its folder and its files. */
+/* Leaves the program's session, its folder and its files. stderr stays, for the line. */
 static void detach(watch *w)
 {
     const int nothing = open("/dev/null", O_RDWR);

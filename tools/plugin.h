@@ -20,8 +20,8 @@
 #define PLUGIN_ENV_CPU "KVANT_CPU"
 #define PLUGIN_ENV_QUIET "KVANT_QUIET"
 #define PLUGIN_ENV_VERBOSE "KVANT_VERBOSE"
-#define PLUGIN_ENV_WATCH "KVANT_WATCH" /* exec's own: where the plug-in reports what it does */
-#define PLUGIN_ENV_BACKEND "KVANT_BACKEND_PATH" /* another back end, which the plug-in loads first */
+#define PLUGIN_ENV_WATCH "KVANT_WATCH" /* set by exec: the socket that the plug-in reports to */
+#define PLUGIN_ENV_BACKEND "KVANT_BACKEND_PATH" /* a back end that the plug-in loads first */
 #define PLUGIN_ENV_PATH "KVANT_PLUGIN" /* overrides where the plug-in is looked for */
 
 /* The absolute path of the plug-in. False after complaining where it was looked for. */

@@ -4,8 +4,9 @@ user's environment, first for the list of its devices, then with Ollama's flags.
     ollama_like.py FOLDER MODEL [BACK_END]
 
 FOLDER has llama-server, as Ollama's lib/ollama has. Prints what follows a prompt. With an NVIDIA
-GPU, Ollama names its CUDA back end in GGML_BACKEND_PATH; BACK_END is that one. Ollama switches flash
-attention off for a device that it does not know, unless OLLAMA_FLASH_ATTENTION says otherwise."""
+GPU, Ollama names its CUDA back end in GGML_BACKEND_PATH; BACK_END is that one. Ollama switches
+flash attention off for a device that it does not know, unless OLLAMA_FLASH_ATTENTION says
+otherwise."""
 
 import json
 import os

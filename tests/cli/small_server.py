@@ -1,5 +1,5 @@
-"""What a launcher needs of llama-server, where no llama-server is built: its devices, flash
-attention, /health and /completion.
+"""A small llama-server for launchers, where llama.cpp's is not built: it lists devices, and it
+answers /health and /completion.
 
     small_server.py FOLDER --list-devices
     small_server.py FOLDER --model FILE --port N --flash-attn on|off|auto [--device NAMES] [MORE]

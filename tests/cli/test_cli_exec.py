@@ -447,7 +447,7 @@ class Words(Case):
         self.assertEqual(values(server), [None] * 5)
 
     def test_another_back_end_is_left_to_the_plug_in(self):
-        """ggml reads one path. An exec in an exec finds the plug-in's there, and keeps the other."""
+        """ggml reads one path. An exec in an exec finds the plug-in's path there."""
 
         def values(*words, **environment):
             lines = self.exec(*words, **environment)[0]

@@ -24,7 +24,7 @@ REFUSED = "flash attention is off, so llama.cpp stores values transposed"
 
 
 def lines_of(stderr):
-    """kvant's lines, but for the one that no flags are given."""
+    """kvant's lines without the one about flags, which every program here gets."""
     lines = [line for line in stderr.splitlines() if line.startswith("kvant: ")]
     return [line for line in lines if "does not begin with llama" not in line]
 

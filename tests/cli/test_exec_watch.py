@@ -15,7 +15,7 @@ from testing import PLUGIN, command, program
 
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Watch(Case):
-    """What exec says at the end about a program that opened a model."""
+    """exec says one line at the end about a program that opened a model."""
 
     STATIC = "ggml was not loaded: this program has ggml linked in"
     LINKED = "ggml's back ends are linked into the program's libraries"
@@ -46,7 +46,7 @@ class Watch(Case):
         return [sys.executable, path]
 
     def said(self, *lines, options=(), **environment):
-        """What exec says after the two lines about a program that gets no flags."""
+        """exec's warnings. The lines before them are about flags."""
         stderr = self.exec(*self.python(*lines), options=options, **environment)[1]
         return [line for line in stderr.splitlines() if "exec: warning" in line]
 
@@ -208,6 +208,13 @@ class Watch(Case):
                 self.assertEqual("'koboldcpp' has ggml linked in" in said, found, place)
                 self.assertEqual(said.count("\n"), 1 if found else 2)
                 self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
+        shutil.copy(shutil.which("sleep"), kobold)
+        with open(kobold, "ab") as file, open(self.gguf) as model:
+            file.write(text)
+            file.close()
+            words = command("exec", "--", kobold, "0.5")
+            done = subprocess.run(words, stdin=model, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(done.stderr.count("\n"), 1)  # it is not said again at the end
         script = program(self.folder, "koboldcpp.sh", f"exit 0 # {text.decode()}")
         self.assertNotIn("linked in", self.exec(script)[1])
 

@@ -59,7 +59,7 @@ class Build:
         )
 
     def binding(self, flags):
-        """The status and kvant's lines, but for the one that no flags are given."""
+        """The status, and kvant's lines without the one about flags."""
         python = [*self.before, sys.executable, "-B", BINDING, self.folder, self.options.model]
         command = [self.options.kvant, "exec", "--", *python, *flags]
         done = subprocess.run(
