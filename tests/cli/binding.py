@@ -13,6 +13,8 @@ import re
 import struct
 import sys
 
+from watched import wait_until_seen
+
 PROMPT = b"The capital of France is"
 # More than llama.cpp's structures of parameters have; only places that no version moved are used.
 Params = ctypes.c_char * 512
@@ -128,6 +130,7 @@ def main():
     if not context:
         sys.exit(3)
     text = library.complete(model, context)
+    wait_until_seen(sys.argv[0])
     sys.exit(5) if text is None else print(text)
 
 

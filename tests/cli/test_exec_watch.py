@@ -1,16 +1,21 @@
 """kvant exec on programs that open a model and do not load the plug-in, without a real model."""
 
+import concurrent.futures
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
 from test_cli_exec import Case
 from testing import PLUGIN, command, program
+
+HERE = pathlib.Path(__file__).resolve().parent
+SEEN = "wait_until_seen(mark)"
 
 
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
@@ -27,28 +32,30 @@ class Watch(Case):
         self.library = self.folder / "libggml-base.so.0"
         self.library.write_bytes(4096 * b"g")
 
-    def python(self, *lines):
-        """A program that may map files and may report as the plug-in does."""
+    def python(self, *lines, mark=None):
+        """A program that ends when exec has looked at it. mark: the word that starts it."""
+        handle, path = tempfile.mkstemp(".py", dir=self.folder)
         head = (
-            "import mmap, os, signal, socket, subprocess, sys, time",
+            "import os, signal, subprocess, sys, time",
+            f"sys.path.insert(0, {str(HERE)!r})",
+            "from watched import *",
             f"model, library, plugin = {str(self.gguf)!r}, {str(self.library)!r}, {PLUGIN!r}",
-            "kept = []",
-            "def map(path):",
-            "    with open(path, 'rb') as file:",
-            "        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))",
-            "def report(event):",
-            "    name = os.environ.get('KVANT_WATCH')",
-            "    out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)",
-            "    name and out.sendto(event.encode(), b'\\0' + name.encode())",
+            f"mark = {str(mark or path)!r}",
         )
-        path = self.folder / "serve.py"
-        path.write_text("\n".join((*head, *lines)) + "\n")
-        return [sys.executable, path]
+        with open(handle, "w") as file:
+            file.write("\n".join((*head, *lines)) + "\n")
+        return [sys.executable, "-B", path]
 
     def said(self, *lines, options=(), **environment):
         """exec's warnings. The lines before them are about flags."""
-        stderr = self.exec(*self.python(*lines), options=options, **environment)[1]
+        words = self.python(*lines, SEEN)
+        stderr = self.exec(*words, options=options, **environment)[1]
         return [line for line in stderr.splitlines() if "exec: warning" in line]
+
+    def said_of_all(self, cases):
+        """At the same time, because each one sleeps."""
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            return list(pool.map(lambda lines: self.said(*lines), cases))
 
     def assertSays(self, said, text):
         self.assertEqual(len(said), 1, said)
@@ -56,20 +63,23 @@ class Watch(Case):
         self.assertIn("model.gguf was", said[0])
 
     def test_reasons_are_told_apart(self):
-        for lines, text in (
+        cases = (
             (["map(model)"], self.STATIC),
             (["file = open(model)"], self.STATIC),
             (["map(model)", "map(library)"], self.LINKED),
             (["map(model)", "report('loaded')"], self.ELSEWHERE),
             (["map(model)", "map(library)", "map(plugin)", "report('loaded')"], self.ELSEWHERE),
-        ):
+        )
+        said = self.said_of_all([lines for lines, _ in cases])
+        for (lines, text), line in zip(cases, said):
             with self.subTest(lines):
-                self.assertSays(self.said(*lines, "time.sleep(0.4)"), text)
+                self.assertSays(line, text)
 
     def test_llama_cpp_programs(self):
         """A list of devices needs no cache. A device that the user chose was warned of before."""
-        python = " ".join(str(word) for word in self.python("map(model)", "time.sleep(0.4)"))
-        server = program(self.folder, "llama-server", f'exec {python} "$@"')
+        server = self.folder / "llama-server"
+        python = " ".join(self.python("map(model)", SEEN, mark=server))
+        program(self.folder, "llama-server", f'exec {python} "$@"')
         for flags, said in (
             (["-m", self.gguf], self.STATIC),
             (["--list-devices"], None),
@@ -81,22 +91,22 @@ class Watch(Case):
             self.assertIn(said or "", "".join(lines))
 
     def test_quiet_is_silent(self):
-        lines = "map(model)", "time.sleep(0.4)"
-        self.assertEqual(self.said(*lines, options=["--quiet"]), [])
-        self.assertEqual(self.said(*lines, KVANT_QUIET="1"), [])
+        self.assertEqual(self.said("map(model)", options=["--quiet"]), [])
+        self.assertEqual(self.said("map(model)", KVANT_QUIET="1"), [])
 
     def test_names_of_models(self):
         """Ollama's have no ending."""
         (self.folder / "blobs").mkdir()
-        for name, known in (("blobs/sha256-0a1b", True), ("sha256-0a1b", False), ("x.bin", False)):
-            path = self.folder / name
+        paths = [self.folder / name for name in ("blobs/sha256-0a1b", "sha256-0a1b", "x.bin")]
+        for path in paths:
             path.write_bytes(self.gguf.read_bytes())
-            said = self.said(f"map({str(path)!r})", "time.sleep(0.4)")
-            self.assertEqual(len(said), 1 if known else 0, name)
-            self.assertEqual("sha256-0a1b was opened" in "".join(said), known)
+        first, *others = self.said_of_all([[f"map({str(path)!r})"] for path in paths])
+        self.assertEqual(len(first), 1, first)
+        self.assertIn("sha256-0a1b was opened", first[0])
+        self.assertEqual(others, [[], []])
 
     def test_nothing_is_said_without_a_reason(self):
-        for lines in (
+        cases = (
             [],
             ["map(library)"],
             ["report('loaded')"],  # a list of devices
@@ -104,20 +114,25 @@ class Watch(Case):
             ["report('refused')", "map(model)", "map(library)"],  # the plug-in said why
             ["report('loaded')", "report('context')", "map(model)"],
             ["map(plugin)", "map(model)", "map(library)"],  # its report did not arrive
-        ):
+        )
+        for lines, said in zip(cases, self.said_of_all(cases)):
             with self.subTest(lines):
-                self.assertEqual(self.said(*lines, "time.sleep(0.4)"), [])
+                self.assertEqual(said, [])
 
     def test_a_program_that_another_one_starts(self):
         """Its own session, no descriptors of the first program's, and its end comes later."""
-        body = "import sys, time; file = open(sys.argv[1]); time.sleep(0.4)"
-        child = f"sys.executable, '-c', {body!r}, model"
-        files = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
-        start = f"subprocess.Popen([{child}], start_new_session=True, {files})"
-        self.assertSays(self.said(start + ".wait()"), self.STATIC)
+
+        def start(body):
+            child = f"[sys.executable, '-c', {body!r}, model]"
+            files = "stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+            return f"child = subprocess.Popen({child}, start_new_session=True, {files})"
+
+        body = "import sys; file = open(sys.argv[1]); sys.stdin.read()"
+        said = self.said(start(body), SEEN, "child.communicate()")
+        self.assertSays(said, self.STATIC)
         begun = time.monotonic()
-        late = start.replace("time.sleep(0.4)", "time.sleep(60)") + ".pid"
-        done = self.exec(*self.python(f"print({late})", "time.sleep(0.4)"))
+        body = "import sys, time; file = open(sys.argv[1]); time.sleep(60)"
+        done = self.exec(*self.python(start(body), "print(child.pid)", SEEN))
         os.kill(int(done[0][0]), signal.SIGKILL)
         self.assertNotIn("warning", done[1])
         self.assertLess(time.monotonic() - begun, 30)
@@ -142,7 +157,7 @@ class Watch(Case):
             "print(*(open(f).read() for f in glob.glob('/proc/self/task/*/children')), '.')",
             "sys.exit(7)",
         )
-        program = [str(word) for word in self.python(*lines)]
+        program = self.python(*lines)
         out = []
         for words in (program, command("exec", "--", *program)):
             with subprocess.Popen(
@@ -166,7 +181,7 @@ class Watch(Case):
             lines = (
                 "signal.signal(signal.SIGINT, signal.SIG_DFL)",
                 "map(model)",
-                "time.sleep(0.4)",
+                SEEN,
                 "print('ready', flush=True)",
                 "time.sleep(100)",
             )
@@ -212,7 +227,7 @@ class Watch(Case):
         with open(kobold, "ab") as file, open(self.gguf) as model:
             file.write(text)
             file.close()
-            words = command("exec", "--", kobold, "0.5")
+            words = command("exec", "--", kobold, "1")
             done = subprocess.run(words, stdin=model, stderr=subprocess.PIPE, text=True)
         self.assertEqual(done.stderr.count("\n"), 1)  # it is not said again at the end
         script = program(self.folder, "koboldcpp.sh", f"exit 0 # {text.decode()}")
