@@ -2,8 +2,8 @@
  *
  * A llama.cpp program always loads GGML_BACKEND_PATH when its back ends are separate files. When
  * they are linked in, it does so only for --device and the like, so exec adds --device. A GPU type device is given the cache with -ngl only, and its attention is the flash
- * attention operation. In the computer's memory the device takes no weights: exec_gpu.c says so
- * where that costs a GPU. */
+ * attention operation. In the computer's memory the device takes no weights: exec_place.c
+ * gives them to a GPU where the program lists one. */
 #define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
@@ -202,12 +202,12 @@ static bool leaves_all_out(const program *p)
 }
 
 /* llama.cpp says nothing of it. */
-static void warn_of_uncompressed(const program *p, const device_list *list)
+static void warn_of_uncompressed(const program *p, const device_list *list, const gpu_plan *plan)
 {
     complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
              program_keeps_cache(p) ? "-nkvo" : "-ngl 0");
     if (gpu_is_left_out(list))
-        gpu_hint_flags(p, list);
+        gpu_hint_flags(p, list, plan);
     else if (list->known && list->n_gpus == 0)
         hint("leave it out: weights stay on the CPU in any case");
     else
@@ -232,31 +232,50 @@ static needed_flag *needed_flags(const program *p, bool accel, const device_list
     return accel && !gpu ? needed_by_accel : needed;
 }
 
-/* KVANT alone would take the weights from a GPU, for a cache that stays llama.cpp's. */
-static bool is_useless(const needed_flag *flag, const program *p, const device_list *list)
+/* Whether the plan names the devices. Without one KVANT alone would take the weights from a GPU, for
+ * a cache that stays llama.cpp's. */
+static bool is_useless(const needed_flag *flag, const program *p, const device_list *list,
+                       const gpu_plan *plan)
 {
-    return flag->option == &option_device && gpu_is_left_out(list) && leaves_all_out(p);
+    return flag->option == &option_device &&
+           (plan->adds || (gpu_is_left_out(list) && leaves_all_out(p)));
+}
+
+/* Copies words of the program, from the first to the one before the last; returns their number. */
+static int copy_words(const program *p, const gpu_plan *plan, int first, int last, char **out)
+{
+    int n = 0;
+    for (int i = first; i < last; i++)
+        if ((out[n] = gpu_plan_word(plan, p, i)) != NULL)
+            n++;
+    return n;
 }
 
 /* The words to execute, with the flags at the end; NULL without memory. A program that another one
  * starts gets the flags right behind its name, or behind the command of `llama COMMAND`. The last
  * words may belong to the first program: find -exec llama-cli ... ';'. */
-static char **build_arguments(const program *p, needed_flag *flags, const device_list *list)
+static char **build_arguments(const program *p, needed_flag *flags, const device_list *list,
+                              const gpu_plan *plan)
 {
-    char **out = calloc((size_t)(p->n_before + p->argc) + 2 * MAX_NEEDED + 1, sizeof *out);
+    enum { MAX_ADDED = 2 * MAX_NEEDED + GPU_MAX_WORDS };
+    char **out = calloc((size_t)(p->n_before + p->argc) + MAX_ADDED + 1, sizeof *out);
     if (out == NULL)
         return NULL;
     const int head = p->n_before == 0 ? p->argc : program_has_command(p) ? 2 : 1;
     int n = 0;
-    for (int i = 0; i < p->n_before + head; i++)
-        out[n++] = p->before[i];
+    while (n < p->n_before) {
+        out[n] = p->before[n];
+        n++;
+    }
+    n += copy_words(p, plan, 0, head, out + n);
+    for (size_t i = 0; plan->adds && i < plan->n_words; i++)
+        out[n++] = plan->words[i];
     for (size_t i = 0; flags != NULL && i < MAX_NEEDED && flags[i].option != NULL; i++)
-        if (program_value(p, flags[i].option, NULL) == NULL && !is_useless(&flags[i], p, list)) {
+        if (program_value(p, flags[i].option, NULL) == NULL && !is_useless(&flags[i], p, list, plan)) {
             out[n++] = flags[i].name;
             out[n++] = flags[i].value;
         }
-    for (int i = head; i < p->argc; i++)
-        out[n++] = p->argv[i];
+    copy_words(p, plan, head, p->argc, out + n);
     return out;
 }
 
@@ -267,31 +286,32 @@ static const char *other_device(const program *p)
     return given == NULL || gpu_names_kvant(given) ? NULL : given;
 }
 
-static void warn_of_device(const program *p, const device_list *list)
+static void warn_of_device(const program *p, const device_list *list, const gpu_plan *plan)
 {
     const char *given = other_device(p);
     if (given == NULL)
         return;
     complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
     if (gpu_is_left_out(list) && strcmp(given, "none") != 0)
-        gpu_hint_flags(p, list);
+        gpu_hint_flags(p, list, plan);
     else
         hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
 }
 
 /* Tells the user, before the program starts, what the flags cost. */
-static void say_notes(const exec_options *o, const program *p, const device_list *list)
+static void say_notes(const exec_options *o, const program *p, const device_list *list,
+                      const gpu_plan *plan)
 {
     if (o->accel) {
         if (!o->quiet)
             gpu_say_accel(p, list);
         return;
     }
-    warn_of_device(p, list);
-    if (leaves_all_out(p))
-        warn_of_uncompressed(p, list);
+    warn_of_device(p, list, plan);
+    if (leaves_all_out(p) && !plan->adds)
+        warn_of_uncompressed(p, list, plan);
     else if (!o->quiet)
-        gpu_say_unused(p, list, program_value(p, &option_device, NULL) == NULL);
+        gpu_say_unused(p, list, plan);
 }
 
 /* What a llama.cpp program reads where another program starts it, and what Ollama passes on to its
@@ -427,9 +447,12 @@ static int become(const exec_options *o, const program *p, bool is_llama)
 {
     device_list list = { .known = false };
     bool watched = is_watched(o, p, is_llama);
+    gpu_plan plan = { .adds = false };
     if (is_llama && !program_only_prints(p)) {
         devices_ask(p, &list);
-        say_notes(o, p, &list);
+        if (!o->accel)
+            gpu_plan_make(p, &list, &plan);
+        say_notes(o, p, &list, &plan);
     } else if (!is_llama) {
         const char *linked = watched ? static_program(p) : NULL;
         if (!set_variables(o->accel))
@@ -440,8 +463,9 @@ static int become(const exec_options *o, const program *p, bool is_llama)
             say_no_flags(o, p);
         watched = watched && linked == NULL;
     }
-    char **words = build_arguments(p, is_llama ? needed_flags(p, o->accel, &list) : NULL, &list);
-    if (words == NULL) {
+    needed_flag *flags = is_llama ? needed_flags(p, o->accel, &list) : NULL;
+    char **words = build_arguments(p, flags, &list, &plan);
+    if (words == NULL || !gpu_plan_set_variables(&plan, p, &list)) {
         complain("exec: out of memory");
         return EXIT_RUNTIME;
     }

@@ -139,7 +139,6 @@ void devices_read(char *text, device_list *list)
 {
     device all[2 * MAX_DEVICES];
     size_t n = 0;
-    bool kvant = false;
     char *line = strstr(text, "Available devices:\n"), *rest;
     *list = (device_list){ .known = line != NULL };
     if (line == NULL)
@@ -149,14 +148,16 @@ void devices_read(char *text, device_list *list)
         n += read_device(line, &all[n]);
     }
     for (size_t i = 0; i < n; i++) {
-        kvant = kvant || strncmp(all[i].name, "KVANT", 5) == 0;
+        list->has_kvant = list->has_kvant || strncmp(all[i].name, "KVANT", 5) == 0;
+        list->has_cuda = list->has_cuda || has_number(all[i].name, "CUDA");
         if (has_number(all[i].name, "KVANT") && list->n_gpus < MAX_DEVICES)
             list->gpus[list->n_gpus++] = all[i];
     }
     for (size_t i = 0; i < n; i++) {
         const bool own = has_number(all[i].name, "KVANT") || is_no_gpu(all[i].name);
         /* A list without the plug-in's devices does not tell whether kvant works on CUDA's. */
-        const bool cuda = kvant ? is_cuda_card(list, &all[i]) : has_number(all[i].name, "CUDA");
+        const bool cuda = list->has_kvant ? is_cuda_card(list, &all[i])
+                                          : has_number(all[i].name, "CUDA");
         if (!own && !cuda && list->n_others < MAX_DEVICES)
             list->others[list->n_others++] = all[i];
     }

@@ -15,6 +15,8 @@ typedef struct device {
 enum { MAX_DEVICES = 16 };
 typedef struct device_list {
     bool known; /* false: the program lists none, as scripts and programs without devices do */
+    bool has_kvant; /* the plug-in's devices are listed; a program can load it later */
+    bool has_cuda;  /* CUDA's own devices are listed */
     size_t n_others, n_gpus;
     device others[MAX_DEVICES]; /* GPUs that kvant does not work on: Vulkan0, ROCm0, Metal, ... */
     device gpus[MAX_DEVICES];   /* kvant's own on GPUs: KVANT0, KVANT1, ... */

@@ -1,8 +1,4 @@
-/* exec_gpu.c - see exec_gpu.h.
- *
- * The device KVANT holds a cache in the computer's memory and takes no weights. llama.cpp puts a
- * layer's cache where -ts puts the layer, and its weights where -ot says. So -ts gives all layers
- * to KVANT and the output to the GPU, and -ot brings the layers' weights to the GPU. */
+/* exec_gpu.c - see exec_gpu.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "exec_gpu.h"
 
@@ -12,25 +8,8 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-const program_option option_device = { { "-dev", "--device", NULL }, { "LLAMA_ARG_DEVICE", NULL } };
-const program_option option_layers = { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL },
-                                       { "LLAMA_ARG_N_GPU_LAYERS", NULL } };
-const program_option option_model = { { "-m", "--model", NULL }, { "LLAMA_ARG_MODEL", NULL } };
-static const program_option option_split = { { "-ts", "--tensor-split", NULL },
-                                             { "LLAMA_ARG_TENSOR_SPLIT", NULL } };
-static const program_option option_tensors = { { "-ot", "--override-tensor", NULL },
-                                               { "LLAMA_ARG_OVERRIDE_TENSOR", NULL } };
-static const program_option option_mode = { { "-sm", "--split-mode", NULL },
-                                            { "LLAMA_ARG_SPLIT_MODE", NULL } };
-static const program_option option_vision = {
-    { "-mm", "--mmproj", "-mmu", "--mmproj-url", NULL },
-    { "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MMPROJ_URL", NULL }
-};
-static const program_option option_vision_device = { { "-mmdev", "--mmproj-device", NULL },
-                                                     { "MTMD_BACKEND_DEVICE", NULL } };
 static const program_option option_type_k = { { "-ctk", "--cache-type-k", NULL },
                                               { "LLAMA_ARG_CACHE_TYPE_K", NULL } };
 static const program_option option_type_v = { { "-ctv", "--cache-type-v", NULL },
@@ -52,138 +31,58 @@ __attribute__((format(printf, 2, 3))) static void add(words *w, const char *form
         w->n = w->n + (size_t)n < sizeof w->text ? w->n + (size_t)n : sizeof w->text - 1;
 }
 
-bool gpu_is_left_out(const device_list *list)
-{
-    return list->n_gpus == 0 && list->n_others > 0;
-}
-
 bool gpu_names_kvant(const char *devices)
 {
     return strstr(devices, PLUGIN_DEVICE) != NULL;
 }
 
-/* Which layers' weights go to which GPU. */
-typedef struct gpu_plan {
-    uint32_t n_layers;            /* of the model; 0: not known */
-    uint32_t n_placed;            /* the last ones of them, on GPUs */
-    uint32_t n_wanted;            /* that -ngl asks for */
-    uint32_t on[MAX_DEVICES];     /* layers of each GPU */
-} gpu_plan;
-
-/* -ngl counts the output as a layer. */
-static uint32_t wanted_layers(const program *p, uint32_t n_layers)
+/* How many layers' weights are on GPUs, where these are not all. */
+static void add_part(words *w, const gpu_plan *plan)
 {
-    const char *given = program_value(p, &option_layers, NULL);
-    char *end = NULL;
-    const unsigned long n = given != NULL ? strtoul(given, &end, 10) : 0;
-    if (given == NULL || end == given || *end != 0 || given[0] == '-' || n > n_layers)
-        return n_layers;
-    return n > 0 ? (uint32_t)n - 1 : n_layers; /* with 0 no layer's cache would be kvant's */
+    if (plan->n_placed < plan->n_layers)
+        add(w, " of %u of %u layers", (unsigned)plan->n_placed, (unsigned)plan->n_layers);
 }
 
-/* As many layers as a GPU's free memory holds. A fifth stays free for the tensors of a graph. */
-static uint32_t room(const device *gpu, uint64_t bytes, uint32_t n_layers)
+static const char *part_reason(const gpu_plan *plan)
 {
-    if (gpu->free_mib == 0)
-        return n_layers;
-    const double layer = (double)bytes / (n_layers + 1); /* the output counts as one more */
-    const double fits = (double)gpu->free_mib * 1048576 * 0.8 / layer - 1;
-    return fits >= n_layers ? n_layers : fits > 0 ? (uint32_t)fits : 0;
+    return plan->n_placed < plan->n_wanted ? " (more do not fit its free memory)" : "";
 }
 
-/* The first GPUs are filled first, so that one is enough where the model fits it. */
-static gpu_plan make_plan(const program *p, const device_list *list)
-{
-    const char *model = program_value(p, &option_model, NULL);
-    gpu_plan out = { .n_layers = 0 };
-    gguf_size size;
-    if (model == NULL || !gguf_read_size(model, &size))
-        return out;
-    out.n_layers = size.n_layers;
-    out.n_wanted = wanted_layers(p, size.n_layers);
-    for (size_t i = 0; i < list->n_others && out.n_placed < out.n_wanted; i++) {
-        const uint32_t left = out.n_wanted - out.n_placed;
-        const uint32_t fit = room(&list->others[i], size.bytes, size.n_layers);
-        out.on[i] = fit < left ? fit : left;
-        out.n_placed += out.on[i];
-    }
-    return out;
-}
-
-/* OpenCL's buffers have another name than its device. */
-static const char *buffer_name(const device *gpu)
-{
-    return strcmp(gpu->name, "GPUOpenCL") == 0 ? "OpenCL" : gpu->name;
-}
-
-/* 'blk\.(28|29)\.=Vulkan0', or 'blk\..*=Vulkan0' for all layers. */
-static void add_tensors(words *w, const gpu_plan *plan, const device_list *list, char separator)
-{
-    uint32_t layer = plan->n_layers - plan->n_placed;
-    bool first = true;
-    for (size_t i = 0; i < list->n_others; i++) {
-        if (plan->n_layers != 0 && plan->on[i] == 0)
-            continue;
-        if (!first)
-            add(w, "%c", separator);
-        first = false;
-        if (plan->on[i] == plan->n_layers) {
-            add(w, "blk\\..*=%s", buffer_name(&list->others[i]));
-            return;
-        }
-        for (uint32_t n = 0; n < plan->on[i]; n++)
-            add(w, "%s%u", n == 0 ? "blk\\.(" : "|", (unsigned)layer++);
-        add(w, ")\\.=%s", buffer_name(&list->others[i]));
-    }
-}
-
+/* The plan's words as they are typed, and what exec would change in the user's own. */
 static void add_flags(words *w, const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const char between = program_is_bench(p) ? '/' : ',';
-    const char *mode = program_value(p, &option_mode, NULL);
-    size_t n = 1; /* GPUs that are needed */
-    for (size_t i = 1; i < list->n_others; i++)
-        n = plan->on[i] > 0 ? i + 1 : n;
-    add(w, "--device " PLUGIN_DEVICE);
-    for (size_t i = 0; i < n; i++)
-        add(w, "%c%s", between, list->others[i].name);
-    if (plan->n_layers == 0)
-        add(w, " -ts N-0.5%c1.5", between);
-    else
-        add(w, " -ts %u.5%c1.5", (unsigned)plan->n_layers - 1, between);
-    for (size_t i = 1; i < n; i++)
-        add(w, "%c0", between);
-    add(w, " -ot '");
-    add_tensors(w, plan, list, program_is_bench(p) ? ';' : ',');
-    add(w, "'");
-    if (program_value(p, &option_layers, NULL) != NULL)
+    const char *mode = gpu_given_mode(p), *tensors = gpu_given_tensors(p), *name = "";
+    for (size_t i = 0; i < plan->n_words; i += 2) {
+        if (strcmp(plan->words[i], "-ot") != 0)
+            add(w, "%s%s %s", i > 0 ? " " : "", plan->words[i], plan->words[i + 1]);
+        else if (tensors == NULL)
+            add(w, " -ot '%s'", plan->words[i + 1]);
+        else /* the first pattern that matches counts */
+            add(w, " -ot '%s%c%s'", tensors, program_is_bench(p) ? ';' : ',', plan->words[i + 1]);
+    }
+    if (program_value(p, &option_layers, &name) != NULL && name[0] == '-')
         add(w, " -ngl 99");
     if (mode != NULL && strcmp(mode, "layer") != 0)
         add(w, " -sm layer");
-    /* A model that sees or hears computes on the first device, unless told otherwise. */
-    if (program_value(p, &option_vision, NULL) != NULL &&
-        program_value(p, &option_vision_device, NULL) == NULL)
+    if (gpu_has_vision(p))
         add(w, " -mmdev %s", list->others[0].name);
 }
 
-void gpu_hint_flags(const program *p, const device_list *list)
+void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const gpu_plan plan = make_plan(p, list);
     words w = { .n = 0 };
-    if (plan.n_layers != 0 && plan.n_placed == 0) {
+    if (plan->n_layers != 0 && plan->n_placed == 0 && plan->n_wanted > 0) {
         hint("%s has not enough free memory for weights of this model", list->others[0].name);
         return;
     }
-    if (plan.n_placed < plan.n_layers)
-        add(&w, "weights of %u of %u layers on the GPU%s", (unsigned)plan.n_placed,
-            (unsigned)plan.n_layers,
-            plan.n_placed < plan.n_wanted ? " (more do not fit its free memory)" : "");
-    else
-        add(&w, "weights on the GPU");
-    add(&w, ", the compressed cache in the computer's memory: ");
-    add_flags(&w, p, list, &plan);
-    if (plan.n_layers == 0)
+    add(&w, "weights");
+    add_part(&w, plan);
+    add(&w, " on the GPU%s, the compressed cache in the computer's memory: ", part_reason(plan));
+    add_flags(&w, p, list, plan);
+    if (plan->n_layers == 0 && !plan->keeps_output)
         add(&w, ", where N is the model's number of layers");
+    if (program_keeps_cache(p))
+        add(&w, ", without -nkvo and LLAMA_ARG_NO_KV_OFFLOAD");
     hint("%s", w.text);
 }
 
@@ -213,27 +112,54 @@ static void say_other_gpus(const program *p, const device_list *list)
              between, list->others[0].name);
 }
 
-void gpu_say_unused(const program *p, const device_list *list, bool added)
+/* Which device holds the weights and which the cache. */
+static void say_placed(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const char *given = program_value(p, &option_device, NULL);
-    const char *mode = program_value(p, &option_mode, NULL);
+    words w = { .n = 0 }, gpus = { .n = 0 };
+    for (size_t i = 0; i < plan->n_gpus; i++)
+        if (plan->on[i] > 0 || (i == 0 && plan->n_placed == 0))
+            add_names(&gpus, &list->others[i], 1);
+    if (plan->keeps_output) {
+        add(&w, "weights and the compressed cache in the computer's memory, because -ngl is 0; %s "
+                "computes long batches", gpus.text);
+    } else {
+        add(&w, plan->n_wanted == 0 ? "the output's weights" : "weights");
+        if (plan->n_wanted > 0)
+            add_part(&w, plan);
+        add(&w, " on %s%s, the compressed cache in the computer's memory, where kvant computes "
+                "attention", gpus.text, part_reason(plan));
+    }
+    if (program_keeps_cache(p))
+        add(&w, "; -nkvo is left out, because it would take the cache from kvant");
+    if (gpu_has_draft(p))
+        add(&w, "; the draft model and its f16 cache on %s", list->others[0].name);
+    say_line("kvant: ", "%s. With --device " PLUGIN_DEVICE " %s", w.text,
+             plan->keeps_output ? "the GPU is not used" : "the weights stay there, too");
+}
+
+void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *plan)
+{
+    const char *given = program_value(p, &option_device, NULL), *mode = gpu_given_mode(p);
     const bool one_gpu = mode != NULL && strcmp(mode, "none") == 0;
     words others = { .n = 0 };
-    if (list->n_gpus > 0 && added && !one_gpu)
+    if (list->n_gpus > 0 && given == NULL && !one_gpu)
         say_other_gpus(p, list);
-    if (!gpu_is_left_out(list) || (given != NULL && !gpu_names_kvant(given)))
+    if (plan->adds)
+        say_placed(p, list, plan);
+    if (plan->adds || !gpu_is_left_out(list) || (given != NULL && !gpu_names_kvant(given)))
         return;
     add_names(&others, list->others, list->n_others);
-    if (given == NULL || strcmp(given, PLUGIN_DEVICE) == 0)
+    if (given == NULL)
+        complain("exec: weights stay on the CPU: %s. Not used: %s", plan->problem, others.text);
+    else if (strcmp(given, PLUGIN_DEVICE) == 0)
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
                  " holds the cache alone. Not used: %s", others.text);
-    else if (program_value(p, &option_split, NULL) == NULL ||
-             program_value(p, &option_tensors, NULL) == NULL)
+    else if (gpu_given_split(p) == NULL || gpu_given_tensors(p) == NULL)
         complain("exec: weights stay on the CPU where the cache is kvant's, and the cache stays "
                  "llama.cpp's where weights are on a GPU: --device %s without -ts and -ot", given);
     else
         return;
-    gpu_hint_flags(p, list);
+    gpu_hint_flags(p, list, plan);
 }
 
 /* kvant's attention on CUDA's GPUs reads two types, of keys and values alike. */

@@ -1,25 +1,20 @@
-/* exec_gpu.h - what `kvant exec` says of the GPUs that a program lists: which of them its flags
- * leave unused, and which flags use them. It changes no flag. */
+/* exec_gpu.h - what `kvant exec` says of the GPUs that a program lists: which of them hold weights,
+ * which of them its flags leave unused, and which flags would use them. It changes no flag;
+ * exec_place.h decides them. */
 #ifndef KVANT_TOOLS_EXEC_GPU_H
 #define KVANT_TOOLS_EXEC_GPU_H
 
-#include "devices.h"
-#include "program.h"
-
-extern const program_option option_device, option_layers, option_model;
-
-/* Whether kvant's cache is in the computer's memory while the program lists a GPU. */
-bool gpu_is_left_out(const device_list *list);
+#include "exec_place.h"
 
 /* Whether a value of --device names a device of kvant's. */
 bool gpu_names_kvant(const char *devices);
 
-/* One line on stderr where the devices that the program will have leave a listed GPU unused. added:
- * --device KVANT is exec's, not the user's. */
-void gpu_say_unused(const program *p, const device_list *list, bool added);
+/* One line on stderr: which device holds weights and which the cache, where the plan adds flags;
+ * else where a listed GPU stays unused, and why. */
+void gpu_say_unused(const program *p, const device_list *list, const gpu_plan *plan);
 
 /* One hint on stderr: the flags that leave weights on such a GPU and give the cache to kvant. */
-void gpu_hint_flags(const program *p, const device_list *list);
+void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *plan);
 
 /* One line on stderr: whose attention --accel computes. */
 void gpu_say_accel(const program *p, const device_list *list);

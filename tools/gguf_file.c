@@ -109,8 +109,7 @@ static uint64_t file_bytes(const char *path)
     return stat(path, &state) == 0 && S_ISREG(state.st_mode) ? (uint64_t)state.st_size : 0;
 }
 
-/* Counts all parts of NAME-00001-of-00003.gguf, or else the file alone. */
-static uint64_t all_bytes(const char *path)
+uint64_t gguf_bytes(const char *path)
 {
     static const char ending[] = "-00001-of-00000.gguf";
     const size_t length = strlen(path), n = sizeof ending - 1;
@@ -142,6 +141,6 @@ bool gguf_read_size(const char *path, gguf_size *size)
         ok = find(file, bytes, key, text, &number) && number > 0 && number <= GGUF_MAX_LAYERS;
     }
     fclose(file);
-    *size = (gguf_size){ .n_layers = number, .bytes = ok ? all_bytes(path) : 0 };
+    *size = (gguf_size){ .n_layers = number, .bytes = ok ? gguf_bytes(path) : 0 };
     return ok;
 }

@@ -15,4 +15,7 @@ typedef struct gguf_size {
 #define GGUF_MAX_LAYERS 512u
 bool gguf_read_size(const char *path, gguf_size *size);
 
+/* Bytes of the file, or of all parts of NAME-00001-of-00003.gguf; 0 when there is none. */
+uint64_t gguf_bytes(const char *path);
+
 #endif /* KVANT_TOOLS_GGUF_FILE_H */

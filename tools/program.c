@@ -105,6 +105,11 @@ static bool is_one_of(const char *word, const char *const *names)
     return *names != NULL;
 }
 
+bool program_word_is(const char *word, const program_option *option)
+{
+    return is_one_of(word, option->names);
+}
+
 /* The program's variable: `env NAME=value` before the program stands above kvant's environment. */
 static const char *variable(const program *p, const char *name)
 {

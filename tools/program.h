@@ -30,6 +30,9 @@ bool program_find(int argc, char **argv, program *found);
  * NULL when it is not given. *name, if wanted, becomes the word that gave it. */
 const char *program_value(const program *p, const program_option *option, const char **name);
 
+/* Whether the word is one of the option's spellings. */
+bool program_word_is(const char *word, const program_option *option);
+
 /* Whether the program keeps the whole cache in the computer's memory: -nkvo, or its variables. */
 bool program_keeps_cache(const program *p);
 
