@@ -166,7 +166,7 @@ static void note_key(const char *key, uint32_t type, uint32_t number, struct lay
         layers->mixed = true;
 }
 
-/* Up to the tokenizer, whose words come behind what the model is. */
+/* Up to the tokenizer's words, which mostly come behind what the model is. */
 static bool read_keys(reader *r, uint64_t n, struct layers *layers)
 {
     char key[MOST_KEY];
@@ -177,7 +177,7 @@ static bool read_keys(reader *r, uint64_t n, struct layers *layers)
         if (!take(r, &length, sizeof(length)) || length >= sizeof(key) || !take(r, key, (size_t)length))
             return false;
         key[length] = '\0';
-        if (strncmp(key, "tokenizer.", 10) == 0)
+        if (layers->all > 0 && strncmp(key, "tokenizer.", 10) == 0)
             return true;
         if (!take(r, &type, sizeof(type)) || !take_value(r, type, &number))
             return false;

@@ -120,6 +120,16 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
     put_u64(&f, 2);
     put(&f, (int32_t[2]){ 0, 2 }, 8);
     assert_int_equal(layers_of(f.bytes, f.n), 0);
+    f = begin(3); /* a tokenizer that comes first is skipped */
+    put_text(&f, "tokenizer.ggml.tokens");
+    put_u32(&f, 9);
+    put_u32(&f, 8);
+    put_u64(&f, 2);
+    put_text(&f, "a");
+    put_text(&f, "b");
+    put_number(&f, "llama.block_count", 30);
+    put_number(&f, "glm4moe.nextn_predict_layers", 1);
+    assert_int_equal(layers_of(f.bytes, f.n), 29);
     f = begin_model(2); /* nothing is read of a tokenizer */
     put_text(&f, "tokenizer.ggml.tokens");
     put_u32(&f, 77);
