@@ -20,3 +20,22 @@ def will_it_fit(results):
             sizes = [size(line.number("kv_bytes")) for line in lines]
             rows.append([model, f"{context // 1024}k", *sizes])
     return table(["model", "tokens", *map(code, CACHES.values())], *rows)
+
+
+# Llama-3.1-8B. A layer's new keys and values and its queries go to kvant as f32, and the result of
+# attention comes back.
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128
+ROWS = LAYERS * 4 * HEAD_DIM * (2 * KV_HEADS + 2 * HEADS)
+
+
+def bytes_over_the_bus(results):
+    """Bytes that a decoded token moves to and from a GPU that holds the weights, computed, and
+    those that kvant reads from RAM. llama.cpp without KV offload copies the whole cache."""
+    rows = []
+    for context in CONTEXTS:
+        wanted = {"model": "Llama-3.1-8B", "memory": "cpu", "context": context}
+        lines = [results.newest("fit.csv", {**wanted, "cache": c}) for c in ("f16", "balanced")]
+        stock, ours = (size(line.number("kv_bytes")) for line in lines)
+        rows.append([f"{context // 1024}k", stock, size(ROWS), ours])
+    head = ["tokens", "`-nkvo`, over the bus", "kvant, over the bus", "kvant, from RAM"]
+    return table(head, *rows)
