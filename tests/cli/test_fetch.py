@@ -48,11 +48,13 @@ class Fetch(unittest.TestCase):
         model.parent.mkdir(parents=True)
         model.write_text("model")
         torch = self.cache / fetch.torch_folder()
-        for folder in (runtime, headers, torch):
+        vulkan = self.cache / f"vulkan-{fetch.LLAMA_VERSION}"
+        for folder in (runtime, headers, torch, vulkan):
             folder.mkdir()
         python = torch / "bin" / "python"
-        for arguments, path in ((["model"], model), (["runtime"], runtime), (["headers"], headers), (["torch"], python)):
-            done = self.run_fetch(*arguments)
+        for what, path in (("model", model), ("runtime", runtime), ("headers", headers),
+                           ("vulkan", vulkan), ("torch", python)):  # fmt: skip
+            done = self.run_fetch(what)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
 
     def test_without_a_wheel_of_pytorch(self):

@@ -1,13 +1,12 @@
-"""The flags that kvant exec prints where llama.cpp lists a GPU of Vulkan, typed as printed.
+"""kvant exec with a llama.cpp that has Vulkan: weights on Vulkan0, all caches compressed.
 
-KVANT_VULKAN is a folder of llama.cpp's programs and libraries with Vulkan. Mesa's lavapipe is a GPU
-for that, with GGML_VK_VISIBLE_DEVICES=0.
+KVANT_VULKAN is a folder of llama.cpp's programs and libraries with Vulkan. What `fetch.py vulkan`
+makes has a driver, too, that computes on the CPU and stands for a GPU: Mesa's lavapipe.
 """
 
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,83 +14,134 @@ import unittest
 
 from testing import MODEL, run
 
-RUNTIME = os.environ.get("KVANT_VULKAN", "")
-VARIABLES = {
-    name: value for name, value in os.environ.items() if name.startswith("GGML_VK")
-}  # run() passes none of GGML's
+FOLDER = pathlib.Path(os.environ.get("KVANT_VULKAN", ""))
+RUNTIME = FOLDER / "bin" if (FOLDER / "bin").is_dir() else FOLDER
 OK = 0
 
 
-def listed():
-    if not RUNTIME:
-        return []
-    done = subprocess.run(
-        [f"{RUNTIME}/llama-bench", "--list-devices"], capture_output=True, text=True
+def variables():
+    """run() passes none of GGML's. Without GGML_VK_VISIBLE_DEVICES a driver that computes on the
+    CPU is no device of ggml's. Its threads wait by spinning, so it gets one."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("GGML_VK")}
+    mesa = FOLDER / "mesa"
+    if not mesa.is_dir():
+        return given
+    return {
+        "GGML_VK_VISIBLE_DEVICES": "0",
+        "LP_NUM_THREADS": "1",
+        "LD_LIBRARY_PATH": str(mesa),
+        "VK_DRIVER_FILES": str(mesa / "lvp.json"),
+        "VK_ICD_FILENAMES": str(mesa / "lvp.json"),
+        "MESA_SHADER_CACHE_DIR": str(FOLDER / "shaders"),
+    }
+
+
+def stock(program, *words, **more):
+    return subprocess.run(
+        [RUNTIME / program, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables(), **more},
+        timeout=1500,
     )
+
+
+def listed():
+    if not os.environ.get("KVANT_VULKAN"):
+        return []
+    done = stock("llama-bench", "--list-devices")
     return re.findall(r"^  (Vulkan\d+):", done.stdout, re.MULTILINE)
+
+
+def sizes(text, what):
+    """MiB of each kind of buffer."""
+    found = re.findall(rf"(\S+) +{what} buffer size = +([\d.]+) MiB", text)
+    return {name: float(size) for name, size in found}
+
+
+def splits(text):
+    """The stretches of one decoded token's graph, the last one: (device, bytes it is handed)."""
+    graphs = [[]]
+    for number, device, inputs in re.findall(r"## SPLIT #(\d+): (\S+) # (.*)", text):
+        if number == "0":
+            graphs.append([])
+        units = {"": 1, "K": 1024, "M": 1024**2}
+        handed = re.findall(r"\( *(\d+)([KM]?)\)", inputs)
+        graphs[-1].append((device, sum(int(n) * units[unit] for n, unit in handed), inputs))
+    return graphs[-1]
 
 
 @unittest.skipUnless(listed(), "needs a llama.cpp that lists Vulkan0: KVANT_VULKAN")
 class Vulkan(unittest.TestCase):
-    def exec(self, program, *words):
-        done = run("exec", "--", f"{RUNTIME}/{program}", *words, timeout=1500, **VARIABLES)
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        tiny = pathlib.Path(__file__).parent.parent / "integration" / "tiny_models.py"
+        subprocess.run([sys.executable, "-B", tiny, cls.folder], check=True)
+
+    def exec(self, program, *words, options=(), **more):
+        done = run("exec", *options, "--", RUNTIME / program, *words, timeout=1500,
+                   **variables(), **more)  # fmt: skip
         self.assertEqual(done.returncode, OK, done.stderr)
         return done
 
-    def printed(self, program, *words):
-        """The flags of the hint."""
-        said = self.exec(program, *words).stderr
-        self.assertIn("weights stay on the CPU", said)
-        return shlex.split(re.search(r"hint: .*: (--device KVANT.*)$", said, re.MULTILINE).group(1))
-
-    def sizes(self, text, what):
-        return {
-            name: float(size)
-            for name, size in re.findall(rf"(\S+) +{what} buffer size = +([\d.]+) MiB", text)
-        }
+    def bench(self, name, *words):
+        return ["-m", f"{self.folder}/{name}.gguf", "-p", "8", "-n", "2", "-r", "1", "-v", *words]
 
     def test_weights_on_the_gpu_and_every_layers_cache(self):
-        with tempfile.TemporaryDirectory() as folder:
-            tiny = pathlib.Path(__file__).parent.parent / "integration" / "tiny_models.py"
-            subprocess.run([sys.executable, "-B", tiny, folder], check=True)
-            for name in ("llama", "gemma3", "llama80"):
-                base = ["-m", f"{folder}/{name}.gguf", "-p", "8", "-n", "4", "-r", "1", "-v"]
-                placed = []
-                for given in ([], ["-ngl", "3"]):
-                    flags = self.printed("llama-bench", *base, *given)
-                    said = self.exec("llama-bench", *base, *flags).stderr
-                    self.assertNotIn("weights stay", said)
-                    self.assertIn(" 4 of 4 layers", said)
-                    self.assertEqual(set(self.sizes(said, "KV")), {"KVANT"})
-                    placed.append(self.sizes(said, "model")["Vulkan0"])
-                output = 0.25  # MiB; 3 of -ngl are the output and two of four layers
-                self.assertAlmostEqual(placed[0] - output, 2 * (placed[1] - output), delta=0.05)
-                self.assertGreater(
-                    placed[0], 0.9 * (pathlib.Path(folder) / f"{name}.gguf").stat().st_size / 2**20
-                )
+        for name in ("llama", "gemma3", "llama80"):
+            placed = []
+            for given in ([], ["-ngl", "3"]):
+                said = self.exec("llama-bench", *self.bench(name, *given)).stderr
+                part = " of 2 of 4 layers" if given else ""
+                self.assertIn(f"kvant: weights{part} on Vulkan0 (", said)
+                self.assertIn(" 4 of 4 layers", said)
+                self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
+                placed.append(sizes(said, "model")["Vulkan0"])
+            output = 0.25  # MiB; 3 of -ngl are the output and two of four layers
+            self.assertAlmostEqual(placed[0] - output, 2 * (placed[1] - output), delta=0.05)
+            file = pathlib.Path(self.folder) / f"{name}.gguf"
+            self.assertGreater(placed[0], 0.9 * file.stat().st_size / 2**20)
+
+    def test_other_ways_to_keep_the_cache_off_the_gpu(self):
+        """-nkvo leaves weights on the GPU, -ngl 0 none: both with all caches compressed."""
+        for given, on_gpu in ((["-nkvo", "1"], True), (["-ngl", "0"], False)):
+            said = self.exec("llama-bench", *self.bench("llama", *given)).stderr
+            self.assertIn(" 4 of 4 layers", said)
+            self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
+            self.assertEqual(sizes(said, "model").get("Vulkan0", 0) > 6, on_gpu)
+
+    def test_splits_and_bytes_of_a_token(self):
+        """Stock's -nkvo hands the GPU all of the cache; kvant gets a token's rows and gives one
+        back. llama-bench cannot be asked for a longer context, so -d fills it."""
+        handed = []
+        for depth in ("0", "300"):
+            words = self.bench("llama", "-p", "0", "-d", depth)
+            debug = {"GGML_SCHED_DEBUG": "2"}
+            ours = splits(self.exec("llama-bench", *words, **debug).stderr)
+            theirs = splits(stock("llama-bench", *words, "-nkvo", "1", "-fa", "1", **debug).stderr)
+            self.assertGreater(len(theirs), 4)
+            self.assertLessEqual(len(ours), len(theirs))
+            self.assertFalse([inputs for _, _, inputs in ours if "cache_" in inputs])
+            self.assertTrue([inputs for _, _, inputs in theirs if "cache_k" in inputs])
+            handed.append([sum(n for _, n, _ in graph) for graph in (ours, theirs)])
+        self.assertLess(abs(handed[1][0] - handed[0][0]), 16 * 1024)  # the mask of the cells alone
+        self.assertGreater(handed[1][1], 1.8 * handed[0][1])  # 512 cells, not 256
+
+    def test_layers_of_the_model_are_counted(self):
+        """By hand: the fourth layer's cache is llama.cpp's own, and the line says so."""
+        said = self.exec("llama-bench", *self.bench("llama", "-dev", "KVANT/Vulkan0", "-ts", "3/2"))
+        self.assertIn(" 3 of 4 layers", said.stderr)
+        self.assertIn("warning: only 3 of 4 layers have a compressed cache", said.stderr)
 
     @unittest.skipUnless(MODEL, "needs a model")
     def test_the_model_answers(self):
-        """lavapipe compiles shaders for half a minute."""
-        base = [
-            "-m",
-            MODEL,
-            "-no-cnv",
-            "-p",
-            "The capital of France is",
-            "-n",
-            "2",
-            "--temp",
-            "0",
-            "-c",
-            "256",
-            "-v",
-        ]
-        flags = self.printed("llama-completion", *base)
-        done = self.exec("llama-completion", *base, *flags)
+        """The driver compiles shaders for half a minute."""
+        words = "-no-cnv -n 2 --temp 0 -c 256 -v -p".split()
+        done = self.exec("llama-completion", "-m", MODEL, *words, "The capital of France is")
         self.assertIn(" Paris", done.stdout)
         self.assertIn(" 30 of 30 layers", done.stderr)
-        self.assertGreater(self.sizes(done.stderr, "model")["Vulkan0"], 90)
+        self.assertGreater(sizes(done.stderr, "model")["Vulkan0"], 90)
 
 
 if __name__ == "__main__":

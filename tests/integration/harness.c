@@ -46,14 +46,39 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
         fputs(message, stderr);
 }
 
+bool harness_has_vulkan(void)
+{
+    return getenv("KVANT_TEST_VULKAN") != NULL;
+}
+
+/* What `kvant exec` tells a program with Vulkan: all layers, and so their caches, belong to KVANT and
+ * the output to Vulkan0, which gets the layers' weights, too. */
+static void place_weights(struct llama_model_params *params, float *split,
+                          struct llama_model_tensor_buft_override *weights)
+{
+    const int n_layers = llama_model_n_layer(models[0]);
+
+    split[0] = (float)n_layers - 0.5F;
+    split[1] = 1.5F;
+    weights->pattern = "blk\\..*";
+    weights->buft = ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("Vulkan0"));
+    params->tensor_split = split;
+    params->tensor_buft_overrides = weights;
+}
+
 /* On one device or two. */
 static struct llama_model *load_model(const char *path, ggml_backend_dev_t device, ggml_backend_dev_t other, bool planned)
 {
     struct llama_model_params params = llama_model_default_params();
+    struct llama_model_tensor_buft_override weights[2] = { { NULL, NULL } };
+    float split[128] = { 0 };
     ggml_backend_dev_t devices[3] = { device, other, NULL };
 
+    assert_true(llama_max_devices() <= sizeof(split) / sizeof(*split));
     params.devices = devices;
     params.n_gpu_layers = 99;
+    if (harness_has_vulkan() && other != NULL)
+        place_weights(&params, split, weights);
     params.no_alloc = planned;
     if (other != NULL && getenv("KVANT_TEST_SPLIT") != NULL)
         params.split_mode = LLAMA_SPLIT_MODE_TENSOR;
@@ -109,12 +134,16 @@ int harness_load_plugin(void **state)
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
         return -1;
+    if (harness_has_vulkan() && ggml_backend_load(getenv("KVANT_TEST_VULKAN")) == NULL)
+        return -1;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     return plugin != NULL ? 0 : -1;
 }
 
 static ggml_backend_dev_t second_gpu(void)
 {
+    if (harness_has_vulkan())
+        return ggml_backend_dev_by_name("Vulkan0");
     return harness_gpus() > 1 ? ggml_backend_reg_dev_get(plugin, 1) : NULL;
 }
 

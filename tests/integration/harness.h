@@ -44,6 +44,10 @@ ggml_backend_dev_t harness_add_accel(void);
  * "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
 bool harness_has_standin(void);
+/* KVANT_TEST_VULKAN names ggml's back end for Vulkan: weights are on Vulkan0 then, and kvant's cache is
+ * in the computer's memory. llama.cpp's own cache, which results are compared with, has its weights
+ * on the CPU. */
+bool harness_has_vulkan(void);
 /* Ends the program as skipped where harness_on_gpu is false. */
 void harness_need_gpu(void);
 /* Skips a test that compares a GPU's cache with a CPU's where weights are no floats: each rounds activations to 8 bits in its own way then,
