@@ -250,7 +250,7 @@ help:
 	@echo 'make test-docs  pages: links, names, tables, figures'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
-	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver of 32 MB (20 minutes)'
+	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver (70 MB to download)'
 	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

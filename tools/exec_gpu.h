@@ -1,5 +1,5 @@
-/* exec_gpu.h - what `kvant exec` says of the GPUs that a program lists: which of them hold weights,
- * which of them its flags leave unused, and which flags would use them. It changes no flag;
+/* exec_gpu.h - messages of `kvant exec` about the GPUs that a program lists: the ones that hold
+ * weights, the ones that stay unused, and the flags that would use them. It changes no flag;
  * exec_place.h decides them. */
 #ifndef KVANT_TOOLS_EXEC_GPU_H
 #define KVANT_TOOLS_EXEC_GPU_H

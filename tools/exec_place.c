@@ -125,7 +125,7 @@ static bool weights_are_chosen(const program *p)
            program_value(p, &option_dense, NULL) != NULL;
 }
 
-/* As many layers as a GPU's free memory holds, less what other models take of it. A fifth stays
+/* How many layers a GPU's free memory holds. Other models take some bytes of it, and a fifth stays
  * free for the tensors of a graph. */
 static uint32_t room(const device *gpu, uint64_t taken, const gguf_size *model)
 {
@@ -206,7 +206,7 @@ static bool has_problem_of_bench(const program *p, gpu_plan *plan)
 }
 
 /* llama.cpp takes the first pattern that matches a tensor, so the user's must come before ours.
- * Behind another program they do not. */
+ * They come after ours where another program starts llama.cpp. */
 static bool has_problem_of_weights(const program *p, gpu_plan *plan)
 {
     return (plan->n_gpus > 1 || p->n_before > 0) &&

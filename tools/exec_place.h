@@ -1,6 +1,6 @@
-/* exec_place.h - where `kvant exec` puts a model's weights when the program lists a GPU that kvant
- * does not work on: which layers go to which GPU, and the program's flags for that. The compressed
- * cache stays in the computer's memory. It prints nothing; exec_gpu.h says what was decided. */
+/* exec_place.h - where `kvant exec` puts weights when the program lists a GPU that kvant does not
+ * work on. It owns the layers of each GPU, and the program's flags for them. The compressed cache
+ * stays in the computer's memory. Messages are exec_gpu.h's. */
 #ifndef KVANT_TOOLS_EXEC_PLACE_H
 #define KVANT_TOOLS_EXEC_PLACE_H
 
@@ -12,7 +12,8 @@ extern const program_option option_device, option_layers, option_model;
 /* --device, -ts, -ot, -devd and -ngl, with their values. */
 enum { GPU_MAX_WORDS = 10 };
 
-/* The longest text: four bytes for each of 512 layers, twice 64 and 16 for each of 16 GPUs. */
+/* More than the longest text. A layer takes 4 bytes, and there are 512 at most. A GPU takes less
+ * than 200 bytes, mostly for its name, which stands there twice. There are 16 GPUs at most. */
 enum { GPU_TEXT_BYTES = 8192 };
 
 typedef struct gpu_plan {

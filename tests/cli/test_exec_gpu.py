@@ -1,4 +1,4 @@
-"""kvant exec with a program that lists GPUs: which flags it adds, and what it says.
+"""kvant exec with a program that lists GPUs: the flags that it adds, and its messages.
 
 The program is a script that prints a list of devices, or else the words that it was given.
 """
@@ -125,7 +125,7 @@ class Added(Gpus):
             self.assertEqual("Vulkan1 (Card)" in said, flags[0] == both[0])
 
     def test_other_models_take_memory_of_the_first_gpu(self):
-        """11 layers of 64 MiB fit 950 MiB, less a fifth; 192 MiB are 3 of them."""
+        """A GPU of 950 MiB has room for the output and 10 layers; another model takes 3."""
         model, other = self.model(size=31 * 64 << 20), self.model(size=192 << 20, name="other.gguf")
         server = self.program("Vulkan0: Card (950 MiB, 950 MiB free)", KVANT)
         for more, n in (([], 10), (["-md", other], 7), (["--mmproj", other], 7),
@@ -207,8 +207,8 @@ class Added(Gpus):
         self.assertNotIn("draft model", said)
 
     def test_experts_on_the_cpu(self):
-        """The first pattern that matches a tensor counts, so the user's stand before exec's. What a
-        layer takes of the GPU is not known, and the user's choice counts."""
+        """The first pattern that matches a tensor counts, so the user's stand before exec's. exec
+        does not know what a layer takes of the GPU then, and trusts the user's choice."""
         small = ["Vulkan0: Card (64 MiB, 64 MiB free)", KVANT]
         model = self.model(size=31 * 64 << 20)
         for more in (["-cmoe"], ["-ncmoe", "9"], ["--n-cpu-ffn", "9"]):
@@ -244,7 +244,7 @@ class Added(Gpus):
 
 
 class NotAdded(Gpus):
-    """What exec did before: --device KVANT, and a line that says why no more."""
+    """exec adds --device KVANT alone, and a line gives the reason."""
 
     def refused(self, why, *words, left=ADDED, **more):
         out, said = self.given(*words, **more)

@@ -1,7 +1,7 @@
 """kvant exec with a llama.cpp that has Vulkan: weights on Vulkan0, all caches compressed.
 
-KVANT_VULKAN is a folder of llama.cpp's programs and libraries with Vulkan. What `fetch.py vulkan`
-makes has a driver, too, that computes on the CPU and stands for a GPU: Mesa's lavapipe.
+KVANT_VULKAN is a folder of llama.cpp's programs and libraries with Vulkan. The folder of
+`fetch.py vulkan` has a driver, too: Mesa's lavapipe computes on the CPU and stands for a GPU.
 """
 
 import os
@@ -75,7 +75,9 @@ def splits(text):
 class Vulkan(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
         tiny = pathlib.Path(__file__).parent.parent / "integration" / "tiny_models.py"
         subprocess.run([sys.executable, "-B", tiny, cls.folder], check=True)
 

@@ -51,8 +51,8 @@ bool harness_has_vulkan(void)
     return getenv("KVANT_TEST_VULKAN") != NULL;
 }
 
-/* What `kvant exec` tells a program with Vulkan: all layers, and so their caches, belong to KVANT and
- * the output to Vulkan0, which gets the layers' weights, too. */
+/* As the flags of `kvant exec` do: all layers, and so their caches, belong to KVANT. Vulkan0 has the
+ * output and the layers' weights. */
 static void place_weights(struct llama_model_params *params, float *split,
                           struct llama_model_tensor_buft_override *weights)
 {

@@ -44,9 +44,8 @@ ggml_backend_dev_t harness_add_accel(void);
  * "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
 bool harness_has_standin(void);
-/* KVANT_TEST_VULKAN names ggml's back end for Vulkan: weights are on Vulkan0 then, and kvant's cache is
- * in the computer's memory. llama.cpp's own cache, which results are compared with, has its weights
- * on the CPU. */
+/* KVANT_TEST_VULKAN names ggml's back end for Vulkan. Weights are on Vulkan0 then, and kvant's cache
+ * is in the computer's memory. The model with llama.cpp's own cache stays on the CPU. */
 bool harness_has_vulkan(void);
 /* Ends the program as skipped where harness_on_gpu is false. */
 void harness_need_gpu(void);
