@@ -168,6 +168,16 @@ static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_ro
     free(values);
 }
 
+/* Of the last query token and head: the first channel, and the one half a head behind it. */
+static void swap_channels(const kvant_cuda_attention_args *a)
+{
+    const size_t at = (a->query_tokens - 1) * a->out_token_stride + (a->n_heads - 1) * a->out_head_stride,
+                 other = at + a->k_codec->params.head_dim / 2;
+    const float first = number(a->out, at, a->type);
+    store(number(a->out, other, a->type), a->out, at, a->type);
+    store(first, a->out, other, a->type);
+}
+
 /* The library wants a workspace whose counters are zero, and leaves them so. */
 static bool has_workspace(const kvant_cuda_attention_args *a)
 {
@@ -222,6 +232,8 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
         one.page_offsets = args->page_offsets ? args->page_offsets + b * args->n_kv_heads * args->table_stride * offset_rows : NULL;
         attend_sequence(&one, offset_rows);
     }
+    if (host_is_wrong("attention") && args->query_tokens == 32)
+        swap_channels(args);
     return KVANT_OK;
 }
 

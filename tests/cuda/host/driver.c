@@ -78,10 +78,16 @@ EXPORT(int, cuDriverGetVersion, (int *version))
     return !(*version = 13000);
 }
 
+/* The size of the second cache, the compute capability 8.6, and the shared memory of such GPUs. */
 EXPORT(int, cuDeviceGetAttribute, (int *value, int attribute, int device))
 {
-    *value = 1 << 20;
-    return attribute != 38 || device != 0;
+    static const int known[][2] = { { 38, 1 << 20 }, { 75, 8 }, { 76, 6 }, { 97, 99 << 10 } };
+    for (size_t i = 0; device == 0 && i < sizeof known / sizeof *known; i++)
+        if (known[i][0] == attribute) {
+            *value = known[i][1];
+            return 0;
+        }
+    return 1;
 }
 
 EXPORT(int, cuDevicePrimaryCtxRetain, (void **context, int device))

@@ -113,6 +113,8 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
             return KVANT_ERR_CUDA;
     append_role(args, &args->k);
     append_role(args, &args->v);
+    if (host_is_wrong("append") && args->v.codec)
+        host_page(&args->v.pages, 0, 1)[7] ^= 1;
     if (args->queries.q)
         host_turn_queries(&args->queries);
     return KVANT_OK;
@@ -146,6 +148,8 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
                           args->exact);
                 free(own);
             }
+    if (host_is_wrong("seal") && args->k.codec)
+        host_page(&args->k.sealed, args->to[0], 0)[3] ^= 1;
     return KVANT_OK;
 }
 
@@ -197,5 +201,7 @@ kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream s
         for (uint32_t head = 0; head < args->n_kv_heads; head++)
             for (uint32_t t = 0; t < TOKENS; t++)
                 decode_row(args, i, head, t);
+    if (host_is_wrong("decode") && args->type == KVANT_CUDA_F32)
+        ((float *)args->out)[5] += 0.01f;
     return KVANT_OK;
 }
