@@ -26,6 +26,7 @@ int command_needle(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
+int command_selftest(int argc, char **argv);
 
 /* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
  * could not be started. */

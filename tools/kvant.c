@@ -51,6 +51,7 @@ static const command_list commands = { "command", "kvant --help lists the comman
     { "inspect", NEEDS_LLAMA(command_inspect), "what KV caches take with a model, and its facts" },
     { "search", command_search, "nearest-neighbour search on compressed vectors" },
     { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
+    { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
     { "completion", python_command, "print completion of the command line for bash, zsh or fish" },
 } };

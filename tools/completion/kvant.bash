@@ -13,8 +13,8 @@ _kvant()
     done
     [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
     case $command in
-    "") words="exec run eval needle report bench calibrate capture tune inspect search codecs plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
-    help) words="exec run eval needle report bench calibrate capture tune inspect search codecs plugin-path completion" ;;
+    "") words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
+    help) words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion" ;;
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
     "exec")
@@ -148,6 +148,12 @@ _kvant()
         case $prev in
         -d | --head-dim) values="nothing" ;;
         --config) values="files" ;;
+        esac ;;
+    "selftest")
+        words="--report -c --codec --json --help"
+        case $prev in
+        --report) values="files" ;;
+        -c | --codec) values="specs" ;;
         esac ;;
     esac
     case $values in

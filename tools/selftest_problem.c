@@ -1,0 +1,300 @@
+/* selftest_problem.c - the problems of `kvant selftest`: which codecs, random rows, a calibration,
+ * and the pages and rows of portable C. selftest_reference.c has attention over them. */
+#define _POSIX_C_SOURCE 200809L
+#include "selftest.h"
+
+#include "choices.h"
+
+#include <kvant/cuda.h>
+#include <kvant/settings.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PI 3.14159265358979323846
+
+/* Which codecs */
+
+static void add_pair(test_pair *pairs, size_t *n, const char *k, const char *v, uint32_t head_dim)
+{
+    test_pair *p = &pairs[(*n)++];
+    snprintf(p->k, sizeof p->k, "%.*s", TEST_SPEC_BYTES - 1, k);
+    snprintf(p->v, sizeof p->v, "%.*s", TEST_SPEC_BYTES - 1, v);
+    p->head_dim = head_dim;
+}
+
+/* A preset's codecs with a calibration. transform=first learns from what a cache sees; its kernels
+ * are those of transform=file, which values do not have. */
+static void add_preset(test_pair *pairs, size_t *n, const char *name, uint32_t head_dim)
+{
+    static const char first[] = ":transform=first";
+    kvant_preset preset = { .size = sizeof preset };
+    char k[TEST_SPEC_BYTES], v[TEST_SPEC_BYTES];
+    if (kvant_preset_get(name, 1, &preset) != KVANT_OK)
+        return;
+    const char *learnt = strstr(preset.k, first), *of_values = strstr(preset.v, first);
+    snprintf(k, sizeof k, "%.*s%s", (int)(learnt ? learnt - preset.k : (long)strlen(preset.k)),
+             preset.k, learnt ? ":transform=file" : "");
+    snprintf(v, sizeof v, "%.*s", (int)(of_values ? of_values - preset.v : (long)strlen(preset.v)),
+             preset.v);
+    add_pair(pairs, n, k, v, head_dim);
+}
+
+test_pair *test_pairs(const char *only, size_t *n)
+{
+    static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
+    static const char *const at_96[] = { "int-4", "int-8", "turboquant-4:rotate=hadamard",
+                                         "trellis-4:rotate=hadamard" };
+    static const char *const at_256[] = { "int-4", "int-8", "turboquant-4", "trellis-4" };
+    static const uint32_t dims[] = { 64, 128 };
+    static codec_name names[MAX_CODEC_NAMES];
+    const size_t n_names = only ? 0 : codec_names(names);
+    test_pair *pairs = calloc(2 * n_names + 32, sizeof *pairs);
+    *n = 0;
+    for (size_t d = 0; pairs != NULL && d < 2; d++) {
+        for (size_t i = 0; i < n_names; i++)
+            add_pair(pairs, n, names[i].text, names[i].text, dims[d]);
+        for (size_t i = 0; only == NULL && i < 4; i++)
+            add_preset(pairs, n, presets[i], dims[d]);
+        if (only != NULL)
+            add_pair(pairs, n, only, only, dims[d]);
+    }
+    for (size_t i = 0; pairs != NULL && only == NULL && i < 4; i++) {
+        add_pair(pairs, n, at_96[i], at_96[i], 96);
+        add_pair(pairs, n, at_256[i], at_256[i], 256);
+    }
+    return pairs;
+}
+
+/* Random numbers */
+
+static double uniform(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return ((double)(*state >> 11) + 0.5) * 0x1p-53;
+}
+
+float test_cut(double x)
+{
+    float number = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    bits &= 0xffff0000u;
+    memcpy(&number, &bits, sizeof bits);
+    return number;
+}
+
+/* Normal numbers; channels are of unequal size and have a small mean, as those of models. */
+static void fill_rows(float *rows, size_t n_rows, uint32_t d, uint64_t seed)
+{
+    uint64_t state = 88172645463325252u ^ seed << 32;
+    for (size_t i = 0; i < n_rows * d; i++) {
+        const double radius = sqrt(-2 * log(uniform(&state))), angle = 2 * PI * uniform(&state);
+        const uint32_t channel = (uint32_t)(i % d);
+        rows[i] = test_cut((1 + channel % 7 / 12.0) * radius * cos(angle) +
+                           0.05 * ((double)(channel % 5) - 2));
+    }
+}
+
+kvant_calibration *test_calibration(uint32_t head_dim)
+{
+    enum { N = 600 };
+    static const uint32_t clusters[] = { 256 };
+    const kvant_calibrator_config config = { .size = sizeof config,
+                                             .clusters = clusters,
+                                             .n_codebooks = 1 };
+    const size_t width = (size_t)TEST_KV_HEADS * head_dim;
+    kvant_calibrator *calibrator = NULL;
+    kvant_calibration *calibration = NULL;
+    float *rows = malloc(N * width * sizeof *rows);
+    uint32_t left = 1;
+    bool ok = rows != NULL && kvant_calibrator_create(&config, &calibrator, NULL, 0) == KVANT_OK;
+    for (uint32_t role = 0; ok && role < 2; role++) {
+        fill_rows(rows, N * TEST_KV_HEADS, head_dim, 100 + role);
+        ok = kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, TEST_KV_HEADS, head_dim,
+                                       rows, width, N) == KVANT_OK;
+    }
+    for (uint32_t head = 0; ok && head < TEST_KV_HEADS; head++)
+        ok = kvant_calibrator_add_queries(calibrator, 0, head, head_dim, rows + head * head_dim,
+                                          width, N) == KVANT_OK;
+    while (ok && left > 0)
+        ok = kvant_calibrator_cluster(calibrator, &left) == KVANT_OK;
+    if (ok)
+        kvant_calibrator_finish(calibrator, &calibration);
+    kvant_calibrator_free(&calibrator);
+    free(rows);
+    return calibration;
+}
+
+/* Codecs */
+
+/* Centres and factors of the first rows, and windows of fp16, belong to caches. */
+static void leave_out(char *spec, const kvant_codec_info *info)
+{
+    const struct {
+        bool there;
+        const char *word;
+    } parts[] = { { info->center == KVANT_CENTER_FIRST, "center=none" },
+                  { info->norm == KVANT_NORM_FIRST, "norm=none" },
+                  { info->sink_tokens != 0, "sink=0" },
+                  { info->recent_tokens != 0, "recent=0" } };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const size_t n = strlen(spec);
+        if (parts[i].there)
+            snprintf(spec + n, TEST_SPEC_BYTES - n, "%c%s", strchr(spec, ':') ? ',' : ':',
+                     parts[i].word);
+    }
+}
+
+static kvant_status make_codec(test_problem *p, kvant_role role, uint32_t head,
+                               const kvant_calibration *calibration, char *why)
+{
+    char *spec = role == KVANT_ROLE_K ? p->pair.k : p->pair.v;
+    kvant_codec **codec = &p->codec[role][head];
+    p->info[role].size = sizeof p->info[role];
+    for (int again = 0; again < 2; again++) {
+        kvant_codec_free(codec);
+        const kvant_status status = kvant_codec_create_calibrated(
+            spec, p->pair.head_dim, role, 7, calibration, 0, head, codec, why, TEST_WHY_BYTES);
+        if (status != KVANT_OK)
+            return status;
+        kvant_codec_get_info(*codec, &p->info[role]);
+        leave_out(spec, &p->info[role]);
+    }
+    kvant_cuda_tables tables = { .size = sizeof tables };
+    kvant_cuda_codec_tables(*codec, &tables);
+    p->affine[role][head] = (kvant_affine){ tables.center, tables.scale };
+    return KVANT_OK;
+}
+
+/* Tensors */
+
+kvant_status test_tensor_open(test_tensor *t, const test_problem *p, kvant_role role,
+                              uint32_t threads)
+{
+    const kvant_codec *codecs[TEST_KV_HEADS];
+    int64_t slots[TEST_ROWS];
+    size_t bytes = 0;
+    for (uint32_t head = 0; head < TEST_KV_HEADS; head++)
+        codecs[head] = p->codec[role][head];
+    const kvant_tensor_params params = { .size = sizeof params,
+                                         .codecs = codecs,
+                                         .n_kv_heads = TEST_KV_HEADS,
+                                         .n_sequences = 1,
+                                         .n_blocks = TEST_BLOCKS };
+    *t = (test_tensor){ NULL, NULL };
+    for (uint32_t i = 0; i < TEST_ROWS; i++)
+        slots[i] = i;
+    kvant_status status = kvant_tensor_size(&params, &bytes);
+    if (status != KVANT_OK)
+        return status;
+    t->memory = aligned_alloc(KVANT_PAGE_ALIGN,
+                              (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
+    if (t->memory == NULL)
+        return KVANT_ERR_MEMORY;
+    memset(t->memory, 0, bytes);
+    status = kvant_tensor_create(&params, t->memory, &t->tensor);
+    return status != KVANT_OK
+               ? status
+               : kvant_tensor_write(t->tensor, slots, TEST_ROWS, p->rows[role],
+                                    (size_t)TEST_KV_HEADS * p->pair.head_dim, threads);
+}
+
+void test_tensor_close(test_tensor *t)
+{
+    kvant_tensor_free(&t->tensor);
+    free(t->memory);
+    t->memory = NULL;
+}
+
+const uint8_t *test_tensor_page(const test_tensor *t, uint32_t block, uint32_t head)
+{
+    kvant_block_info info = { .size = sizeof info };
+    return kvant_tensor_get_block(t->tensor, block, head, &info) == KVANT_OK &&
+                   info.state == KVANT_BLOCK_SEALED
+               ? info.page
+               : NULL;
+}
+
+/* Pages of portable C, and what it reads in them */
+
+static kvant_status encode(test_problem *p, kvant_role role, char *why)
+{
+    test_tensor t;
+    kvant_status status = test_tensor_open(&t, p, role, 1);
+    if (status != KVANT_OK)
+        snprintf(why, TEST_WHY_BYTES, "%s", kvant_error_message());
+    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
+        const uint8_t *page = test_tensor_page(&t, i / TEST_KV_HEADS, i % TEST_KV_HEADS);
+        if (page != NULL) {
+            memcpy(p->pages[role] + i * p->info[role].page_bytes, page, p->info[role].page_bytes);
+            continue;
+        }
+        snprintf(why, TEST_WHY_BYTES, "a full block was not sealed");
+        status = KVANT_ERR_UNSUPPORTED;
+    }
+    test_tensor_close(&t);
+    return status;
+}
+
+static void decode(test_problem *p, kvant_role role)
+{
+    const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
+    for (uint32_t i = 0; i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
+        const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
+        kvant_codec_decode(p->codec[role][head], &p->affine[role][head],
+                           p->pages[role] + test_page_at(p, role, block, head), 0, 64,
+                           p->decoded[role] + (size_t)block * 64 * width + head * d, width);
+    }
+}
+
+static kvant_status make_role(test_problem *p, kvant_role role,
+                              const kvant_calibration *calibration, char *why)
+{
+    const size_t n = (size_t)TEST_ROWS * TEST_KV_HEADS * p->pair.head_dim;
+    for (uint32_t head = 0; head < TEST_KV_HEADS; head++) {
+        const kvant_status status = make_codec(p, role, head, calibration, why);
+        if (status != KVANT_OK)
+            return status;
+    }
+    p->rows[role] = malloc(n * sizeof(float));
+    p->decoded[role] = malloc(n * sizeof(float));
+    p->pages[role] = malloc((size_t)TEST_BLOCKS * TEST_KV_HEADS * p->info[role].page_bytes);
+    if (p->rows[role] == NULL || p->decoded[role] == NULL || p->pages[role] == NULL)
+        return KVANT_ERR_MEMORY;
+    fill_rows(p->rows[role], (size_t)TEST_ROWS * TEST_KV_HEADS, p->pair.head_dim, role);
+    const kvant_status status = encode(p, role, why);
+    if (status == KVANT_OK)
+        decode(p, role);
+    return status;
+}
+
+kvant_status test_problem_open(test_problem *p, const test_pair *pair,
+                               const kvant_calibration *calibration, char *why)
+{
+    *p = (test_problem){ .pair = *pair };
+    snprintf(why, TEST_WHY_BYTES, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+    kvant_status status = kvant_set_cpu_level(KVANT_CPU_C);
+    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++)
+        status = make_role(p, (kvant_role)role, calibration, why);
+    return status == KVANT_OK && !test_calls_make(p) ? KVANT_ERR_MEMORY : status;
+}
+
+void test_problem_close(test_problem *p)
+{
+    for (uint32_t role = 0; role < 2; role++) {
+        for (uint32_t head = 0; head < TEST_KV_HEADS; head++)
+            kvant_codec_free(&p->codec[role][head]);
+        free(p->rows[role]);
+        free(p->decoded[role]);
+        free(p->pages[role]);
+    }
+    for (size_t i = 0; i < TEST_CALLS; i++) {
+        free(p->calls[i].q);
+        free(p->calls[i].out);
+        free(p->calls[i].lse);
+    }
+}
