@@ -1,6 +1,7 @@
 /* launch.h - turns a run-time head_dim into a compile-time constant; what launches ask of a device. */
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <type_traits>
@@ -27,12 +28,21 @@ template <class F> auto with_room(uint32_t head_dim, F &&launch)
                              : launch(std::integral_constant<int, 512>());
 }
 
-/* The most shared memory that a block may have. */
+/* What kvant_cuda_limit_shared_memory set; 0: no limit (attention/launch.cu). */
+size_t shared_limit();
+
+/* The most shared memory that a block may have: 227 KB on GPUs of 9.0, 163 KB of 8.0, 99 KB of 8.6,
+ * 8.9 and 12.0. */
 inline cudaError_t most_shared(int &bytes)
 {
     int device = 0;
-    const cudaError_t error = cudaGetDevice(&device);
-    return error == cudaSuccess ? cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) : error;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const size_t limit = shared_limit();
+    if (error == cudaSuccess && limit != 0 && limit < (size_t)bytes)
+        bytes = (int)limit;
+    return error;
 }
 
 /* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the device has less. */

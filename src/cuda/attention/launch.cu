@@ -29,7 +29,7 @@ namespace
 
 constexpr uint32_t MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
 
-std::atomic<size_t> shared_limit{ 0 }; /* 0: none */
+std::atomic<size_t> limit_of_shared{ 0 }; /* 0: none */
 
 struct Device {
     int multiprocessors, shared_bytes; /* the most shared memory a block may have; both 0 on an error */
@@ -41,13 +41,10 @@ Device current_device()
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+        most_shared(d.shared_bytes) != cudaSuccess) {
         cudaGetLastError();
         return Device{};
     }
-    const size_t limit = shared_limit.load(std::memory_order_relaxed);
-    if (limit != 0 && limit < (size_t)d.shared_bytes)
-        d.shared_bytes = (int)limit;
     return d;
 }
 
@@ -368,7 +365,12 @@ size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)
 {
-    shared_limit.store(bytes, std::memory_order_relaxed);
+    limit_of_shared.store(bytes, std::memory_order_relaxed);
+}
+
+size_t kvant::shared_limit()
+{
+    return limit_of_shared.load(std::memory_order_relaxed);
 }
 
 kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, kvant_cuda_stream stream)
