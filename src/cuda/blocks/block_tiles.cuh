@@ -12,7 +12,7 @@ namespace kvant
 namespace blocks
 {
 
-constexpr int TILE = 16, WARPS = 4, MOST_ROWS = 16, STAGES = 3;
+constexpr int TILE = 16, WARPS = 4, MOST_ROWS = 16;
 constexpr float LOG2E = 1.44269504f, WEIGHT_UNIT = 8; /* weights are 2^WEIGHT_UNIT at most, so that small ones are normal halves */
 
 struct Q8 {
@@ -33,8 +33,22 @@ constexpr int stride_of(int row_bytes)
 
 template <class F, int D> struct Shape {
     static constexpr int ROW = D / 32 * F::BYTES, STRIDE = stride_of(ROW), UNIT_BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4;
-    static constexpr int STAGE = 2 * TILE * STRIDE, RING = WARPS * STAGES * STAGE;
+    static constexpr int STAGE = 2 * TILE * STRIDE;
+    /* Of a thread block: rings of the warps, and in the same place their sums at the end. */
+    static constexpr int bytes(int stages)
+    {
+        const int ring = WARPS * stages * STAGE, sums = (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2);
+        return ring > sums ? ring : sums;
+    }
 };
+
+/* Tiles of a warp that are on their way or in use. Where 3 take more shared memory than a thread block
+ * has on GPUs of 8.6, 8.9 and 12.0 (q8_0 of head_dim 256: 102 KB), there are 2. */
+constexpr int MOST_STAGES = 3, SMALL_BYTES = 98 * 1024;
+template <class F, int D> constexpr int least_stages()
+{
+    return Shape<F, D>::bytes(MOST_STAGES) <= SMALL_BYTES ? MOST_STAGES : 2;
+}
 
 struct Problem {
     kvant_cuda_block_args a;

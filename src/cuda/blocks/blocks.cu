@@ -104,7 +104,7 @@ template <int D> KVANT_INLINE void write_rows(const Problem &p, int sequence, in
 
 /* A warp's tiles of those from begin to end. A weight 0 times a NaN is NaN: where sums are not
  * finite, they are added again, WEIGHTED. */
-template <class F, int D, int N, bool WEIGHTED>
+template <class F, int D, int N, int STAGES, bool WEIGHTED>
 KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D, N> &w,
                             const uint8_t *k, const uint8_t *v, int begin, int end)
 {
@@ -126,7 +126,9 @@ KVANT_INLINE void add_tiles(const Problem &p, const Queries<F, D> &q, Warp<F, D,
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D > 128 ? 2 : N > 1 && D > 64 ? 3 : 4) blocks_kernel(const __grid_constant__ Problem p)
+template <class F, int D, int N, int STAGES>
+__global__ void __launch_bounds__(WARPS * 32, D > 128 ? 2 : N > 1 && D > 64 ? 3 : 4)
+    blocks_kernel(const __grid_constant__ Problem p)
 {
     using S = Shape<F, D>;
     extern __shared__ __align__(16) uint8_t memory[];
@@ -138,9 +140,9 @@ template <class F, int D, int N> __global__ void __launch_bounds__(WARPS * 32, D
     Warp<F, D, N> w;
 
     load_queries<F, D>(p, sequence, kv_head, lane, q);
-    add_tiles<F, D, N, false>(p, q, w, k, v, begin, end);
+    add_tiles<F, D, N, STAGES, false>(p, q, w, k, v, begin, end);
     if (!w.is_finite())
-        add_tiles<F, D, N, true>(p, q, w, k, v, begin, end);
+        add_tiles<F, D, N, STAGES, true>(p, q, w, k, v, begin, end);
     __syncthreads();
     float *shared = reinterpret_cast<float *>(memory), *tops = shared + WARPS * MOST_ROWS * D;
     w.store(shared + warp * MOST_ROWS * D, tops + warp * MOST_ROWS, tops + (WARPS + warp) * MOST_ROWS, lane);
@@ -168,22 +170,34 @@ cudaError_t split(Problem &p, const void *kernel, int shared)
     return error;
 }
 
-template <class F, int D, int N> cudaError_t launch(Problem &p, cudaStream_t stream)
+template <class F, int D, int N, int STAGES> cudaError_t launch(Problem &p, cudaStream_t stream)
 {
-    constexpr int room = std::max(Shape<F, D>::RING, (int)sizeof(float) * WARPS * MOST_ROWS * (D + 2));
-    const void *kernel = reinterpret_cast<const void *>(blocks_kernel<F, D, N>);
+    constexpr int room = Shape<F, D>::bytes(STAGES);
+    const void *kernel = reinterpret_cast<const void *>(blocks_kernel<F, D, N, STAGES>);
     cudaError_t error = allow_shared(kernel, room);
     if (error == cudaSuccess)
         error = split(p, kernel, room);
     if (error != cudaSuccess)
         return error;
-    blocks_kernel<F, D, N><<<dim3(p.splits, p.a.n_kv_heads, p.a.batch), WARPS * 32, room, stream>>>(p);
+    const dim3 grid(p.splits, p.a.n_kv_heads, p.a.batch);
+    blocks_kernel<F, D, N, STAGES><<<grid, WARPS * 32, room, stream>>>(p);
     return cudaGetLastError();
+}
+
+template <class F, int D, int N> cudaError_t launch_stages(Problem &p, cudaStream_t stream)
+{
+    constexpr int LEAST = least_stages<F, D>();
+    static_assert(Shape<F, D>::bytes(LEAST) <= SMALL_BYTES, "every GPU has room for these");
+    const cudaError_t error = launch<F, D, N, MOST_STAGES>(p, stream);
+    if constexpr (LEAST < MOST_STAGES)
+        if (error == cudaErrorNotSupported)
+            return launch<F, D, N, LEAST>(p, stream);
+    return error;
 }
 
 template <class F, int D> cudaError_t launch_rows(Problem &p, cudaStream_t stream)
 {
-    return p.rows > 8 ? launch<F, D, 2>(p, stream) : launch<F, D, 1>(p, stream);
+    return p.rows > 8 ? launch_stages<F, D, 2>(p, stream) : launch_stages<F, D, 1>(p, stream);
 }
 
 template <class F> cudaError_t launch_format(Problem &p, cudaStream_t stream)
