@@ -225,7 +225,7 @@ cudaError_t prepare(kvant_cuda_index &index, const kvant_cuda_find_args &find, s
     args = index.args;
     args.n_queries = n;
     args.k = find.k;
-    args.room = n <= MOST_LONG_LISTS || find.k > SHORT_LIST / 4 ? LONG_LIST : SHORT_LIST;
+    args.room = n <= MOST_LONG_LISTS || find.k > SHORT_LIST / 4 ? longest_list() : SHORT_LIST;
     const Queries from(args.n_quads, n);
     const Results to(n, find.k);
     Calls calls;

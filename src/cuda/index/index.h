@@ -12,7 +12,7 @@ namespace kvant
 
 constexpr int GROUP_PACKS = 4;        /* a warpgroup takes so many packs at once, a warp one */
 constexpr int GROUP_VECTORS = 128;    /* of these packs */
-constexpr uint32_t SHORT_LIST = 4096, LONG_LIST = 16384; /* places */
+constexpr uint32_t SHORT_LIST = 4096, MIDDLE_LIST = 8192, LONG_LIST = 16384; /* places */
 constexpr size_t READ_BEYOND = 65536; /* bytes behind the last pack that are read */
 
 using Found = kvant_cuda_found;
@@ -40,7 +40,7 @@ struct ScanArgs {
     uint32_t multiplier;
     bool keep_all; /* the first round: lists have a place for each of its vectors */
 
-    uint32_t k, room; /* places in a list: SHORT_LIST or LONG_LIST */
+    uint32_t k, room; /* places in a list: SHORT_LIST or longest_list() */
     Found *lists;
     Found *best;          /* n_queries x k: what select left of the lists */
     uint32_t *counts;     /* of lists; above room: some did not fit */
@@ -53,5 +53,8 @@ cudaError_t launch_scan(const ScanArgs &args, uint32_t bits, cudaStream_t stream
 
 /* Cuts the lists to the k best, the best first, and writes them to best, too; counts: what there is of these. */
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream);
+
+/* LONG_LIST, or MIDDLE_LIST where a thread block has no shared memory for so many places: 128 KB. */
+uint32_t longest_list();
 
 } // namespace kvant

@@ -140,8 +140,18 @@ template <int THREADS> cudaError_t launch(const ScanArgs &args, cudaStream_t str
 
 cudaError_t launch_select(const ScanArgs &args, cudaStream_t stream)
 {
-    return args.room <= SHORT_LIST ? launch<SHORT_LIST / OF_A_THREAD>(args, stream)
-                                   : launch<LONG_LIST / OF_A_THREAD>(args, stream);
+    return args.room <= SHORT_LIST    ? launch<SHORT_LIST / OF_A_THREAD>(args, stream)
+           : args.room <= MIDDLE_LIST ? launch<MIDDLE_LIST / OF_A_THREAD>(args, stream)
+                                      : launch<LONG_LIST / OF_A_THREAD>(args, stream);
+}
+
+/* 1 KB is for the kernel's other variables. */
+uint32_t longest_list()
+{
+    int most = 0;
+    const bool fits = most_shared(most) == cudaSuccess &&
+                      LONG_LIST * sizeof(uint64_t) + 1024 <= (size_t)most;
+    return fits ? LONG_LIST : MIDDLE_LIST;
 }
 
 } // namespace kvant
