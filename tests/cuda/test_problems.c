@@ -166,6 +166,11 @@ static void test_any(void **unused)
         if (dims[i] != 128)
             run_problem(&c, NULL);
     }
+#if KVANT_PAPERS
+    /* 16 query rows a thread block take 100 KB of shared memory: where there are 99, a block has 8 rows */
+    const attention_case large = case_of("hqmq-s96r4", "hqmq-s96r4", 512, 2, 6, 0);
+    run_problem(&large, &(attention_problem){ .query_tokens = 20, .causal = true });
+#endif
 }
 
 /* One kv head for more heads than a decode kernel takes, as Falcon and MLA have them. */

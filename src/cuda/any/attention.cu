@@ -88,6 +88,16 @@ static DirectKernel direct_for(const AnyAttentionArgs &p)
     }
 }
 
+static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocessors, int shared_bytes,
+                                cudaStream_t stream)
+{
+    const int rows = many ? AnyShape<2>::ROWS : AnyShape<1>::ROWS;
+    const AnyKernel kernel{ kernel_for(decoders_for(p.keys) | decoders_for(p.values))(many), rows, MOST_WARPS,
+                            team_of((int)p.keys.params.head_dim) };
+    const auto bytes_of = [&](int warps) { return AnyPlaces(p.keys, p.values, rows, warps).end; };
+    return launch(kernel, p, bytes_of, multiprocessors, shared_bytes, stream);
+}
+
 kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
                                   int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
@@ -99,10 +109,11 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     if (direct.kernel)
         return launch({ direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p, [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
                       multiprocessors, shared_bytes, stream);
-    const bool many = (int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS;
-    const int rows = many ? AnyShape<2>::ROWS : AnyShape<1>::ROWS;
-    return launch({ kernel_for(decoders_for(p.keys) | decoders_for(p.values))(many), rows, MOST_WARPS, team_of((int)p.keys.params.head_dim) }, p,
-                  [&](int warps) { return AnyPlaces(p.keys, p.values, rows, warps).end; }, multiprocessors, shared_bytes, stream);
+    /* 16 rows a thread block where there are more than 8 and shared memory has room for them */
+    kvant_status status = KVANT_ERR_UNSUPPORTED;
+    if ((int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS)
+        status = launch_rows(p, true, multiprocessors, shared_bytes, stream);
+    return status == KVANT_ERR_UNSUPPORTED ? launch_rows(p, false, multiprocessors, shared_bytes, stream) : status;
 }
 
 } // namespace kvant

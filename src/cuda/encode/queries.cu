@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
 
 template <int D> cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaStream_t stream)
 {
+    static_assert(sizeof(RowSpace<D>) <= 99 * 1024, "GPUs of 8.6, 8.9 and 12.0 have no more");
     const uint32_t tiles = (args.batch * args.heads_a_kv + ROWS - 1) / ROWS, most = ROW_BLOCKS / (n_kv_heads * args.n_matrices);
     const void *kernel = (const void *)query_rows_kernel<D>;
     const cudaError_t error = allow_shared(kernel, sizeof(RowSpace<D>));
