@@ -547,16 +547,23 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     }
 }
 
-/* Large shapes have a body for compute_90 and later only. launch.cu reads ptx_least and never
- * launches an empty body; the trap makes sure that such a launch could not return a result. */
+/* Large shapes have a body for compute_90 and later only, and none in code for 12.0 and 12.1, whose
+ * blocks have 99 KB of shared memory. launch.cu reads ptx_least and shared_least and never launches
+ * an empty body; the trap makes sure that such a launch could not return a result. */
 constexpr int LARGE_PTX = 90;
+
+/* arch: __CUDA_ARCH__ */
+__host__ __device__ constexpr bool has_large_shapes(int arch)
+{
+    return arch >= 10 * LARGE_PTX && arch / 100 != 12;
+}
 
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
 __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
     attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
-    if constexpr (!LARGE || __CUDA_ARCH__ >= 10 * LARGE_PTX)
+    if constexpr (!LARGE || has_large_shapes(__CUDA_ARCH__))
         attend<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>(p);
     else
         __trap();
@@ -569,7 +576,8 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENE
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
+                            (int)bytes, LARGE ? LARGE_BYTES : 0, S::COLUMNS, S::BYTES,
+                            LARGE ? LARGE_PTX : 0, HAS_ANY_SIZES<KC> };
 }
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up to

@@ -129,6 +129,7 @@ struct AttentionKernel {
      * ChunkAttentionArgs); NULL: there is none */
     const void *kernel;
     int threads, shared_bytes;
+    int shared_least; /* a device whose blocks have less shared memory may lack the kernel's body */
     int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */

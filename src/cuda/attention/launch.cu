@@ -100,7 +100,7 @@ uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const D
 /* Checks that the loaded code has a body and that the kernel fits the device. */
 kvant_status check_kernel(const AttentionKernel &kernel, const Device &device)
 {
-    if (!kernel.kernel || kernel.shared_bytes > device.shared_bytes)
+    if (!kernel.kernel || std::max(kernel.shared_bytes, kernel.shared_least) > device.shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
     cudaFuncAttributes code;
     const cudaError_t error = cudaFuncGetAttributes(&code, kernel.kernel);
