@@ -69,8 +69,7 @@ papers-long: all
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
-	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON -DKVANT_CUDA_PAIRS=ALL \
-	    -DCMAKE_CUDA_ARCHITECTURES="80-real;90-real;90-virtual")
+	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON -DKVANT_CUDA_PAIRS=ALL -UCMAKE_CUDA_ARCHITECTURES)
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_cuda
 
 # Configures and builds everything with tests. $(1): KVANT_CUDA. Kernels for GPUs take nvcc longer than everything else together, so
@@ -240,7 +239,7 @@ help:
 	@echo 'make pictures   the figures of README and docs, from bench/results'
 	@echo 'make pages      the tables of README and docs, from bench/results'
 	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
-	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
+	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (15 minutes on 2 cores)'
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, kernels for GPUs, clang, sanitizers and llama.cpp b11434 (hours)'
