@@ -1,5 +1,6 @@
 """scripts/pages: pages are up to date, and the script finds each fault of a page."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -15,7 +16,7 @@ sys.path.insert(0, str(SCRIPT))
 import age  # noqa: E402
 import fill  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
-from tables import archs  # noqa: E402
+from tables import archs, cards  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -31,6 +32,42 @@ class Pages(unittest.TestCase):
     def test_every_maker_says_what_it_shows(self):
         for name, maker in fill.makers().items():
             self.assertTrue(maker.__doc__, name)
+
+
+class Cards(unittest.TestCase):
+    """Files of kvant selftest, as owners of GPUs send them."""
+
+    @staticmethod
+    def report(states, version=1):
+        result = {"device": 1, "encode": "right", "decode": "right", "attention": "right"}
+        speed = {"device": 1, "k": "int-4", "encoded_rows_per_second": 2.5e7,
+                 "attention_gbytes_read_per_second": 500.0, "copy_gbytes_read_and_written_per_second": 800.0,
+                 "attention_tokens_per_second_of_one_layer": 12345.0}
+        gpu = {"kind": "gpu", "name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "why": None,
+               "driver_cuda_version": 13000}
+        return {"kvant_selftest": version, "kvant_version": "0.1.0", "devices": [{"kind": "cpu"}, gpu],
+                "results": [result | {"attention": state} for state in states] + [result | {"device": 0}],
+                "speeds": [speed, speed | {"device": 0}]}
+
+    def made(self, maker, report):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "selftest").mkdir()
+            (pathlib.Path(folder) / "selftest" / "4090.json").write_text(json.dumps(report))
+            return maker(Results(pathlib.Path(folder)))
+
+    def test_counts(self):
+        lines = self.made(cards.cards, self.report(["right", "right", "wrong", "not done", "no kernel on GPUs"]))
+        self.assertIn("| NVIDIA GeForce RTX 4090 | 8.9 | 2 | 2 | 1 | 0.1.0, CUDA 13.0 |", lines)
+        self.assertIn("| RTX 5090 | 12.0 | not reported yet | | | |", lines)
+        self.assertFalse(any("| RTX 4090 |" in line for line in lines))
+
+    def test_speeds(self):
+        lines = self.made(cards.cards_speed, self.report(["right"]))
+        self.assertEqual(lines[2:], ["| NVIDIA GeForce RTX 4090 | `int-4` | 25.0 | 500 | 800 | 0.62 | 12,345 |"])
+
+    def test_another_version_is_refused(self):
+        with self.assertRaises(ValueError):
+            self.made(cards.cards, self.report([], version=2))
 
 
 # Pages whose tables of measurements come from a maker. Pages of reference define numbers.
