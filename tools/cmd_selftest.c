@@ -8,6 +8,7 @@
 #include "selftest.h"
 
 #include <errno.h>
+#include <kvant/cuda.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 
 typedef struct settings {
     const char *report, *codec;
+    uint32_t shared_kib;
     bool json;
 } settings;
 #define AT(member) offsetof(settings, member)
@@ -23,13 +25,16 @@ static const arg_option options[] = {
     ARG_TEXT(0, "report", "FILE", report,
              "write the results to FILE (JSON), to send to kvant's issues"),
     ARG_TEXT('c', "codec", "SPEC", codec, "check and measure this codec alone"),
+    ARG_U32(0, "shared-memory", "KIB", 48, 1024, shared_kib,
+            "limit the shared memory of a GPU's thread block; GPUs of\n"
+            "8.6, 8.9 and 12.0 have 99"),
     ARG_CALL(0, "json", NULL, progress_use_json, json,
              "print what the file holds instead of the table"),
 };
 
 static const arg_spec spec = {
     .command = "selftest",
-    .usage = "[--report FILE] [--codec SPEC] [--json]",
+    .usage = "[--report FILE] [--codec SPEC] [--json] [options]",
     .about =
         "Checks kvant on this machine: every codec encodes, decodes and attends on every CPU level "
         "and on\n"
@@ -258,6 +263,9 @@ int command_selftest(int argc, char **argv)
         complain("--codec %s: %s", s.codec, why);
         return EXIT_USAGE;
     }
+    if (s.shared_kib > 0)
+        kvant_cuda_limit_shared_memory((size_t)s.shared_kib << 10);
+    r.report.shared_kib = s.shared_kib;
     interrupt_catch();
     if (!run_all(&r, s.codec))
         complain("selftest: %s", kvant_strerror(KVANT_ERR_MEMORY));

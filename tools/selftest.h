@@ -150,6 +150,7 @@ typedef struct test_report {
     test_speed *speeds;
     size_t n_devices, n_results, n_speeds;
     double seconds;
+    uint32_t shared_kib; /* the limit of shared memory per thread block of GPUs; 0: none */
     bool interrupted, no_memory;
 } test_report;
 

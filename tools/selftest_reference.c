@@ -12,9 +12,9 @@
  *
  *   any row      2^-8 of its largest number: at most 5 roundings to fp16, 2^-11 each, of numbers,
  *                scales, zero points and weights below 1.5 times that; polar has 14: 2^-7
- *   byte levels  turboquant-2 to 4, hqmq, addvq. A level is off by at most half a step, and a step is
- *                at most 1 / (0.6 63) of the largest level, which is below 3.15 times the row's root
- *                mean square: 1/24. Tiers (turboquant-2.5) err as much: 3 2^-11 sqrt(d), d to 256
+ *   byte levels  turboquant-2 to 4, hqmq, addvq. A level is off by at most half a step, and a step
+ *                is at most 1 / (0.6 63) of the largest level, which is below 3.15 times the row's
+ *                root mean square: 1/24. Tiers (turboquant-2.5) err as much: 3 2^-11 sqrt(d)
  *   sketches     2^-10 sqrt(pi/2) 1.5 sqrt(d) times the norm of what the codes leave, which is at
  *                most the row's: 2^-10 1.88 d times the root mean square, below 1/4 to d = 128
  *

@@ -105,7 +105,7 @@ static void fill_device(const test_report *report, size_t device, report_cell *r
     for (size_t i = 0; i < N_COLUMNS; i++)
         row[i] = CELL_NUMBER(NAN);
     row[0] = CELL_TEXT(d->label);
-    row[1] = CELL_TEXT(d->missing[0] != 0 ? "not tried" : "all, by head_dim");
+    row[1] = CELL_TEXT(d->missing[0] != 0 ? "not tried" : "checked");
     if (d->missing[0] != 0)
         return;
     row[2] = CELL_NUMBER(right);
@@ -303,6 +303,7 @@ void test_write_json(const test_report *report, FILE *out)
     json_member(out, ",\n  ", "system", system.sysname);
     json_member(out, ",\n  ", "machine", system.machine);
     json_member(out, ",\n  ", "verdict", verdict_of(report));
+    fprintf(out, ",\n  \"shared_memory_limit_kib\": %" PRIu32, report->shared_kib);
     fprintf(out, ",\n  \"seconds\": %.1f,\n  \"devices\": [\n", report->seconds);
     for (size_t i = 0; i < report->n_devices; i++) {
         write_device(out, &report->devices[i]);

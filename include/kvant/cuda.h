@@ -339,7 +339,7 @@ KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args
                                               kvant_cuda_stream stream);
 
 /* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
- * attention runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and
+ * all kernels are launched as on GPUs with compute capability 8.6, 8.9 and 12.0. For tests and
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 

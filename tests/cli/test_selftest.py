@@ -112,10 +112,10 @@ class Gpus(unittest.TestCase):
         os.symlink(HOST, pathlib.Path(folder.name) / "libcuda.so.1")
         self.folder = folder.name
 
-    def selftest(self, codec, **environment):
+    def selftest(self, codec, *words, **environment):
         environment = {"KVANT_CUDA_LIBRARY": HOST, "LD_LIBRARY_PATH": self.folder, "KVANT_TEST_FREE_BYTES": str(64 << 20),
                        **environment}
-        done = run("selftest", "-c", codec, "--json", **environment)
+        done = run("selftest", "-c", codec, "--json", *words, **environment)
         told = json.loads(done.stdout)
         gpu = next(i for i, device in enumerate(told["devices"]) if device["kind"] == "gpu")
         return done.returncode, told, gpu, [r for r in told["results"] if r["device"] == gpu]
@@ -154,6 +154,11 @@ class Gpus(unittest.TestCase):
         self.assertEqual((code, told["verdict"]), (OK, "right"))
         self.assertEqual({r["attention"] for r in results}, {"no kernel on GPUs"})
         self.assertIn("rotate=dense", results[0]["why"])
+
+    def test_limit_of_shared_memory(self):
+        _, told, _, _ = self.selftest("int-4", "--shared-memory", "99")
+        self.assertEqual(told["shared_memory_limit_kib"], 99)
+        self.assertEqual(self.selftest("int-4")[1]["shared_memory_limit_kib"], 0)
 
     def test_a_gpu_without_the_library_is_not_right(self):
         code, told, gpu, results = self.selftest("int-4", KVANT_CUDA_LIBRARY="/nowhere/libkvant_cuda.so")

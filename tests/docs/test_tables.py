@@ -45,7 +45,7 @@ class Cards(unittest.TestCase):
                  "attention_tokens_per_second_of_one_layer": 12345.0}
         gpu = {"kind": "gpu", "name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "why": None,
                "driver_cuda_version": 13000}
-        return {"kvant_selftest": version, "kvant_version": "0.1.0", "devices": [{"kind": "cpu"}, gpu],
+        return {"kvant_selftest": version, "shared_memory_limit_kib": 0, "kvant_version": "0.1.0", "devices": [{"kind": "cpu"}, gpu],
                 "results": [result | {"attention": state} for state in states] + [result | {"device": 0}],
                 "speeds": [speed, speed | {"device": 0}]}
 
@@ -65,9 +65,10 @@ class Cards(unittest.TestCase):
         lines = self.made(cards.cards_speed, self.report(["right"]))
         self.assertEqual(lines[2:], ["| NVIDIA GeForce RTX 4090 | `int-4` | 25.0 | 500 | 800 | 0.62 | 12,345 |"])
 
-    def test_another_version_is_refused(self):
-        with self.assertRaises(ValueError):
-            self.made(cards.cards, self.report([], version=2))
+    def test_other_files_are_refused(self):
+        for report in (self.report([], version=2), self.report([]) | {"shared_memory_limit_kib": 99}):
+            with self.assertRaises(ValueError):
+                self.made(cards.cards, report)
 
 
 # Pages whose tables of measurements come from a maker. Pages of reference define numbers.

@@ -150,10 +150,11 @@ _kvant()
         --config) values="files" ;;
         esac ;;
     "selftest")
-        words="--report -c --codec --json --help"
+        words="--report -c --codec --shared-memory --json --help"
         case $prev in
         --report) values="files" ;;
         -c | --codec) values="specs" ;;
+        --shared-memory) values="nothing" ;;
         esac ;;
     esac
     case $values in

@@ -25,6 +25,8 @@ def _reports(results):
         report = json.loads(path.read_text())
         if report["kvant_selftest"] != FILE_VERSION:
             raise ValueError(f"{path.name}: a file of version {report['kvant_selftest']}")
+        if report["shared_memory_limit_kib"]:
+            raise ValueError(f"{path.name}: a run with --shared-memory, which pretends another GPU")
         devices = enumerate(report["devices"])
         found += [(report, i, device) for i, device in devices if device["kind"] == "gpu"]
     return sorted(found, key=lambda one: (float(one[2]["compute_capability"]), one[2]["name"]))
