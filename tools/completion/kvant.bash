@@ -150,7 +150,7 @@ _kvant()
         --config) values="files" ;;
         esac ;;
     "selftest")
-        words="--report -c --codec --shared-memory --json --help"
+        words="--report -c --codec --no-speeds --shared-memory --json --help"
         case $prev in
         --report) values="files" ;;
         -c | --codec) values="specs" ;;

@@ -261,5 +261,6 @@ complete -c kvant -n '__fish_seen_subcommand_from codecs' -l config -rF -d 'the 
 complete -c kvant -n '__fish_seen_subcommand_from codecs' -l json -d 'one JSON array of flat objects'
 complete -c kvant -n '__fish_seen_subcommand_from selftest' -l report -rF -d 'write the results to FILE'
 complete -c kvant -n '__fish_seen_subcommand_from selftest' -l codec -s c -xa "$__kvant_specs" -d 'check and measure this codec alone'
+complete -c kvant -n '__fish_seen_subcommand_from selftest' -l no-speeds -d 'check, and measure nothing'
 complete -c kvant -n '__fish_seen_subcommand_from selftest' -l shared-memory -x -d 'limit the shared memory of a GPU'\''s thread block'
 complete -c kvant -n '__fish_seen_subcommand_from selftest' -l json -d 'print what the file holds instead of the table'
