@@ -44,7 +44,7 @@ class Cards(unittest.TestCase):
                  "attention_gbytes_read_per_second": 500.0, "copy_gbytes_read_and_written_per_second": 800.0,
                  "attention_tokens_per_second_of_one_layer": 12345.0}
         gpu = {"kind": "gpu", "name": "NVIDIA GeForce RTX 4090", "compute_capability": "8.9", "why": None,
-               "driver_cuda_version": 13000}
+               "driver_cuda_version": 12040}
         return {"kvant_selftest": version, "shared_memory_limit_kib": 0, "kvant_version": "0.1.0", "devices": [{"kind": "cpu"}, gpu],
                 "results": [result | {"attention": state} for state in states] + [result | {"device": 0}],
                 "speeds": [speed, speed | {"device": 0}]}
@@ -57,7 +57,7 @@ class Cards(unittest.TestCase):
 
     def test_counts(self):
         lines = self.made(cards.cards, self.report(["right", "right", "wrong", "not done", "no kernel on GPUs"]))
-        self.assertIn("| NVIDIA GeForce RTX 4090 | 8.9 | 2 | 2 | 1 | 0.1.0, CUDA 13.0 |", lines)
+        self.assertIn("| NVIDIA GeForce RTX 4090 | 8.9 | 2 | 2 | 1 | 0.1.0, CUDA 12.4 |", lines)
         self.assertIn("| RTX 5090 | 12.0 | not reported yet | | | |", lines)
         self.assertFalse(any("| RTX 4090 |" in line for line in lines))
 

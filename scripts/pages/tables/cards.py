@@ -49,7 +49,8 @@ def cards(results):
     for report, i, device in reports:
         right, wrong, without = _counts(report, i)
         state = "not tried" if device["why"] else right
-        version = f"{report['kvant_version']}, CUDA {device['driver_cuda_version'] / 1000:.1f}"
+        cuda = device["driver_cuda_version"]  # 12040 is 12.4
+        version = f"{report['kvant_version']}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
         rows.append((device["compute_capability"], device["name"], state, wrong, without, version))
     for name, capability in WANTED.items():
         if not any(name in reported for reported in names):
