@@ -41,7 +41,7 @@ typedef struct test_device {
     char name[TEST_NAME_BYTES];   /* of the model: "AMD EPYC", "NVIDIA H100" */
     char label[TEST_NAME_BYTES];  /* for people: "CPU avx2", "GPU 0 (NVIDIA H100)" */
     char missing[TEST_WHY_BYTES]; /* why it could not be tried, or "" */
-    /* Of a GPU; 0: not known */
+    /* GPUs only; 0: not known */
     int major, minor, multiprocessors, shared_bytes, l2_bytes, driver_cuda;
     double memory_bytes;
 } test_device;
@@ -109,7 +109,7 @@ kvant_calibration *test_calibration(uint32_t head_dim);
 kvant_status test_problem_open(test_problem *p, const test_pair *pair,
                                const kvant_calibration *calibration, char *why);
 void test_problem_close(test_problem *p);
-/* Of selftest_reference.c: fills p->calls; false without memory. */
+/* Fills p->calls; false without memory. */
 bool test_calls_make(test_problem *p);
 
 /* The nearest number towards 0 that bf16 has. */
@@ -175,7 +175,7 @@ bool test_all_right(const test_report *report);
 /* The table, a line for each result that is not right, and the verdict, on stdout. False after
  * complaining that it cannot be printed. */
 bool test_print(const test_report *report);
-/* What the file holds: one JSON object. */
+/* The file: one JSON object. */
 void test_write_json(const test_report *report, FILE *out);
 
 #endif /* KVANT_TOOLS_SELFTEST_H */

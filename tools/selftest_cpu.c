@@ -108,7 +108,7 @@ static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
     void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (workspace == NULL)
         return KVANT_ERR_MEMORY;
-    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    memset(workspace, 0xff, bytes); /* NaNs: a read of memory that nobody wrote shows */
     status = kvant_attention(k, v, problem, workspace, bytes);
     free(workspace);
     return status;

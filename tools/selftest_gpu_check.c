@@ -1,6 +1,6 @@
 /* selftest_gpu_check.c - `kvant selftest` on a GPU: append or seal must write portable C's bytes,
  * and decode and attention are compared with the problem's rows and outputs. Decode and attention
- * read portable C's pages, so that one wrong kernel does not make the others look wrong. */
+ * read portable C's pages, so that a wrong kernel does not make another one look wrong. */
 #include "selftest_gpu.h"
 
 #include <math.h>
@@ -340,7 +340,7 @@ static void prepare_attention(checking *c)
         gpu_did(c->gpu, KVANT_ERR_CUDA, "the workspace of attention");
 }
 
-/* What failed belongs to the step that it happened in. */
+/* An error belongs to the step that it happened in. */
 static void note_error(checking *c, test_state *state)
 {
     if (c->gpu->error[0] != 0)

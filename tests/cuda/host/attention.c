@@ -168,7 +168,7 @@ static void attend_sequence(const kvant_cuda_attention_args *a, size_t offset_ro
     free(values);
 }
 
-/* Of the last query token and head: the first channel, and the one half a head behind it. */
+/* Exchanges the first channel of the last query token and head with the channel half a head behind. */
 static void swap_channels(const kvant_cuda_attention_args *a)
 {
     const size_t at = (a->query_tokens - 1) * a->out_token_stride + (a->n_heads - 1) * a->out_head_stride,

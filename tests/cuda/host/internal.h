@@ -12,7 +12,7 @@ enum { TOKENS = KVANT_PAGE_TOKENS, MOST = KVANT_MAX_HEAD_DIM };
 #define HOST_NO_PAIR_ENV "HOST_CUDA_NO_PAIR"
 
 /* "append", "seal", "decode" or "attention": what this function computes is a little wrong, for programs
- * that must find it. Of attention only calls of 32 query tokens. */
+ * that must find it. A wrong attention is one of 32 query tokens. */
 #define HOST_WRONG_ENV "HOST_CUDA_WRONG"
 bool host_is_wrong(const char *function);
 
