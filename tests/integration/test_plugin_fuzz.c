@@ -282,8 +282,8 @@ static void keep(struct run *run, int s)
         llama_memory_seq_keep(memory_of(run, c), (int)below(run, 1));
 }
 
-/* The state of a sequence is restored into any sequence. Now and then stock's and kvant's states are
- * exchanged. llama.cpp copies a stream's cells at the next decode, so a state that is saved between
+/* The state of a sequence is restored into any sequence. Now and then stock's and kvant's states
+ * are exchanged. llama.cpp copies a stream's cells at the next decode, so a state that is saved between
  * seq_cp and that decode holds cells that the stream never wrote. Such a cell is zeros in f16, but
  * the learned centre in a preset (kv_tensor.h). Here presets are not compared. If somebody compares
  * them, seed 2 saves such a state in operation 33: `quality` is 3.4 deviations off with it, and .36
