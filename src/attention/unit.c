@@ -121,11 +121,9 @@ static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernel
     }
     if (v == ALL_HIDDEN || (v == ALL_VISIBLE && n == KVANT_PAGE_TOKENS))
         return v;
-    for (uint32_t t = 0; t < seen.first; t++)
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         half[t] = HALF_MINUS_INF;
     memcpy(half + seen.first, row + seen.first, n * sizeof *half);
-    for (uint32_t t = seen.end; t < KVANT_PAGE_TOKENS; t++)
-        half[t] = HALF_MINUS_INF;
     if (plan->reader->in_order)
         kernels->half_to_float(half, mask, KVANT_PAGE_TOKENS);
     else

@@ -32,7 +32,7 @@ static float half_at(const uint8_t *p)
 /* Number i of a block as an integer. */
 static int32_t code_at(kvant_block_type type, const kvant_block_format *format, const uint8_t *block, uint32_t i)
 {
-    uint32_t code = block[format->codes + i % 16] >> (i < 16 ? 0 : 4) & 15u;
+    uint32_t code = (uint32_t)block[format->codes + i % 16] >> (i < 16 ? 0 : 4) & 15u;
     if (format->has_fifths)
         code |= (little_endian(block + format->fifths, 4) >> i & 1u) << 4;
     switch (type) {
