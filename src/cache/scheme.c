@@ -47,7 +47,8 @@ struct kvant_scheme {
     kvant_calibration *calibration;
     bool needs_calibration, borrowed; /* the calibration is another scheme's */
     char calibration_path[MAX_PATH];
-    char not_used[MAX_PATH + 512]; /* "" or why a calibration beside the model is not used */
+    /* "" or why a calibration beside the model is not used: its path, a few words and an error. */
+    char not_used[MAX_PATH + 512 + 32];
     pthread_mutex_t lock; /* guards what follows */
     made_codec *codecs;
     made_list *lists;

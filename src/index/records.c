@@ -100,7 +100,7 @@ static void set_bit(uint8_t *bytes, size_t at, uint32_t bit)
 
 static uint32_t get_bit(const uint8_t *bytes, size_t at)
 {
-    return bytes[at / 8] >> at % 8 & 1u;
+    return (uint32_t)bytes[at / 8] >> at % 8 & 1u;
 }
 
 void kvant_records_encode(const kvant_records *records, const kvant_kernels *kernels, const float *y, uint8_t *page,

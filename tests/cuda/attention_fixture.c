@@ -145,7 +145,8 @@ static void make_matrices(fixture *f)
     if (f->p.matrices) {
         f->matrices = malloc(n);
         for (uint32_t i = 0; i < n; i++)
-            f->matrices[i] = i > 0 && random_bits() % 3 != 0 ? f->matrices[i - 1] : (uint8_t)(random_bits() % f->n_matrices);
+            f->matrices[i] = (uint8_t)(i > 0 && random_bits() % 3 != 0 ? f->matrices[i - 1]
+                                                                       : random_bits() % f->n_matrices);
         f->gpu_matrices = device_copy(f->matrices, n);
     }
     if (f->p.key_center) {

@@ -13,7 +13,7 @@ static const turning_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, tr
 static void random_numbers(uint8_t *numbers, size_t n, uint32_t below)
 {
     for (size_t i = 0; i < n; i++)
-        numbers[i] = i > 0 && random_bits() % 4 ? numbers[i - 1] : (uint8_t)(random_bits() % below);
+        numbers[i] = (uint8_t)(i > 0 && random_bits() % 4 ? numbers[i - 1] : random_bits() % below);
 }
 
 /* Rows of a call, heads after heads with room between tokens. */
