@@ -23,6 +23,7 @@
 
 #include "attributes.h"
 #include "ggml_api.h"
+#include "openmp.h"
 
 /* How long a thread spins, and how long it then yields its core before it sleeps. Spinning is for
  * loops that follow each other, yielding for what the node's first thread does alone in between. A
@@ -31,6 +32,15 @@
  * work, the system stops it. */
 #define SPIN_NS 20000
 #define YIELD_NS 200000
+
+/* If another program wants the core, a thread that yields gets it back after that program's time
+ * slice, which is some milliseconds. A thread that sleeps gets the core as soon as it is woken. So
+ * a thread that lost the core for SHARED_NS by yielding does not yield in its next SHARED_WAITS
+ * waits. It has about 100 waits for each token, so it loses a slice about every tenth token, and it
+ * yields again that soon when the other program has ended. Without another program a yield takes
+ * about 1 us, and about 50 us when a thread of the system runs in between. */
+#define SHARED_NS 500000
+#define SHARED_WAITS 1000
 
 /* Of kvp_host_threads.turn: the node ends. */
 #define OVER UINT_MAX
@@ -47,6 +57,7 @@ static struct {
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
     /* Counted with the first back end: later, ggml may have bound this thread to one CPU. */
     uint32_t n_cpus;
+    int most_threads;
 } host;
 static atomic_bool ready;
 
@@ -204,6 +215,16 @@ static bool has_openmp(abi_reg *reg)
     return false;
 }
 
+/* OpenMP's threads spin at barriers as long as they are no more than the CPUs. If another process
+ * keeps these CPUs busy, a token takes seconds then. If openmp.h cannot help, one thread more than
+ * CPUs makes them sleep soon, but divides work unevenly. One thread alone waits for nobody. */
+static int most_threads(void)
+{
+    const bool spins = host.openmp && host.n_cpus > 1;
+
+    return (int)host.n_cpus + (spins && !kvp_openmp_is_watched());
+}
+
 static void watch(void)
 {
     abi_device *cpu = kvp_api.dev_by_type != NULL ? kvp_api.dev_by_type(ABI_DEVICE_CPU) : NULL;
@@ -221,6 +242,7 @@ static void watch(void)
     memcpy(&host.set_n_threads, &symbol, sizeof(symbol));
     host.openmp = has_openmp(reg);
     host.n_cpus = kvant_available_cpus();
+    host.most_threads = most_threads();
     atomic_store_explicit(&ready, true, memory_order_release);
     atomic_store_explicit(&reg->iface.get_proc_address, get_proc_address, memory_order_release);
 }
@@ -233,20 +255,14 @@ void kvp_host_threads_use(kvp_host_threads *threads)
     threads->wanted = true;
 }
 
-/* OpenMP's threads spin at barriers as long as they are no more than the CPUs. If another process
- * keeps these CPUs busy, a token takes seconds then. With one thread more they sleep soon, as they
- * do in llama.cpp when it has more threads than CPUs. One thread alone waits for nobody. */
-static int most_threads(void)
-{
-    return (int)(host.openmp && host.n_cpus > 1 ? host.n_cpus + 1 : host.n_cpus);
-}
-
 uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
 {
     threads->lender = threads->wanted ? last_lender : 0;
     threads->waits = last_waits;
     threads->n = host.n_cpus > 0 && n > host.n_cpus ? host.n_cpus : n;
-    limit_lender(threads->lender, most_threads());
+    limit_lender(threads->lender, host.most_threads);
+    if (threads->lender != 0 && threads->n > 1 && host.openmp && host.set_n_threads != NULL)
+        kvp_openmp_watch(host.set_n_threads);
     return threads->n;
 }
 
@@ -278,6 +294,29 @@ static void wake(kvp_awaited *awaited)
     pthread_mutex_unlock(&awaited->mutex);
 }
 
+/* False: the value is the same, and it is time to sleep. */
+static bool yield_while(kvp_awaited *awaited, unsigned value)
+{
+    static _Thread_local unsigned n_without;
+    const int64_t start = nanoseconds();
+    int64_t before = start, now;
+
+    if (n_without > 0) {
+        n_without--;
+        return false;
+    }
+    do {
+        sched_yield();
+        now = nanoseconds();
+        if (now - before > SHARED_NS)
+            n_without = SHARED_WAITS;
+        if (atomic_load(&awaited->value) != value)
+            return true;
+        before = now;
+    } while (n_without == 0 && now - start < YIELD_NS);
+    return false;
+}
+
 static void wait_while(kvp_awaited *awaited, unsigned value)
 {
     const int64_t start = nanoseconds();
@@ -290,12 +329,8 @@ static void wait_while(kvp_awaited *awaited, unsigned value)
         if (i % 32 == 0)
             waited = nanoseconds() - start;
     }
-    while (nanoseconds() - start < SPIN_NS + YIELD_NS) {
-        sched_yield();
-        if (atomic_load(&awaited->value) != value)
-            return;
-    }
-    sleep_while(awaited, value);
+    if (!yield_while(awaited, value))
+        sleep_while(awaited, value);
 }
 
 /* Loops are posted: turn becomes odd. A thread that finds a loop counts itself in before it looks
@@ -350,15 +385,17 @@ static void lead(kvp_host_threads *threads)
     wake(&threads->turn);
 }
 
-/* The node, on each of the lender's threads. */
+/* The node, on each of the lender's threads. Loops have no work for more than n of them. */
 static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
 {
+    kvp_host_threads *threads = user;
+
     (void)node;
     (void)n_threads;
     if (thread == 0)
-        lead(user);
-    else
-        help(user, (uint32_t)thread);
+        lead(threads);
+    else if ((uint32_t)thread < threads->n)
+        help(threads, (uint32_t)thread);
 }
 
 static void init_awaited(kvp_awaited *awaited)

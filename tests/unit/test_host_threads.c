@@ -7,7 +7,9 @@
  * thread that spins for another one spends the time that the other one needs.
  *
  * KIND: known, the process is bound to its CPU before the plug-in counts CPUs. late: it is bound
- * afterwards. openmp: as known, and the mock says that its threads are OpenMP's. */
+ * afterwards. openmp: as known, and the mock says that its threads are OpenMP's. enough: the
+ * process has all its CPUs. shared: it has them, too, but a yield takes as long as with a busy
+ * program. */
 #define _GNU_SOURCE
 #include "testing.h"
 
@@ -332,14 +334,68 @@ static void as_many_threads_as_cpus_are_lent(void **state)
     kvp_host_threads_release(&threads);
 }
 
+/* The linker puts this function between host_threads.c and the system. With a busy program on the
+ * core, a thread that yields waits for that program's time slice. */
+static bool yields_take_long;
+static atomic_int n_yields;
+
+int __real_sched_yield(void);
+int __wrap_sched_yield(void);
+
+int __wrap_sched_yield(void)
+{
+    const struct timespec slice = { .tv_nsec = 3000000 };
+    if (!yields_take_long)
+        return __real_sched_yield();
+    atomic_fetch_add(&n_yields, 1);
+    return nanosleep(&slice, NULL);
+}
+
+/* Between loops the node's first thread is busy for 1 ms, so the other thread waits longer than it
+ * spins. */
+static void node_with_pauses(void *n_threads)
+{
+    for (int i = 0; i < N_LOOPS; i++) {
+        for (size_t index = 0; index < N_INDICES; index++)
+            index_work(NULL, index, 0);
+        kvant_parallel_for(N_INDICES, *(uint32_t *)n_threads, index_work, NULL);
+    }
+}
+
+/* The second thread waits before each of N_NODES * N_LOOPS loops, and the first one after it. Each
+ * of the two yields once, and then it knows that its core is shared. */
+static void threads_do_not_yield_a_shared_core(void **state)
+{
+    kvp_host_threads threads = { .wanted = false };
+    (void)state;
+    if (kvant_available_cpus() < 2) {
+        print_message("skipped: needs two CPUs\n");
+        return;
+    }
+    kvp_host_threads_use(&threads);
+    start_lender(2);
+    yields_take_long = true;
+    for (int i = 0; i < N_NODES; i++) {
+        uint32_t n_threads = announce(&threads, 2);
+        kvp_host_threads_compute(&threads, node_with_pauses, &n_threads);
+    }
+    stop_lender();
+    print_message("%d yields\n", atomic_load(&n_yields));
+    assert_true(atomic_load(&n_yields) <= 2);
+    kvp_host_threads_release(&threads);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest more[] = { cmocka_unit_test(more_threads_than_cpus_cost_no_time) },
-                            enough[] = { cmocka_unit_test(as_many_threads_as_cpus_are_lent) };
+                            enough[] = { cmocka_unit_test(as_many_threads_as_cpus_are_lent) },
+                            shared[] = { cmocka_unit_test(threads_do_not_yield_a_shared_core) };
     const char *kind = argc > 1 ? argv[1] : "known";
     make_mock();
     late = strcmp(kind, "late") == 0;
     openmp = strcmp(kind, "openmp") == 0;
+    if (strcmp(kind, "shared") == 0)
+        return cmocka_run_group_tests(shared, NULL, NULL);
     return strcmp(kind, "enough") == 0 ? cmocka_run_group_tests(enough, NULL, NULL)
                                        : cmocka_run_group_tests(more, NULL, NULL);
 }
