@@ -421,7 +421,7 @@ static bool keep_other_backend(const char *plugin)
 static int set_plugin(const exec_options *o)
 {
     char path[PATH_MAX];
-    if (!plugin_path(path, sizeof path))
+    if (!plugin_path(path, sizeof path) || !plugin_limit_spinning())
         return EXIT_RUNTIME;
     if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 &&
         (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&

@@ -91,7 +91,7 @@ bool engine_open(engine *e, const engine_options *options)
     *e = (engine){ .options = *options };
     if (access(options->model, R_OK) != 0)
         return complain("model %s: %s", options->model, strerror(errno));
-    if (!llama_api_load(e->options.runtime))
+    if (!plugin_limit_spinning() || !llama_api_load(e->options.runtime))
         return false;
     ll.llama_log_set(on_log, e);
     ll.llama_backend_init();

@@ -91,6 +91,16 @@ static bool set_or_unset(const char *name, const char *value)
     return value != NULL ? setenv(name, value, 1) == 0 : unsetenv(name) == 0;
 }
 
+/* 5000 rounds are about 0.1 ms. Barriers of a model on idle cores are shorter, so nothing is lost
+ * there. With libgomp's own 300000 rounds a thread spins for milliseconds while the system runs
+ * another program in place of the thread that it waits for. */
+bool plugin_limit_spinning(void)
+{
+    if (getenv("OMP_WAIT_POLICY") != NULL || setenv("GOMP_SPINCOUNT", "5000", 0) == 0)
+        return true;
+    return complain("cannot set the environment: %s", strerror(errno));
+}
+
 bool plugin_set(const kvant_scheme_params *p, const kvant_scheme *scheme, bool fp32)
 {
     char protect[16];

@@ -46,4 +46,9 @@ bool data_beside_command(char *path, size_t bytes);
  * complaining. */
 bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, bool fp32);
 
+/* Sets how long OpenMP's threads spin at a barrier, unless the user has set it. libgomp reads this
+ * when it is loaded, so call it before llama.cpp's libraries or another program are. False after a
+ * message. */
+bool plugin_limit_spinning(void);
+
 #endif /* KVANT_TOOLS_PLUGIN_H */

@@ -212,6 +212,13 @@ class Exec(unittest.TestCase):
         self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
         self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
 
+    def test_openmp_threads_spin_briefly_unless_told_otherwise(self):
+        for arguments in ["-k", "int-8"], ["--accel"]:
+            self.assertEqual(self.environment(*arguments)["GOMP_SPINCOUNT"], "5000")
+        self.assertEqual(self.environment(GOMP_SPINCOUNT="7")["GOMP_SPINCOUNT"], "7")
+        env = self.environment(OMP_WAIT_POLICY="active")
+        self.assertEqual((env["OMP_WAIT_POLICY"], env.get("GOMP_SPINCOUNT")), ("active", None))
+
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
