@@ -14,9 +14,9 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 
-/* Head dimensions worth reserving for: real models use multiples of 8 from 32 on. Smaller ones
- * would reserve for metadata that nobody stores. */
-#define MIN_HEAD_DIM 32u
+/* Head dimensions worth reserving for: models use multiples of 8 from 16 on. Smaller ones would
+ * reserve for metadata that nobody stores. */
+#define MIN_HEAD_DIM 16u
 #define HEAD_DIM_STEP 8u
 #define MAX_SPEC 256u
 #define MAX_PATH 4096u

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes models of random weights, one per kind of cache that llama.cpp has, without a vocabulary:
 
-    tiny_models.py FOLDER      llama.gguf (plain), llama80.gguf and llama128.gguf (head_dim 80, 128),
+    tiny_models.py FOLDER      llama.gguf (plain), llama16.gguf, llama24.gguf, llama80.gguf and
+                               llama128.gguf (head_dim 16, 24, 80, 128),
                                gemma3.gguf (sliding window), gemma2.gguf (softcap),
                                gpt-oss.gguf (sinks, window),
                                lfm2.gguf (recurrent state), deepseek2.gguf (keys without values)
@@ -87,6 +88,12 @@ def each(*parts):
 
 MODELS = {
     "llama": (keys("llama"), ENDS + each(attention, dense)),
+    "llama16": (keys("llama", attention__key_length=16, attention__value_length=16,
+                     rope__dimension_count=16),
+                ENDS + each(lambda i: attention(i, dim=16), dense)),
+    "llama24": (keys("llama", attention__key_length=24, attention__value_length=24,
+                     rope__dimension_count=24),
+                ENDS + each(lambda i: attention(i, dim=24), dense)),
     "llama80": (keys("llama", attention__key_length=80, attention__value_length=80, rope__dimension_count=80),
                 ENDS + each(lambda i: attention(i, dim=80), dense)),
     "llama128": (keys("llama", attention__key_length=128, attention__value_length=128,
