@@ -1,9 +1,11 @@
 """The kvant command without a model: help, errors, exit codes, codecs, exec."""
 
 import json
+import os
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 
 import settings
 from testing import KVANT, PLUGIN, SRC, program, run
@@ -212,7 +214,10 @@ class Exec(unittest.TestCase):
         self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
         self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
 
+    @unittest.mock.patch.dict(os.environ)
     def test_openmp_threads_spin_briefly_unless_told_otherwise(self):
+        os.environ.pop("GOMP_SPINCOUNT", None)
+        os.environ.pop("OMP_WAIT_POLICY", None)
         for arguments in ["-k", "int-8"], ["--accel"]:
             self.assertEqual(self.environment(*arguments)["GOMP_SPINCOUNT"], "5000")
         self.assertEqual(self.environment(GOMP_SPINCOUNT="7")["GOMP_SPINCOUNT"], "7")

@@ -1,5 +1,6 @@
 """scripts/run_tests.py: what was skipped is listed by name, whole tests and parts of tests, and failures decide the exit code."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,6 +20,10 @@ add_test(NAME levels2 COMMAND ${CMAKE_COMMAND} -E cat ${CMAKE_CURRENT_SOURCE_DIR
 add_test(NAME cases COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/cases.py -v)
 if(BAD)
     add_test(NAME bad COMMAND ${CMAKE_COMMAND} -E false)
+endif()
+if(SPIN)
+    add_test(NAME spin COMMAND ${CMAKE_COMMAND} -E environment)
+    set_tests_properties(spin PROPERTIES PASS_REGULAR_EXPRESSION "GOMP_SPINCOUNT=${SPIN}[^0-9]")
 endif()
 """
 
@@ -43,7 +48,7 @@ unittest.main()
 
 
 class RunTests(unittest.TestCase):
-    def run_tests(self, *options):
+    def run_tests(self, *options, **environment):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = pathlib.Path(folder.name)
@@ -52,7 +57,13 @@ class RunTests(unittest.TestCase):
         (root / "cases.py").write_text(CASES)
         subprocess.run(["cmake", "-S", root, "-B", root / "build", *options], check=True, capture_output=True)
         return subprocess.run([sys.executable, "-B", SCRIPTS / "run_tests.py", root / "build", "-j", "2"],
-                              capture_output=True, text=True)
+                              capture_output=True, text=True,
+                              env={name: value for name, value in os.environ.items()
+                                   if name != "GOMP_SPINCOUNT"} | environment)
+
+    def test_openmp_threads_spin_briefly(self):
+        self.assertEqual(self.run_tests("-DSPIN=5000").returncode, 0)
+        self.assertEqual(self.run_tests("-DSPIN=7", GOMP_SPINCOUNT="7").returncode, 0)
 
     def test_what_was_skipped_is_listed(self):
         done = self.run_tests()
