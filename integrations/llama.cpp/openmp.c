@@ -180,11 +180,14 @@ void kvp_openmp_watch(void (*set_n_threads)(abi_backend *cpu, int n))
 
     if (now - looked < PERIOD_NS || environment_decides() || !read_spent(&spent))
         return;
-    looked = now;
     running = spent.running - before.running;
     waiting = spent.waiting - before.waiting;
-    if (running + waiting < PERIOD_NS)
+    const bool first = looked == 0; /* what the thread did before its first graph does not count */
+    looked = now;
+    if (!first && running + waiting < PERIOD_NS)
         return;
     before = spent;
+    if (first)
+        return;
     decide((double)waiting / (double)(running + waiting), now, set_n_threads);
 }

@@ -148,7 +148,7 @@ static void *burn_beside(void *until)
 /* A thread that shares its CPU with a busy one computes graphs. */
 static void *compute_beside_a_busy_thread(void *unused)
 {
-    int64_t until = clock_ns(CLOCK_MONOTONIC) + BUSY_NS;
+    int64_t until;
     cpu_set_t allowed, one;
     pthread_t busy;
     size_t first = 0;
@@ -159,6 +159,8 @@ static void *compute_beside_a_busy_thread(void *unused)
     CPU_ZERO(&one);
     CPU_SET(first, &one);
     assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    kvp_openmp_watch(set_n_threads);
+    until = clock_ns(CLOCK_MONOTONIC) + BUSY_NS;
     assert_int_equal(pthread_create(&busy, NULL, burn_beside, &until), 0);
     burn(until);
     pthread_join(busy, NULL);
