@@ -70,6 +70,7 @@ KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, u
 {
     const trellis_costs costs = costs_of(trellis, cell);
     block_costs spread;
+    spread_costs(trellis, &costs, 0, &spread);
     for (uint32_t block = 0; block < states / 64; block++) {
         vh first[TRELLIS_VECTORS], second[TRELLIS_VECTORS], next[2 * TRELLIS_VECTORS];
 #pragma GCC unroll 8
@@ -77,7 +78,7 @@ KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, u
             first[v] = vh_load(from + 32 * block + HALVES * v);
             second[v] = vh_load(from + states / 2 + 32 * block + HALVES * v);
         }
-        if (block % 2 == 0 || !blocks_are_alike(states))
+        if (block > 0 && (block % 2 == 0 || !blocks_are_alike(states)))
             spread_costs(trellis, &costs, block, &spread);
         advance_block(&spread, states, block, first, second, next, decisions);
 #pragma GCC unroll 8
