@@ -385,17 +385,15 @@ static void lead(kvp_host_threads *threads)
     wake(&threads->turn);
 }
 
-/* The node, on each of the lender's threads. Loops have no work for more than n of them. */
+/* The node, on each of the lender's threads. */
 static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
 {
-    kvp_host_threads *threads = user;
-
     (void)node;
     (void)n_threads;
     if (thread == 0)
-        lead(threads);
-    else if ((uint32_t)thread < threads->n)
-        help(threads, (uint32_t)thread);
+        lead(user);
+    else
+        help(user, (uint32_t)thread);
 }
 
 static void init_awaited(kvp_awaited *awaited)
