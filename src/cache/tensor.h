@@ -49,10 +49,9 @@ typedef struct kvant_centers kvant_centers;
 
 /* Matrices of transform=first (weights.h). */
 typedef struct kvant_weights {
-    float *expanded;     /* (R W)^T of all kv heads, or NULL (kvant_version_prepare) */
+    float *expanded;     /* (R W)^T of all kv heads, or NULL: only if R is dense */
     size_t idle;         /* rows written since it was needed */
     uint16_t *triangles; /* W^T in binary16 */
-    float *inverses;     /* of the triangles, as multiply_lower reads them: for queries */
     kvant_centers *centers; /* of blocks, or NULL: the version's serves all */
     kvant_transform transforms[]; /* per kv head */
 } kvant_weights;

@@ -317,7 +317,7 @@ void kvant_versions_reset(kvant_tensor *tensor)
 
 /* Matrices are worth one more, and more where positions turn keys. A GPU has room for fewer pairs of
  * versions (KVANT_CUDA_MOST_PARTS). */
-static uint32_t most_versions(const kvant_tensor *tensor)
+uint32_t kvant_versions_at_most(const kvant_tensor *tensor)
 {
     if (!tensor->learning || tensor->device)
         return VERSIONS;
@@ -341,7 +341,7 @@ static kvant_tensor_version *unused(kvant_tensor *tensor, uint32_t most)
 static uint32_t count_unused(const kvant_tensor *tensor)
 {
     uint32_t n = 0;
-    for (uint32_t v = 1; v < most_versions(tensor); v++)
+    for (uint32_t v = 1; v < kvant_versions_at_most(tensor); v++)
         n += is_unused(tensor, v);
     return n;
 }
@@ -619,7 +619,7 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */
 static uint8_t promote_candidate(kvant_tensor *tensor)
 {
-    kvant_tensor_version *place = unused(tensor, most_versions(tensor)), former = *place;
+    kvant_tensor_version *place = unused(tensor, kvant_versions_at_most(tensor)), former = *place;
     *place = tensor->versions[KVANT_CANDIDATE];
     place->alive = true;
     place->n_blocks = 0;

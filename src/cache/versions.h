@@ -30,6 +30,9 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads
 /* There is room for statistics of rows, until they are forgotten. KVANT_ERR_MEMORY. */
 kvant_status kvant_versions_open(kvant_tensor *tensor);
 
+/* Versions that a tensor can have, the initial one counted. */
+uint32_t kvant_versions_at_most(const kvant_tensor *tensor);
+
 /* Bytes that learning takes now, beside the versions; and the most that it keeps between two
  * calls. */
 size_t kvant_versions_bytes(const kvant_tensor *tensor);

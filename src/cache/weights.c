@@ -17,13 +17,16 @@
 
 #define MOST_IDLE 64u /* rows written without a version, before those of one write more */
 
+/* Versions of the first octave that later versions improve on. learn.c makes a version from the
+ * first rows, another one from 256 rows and a third one from 960 rows. */
+#define EARLY_VERSIONS 2u
+
 void kvant_weights_free(kvant_weights **weights)
 {
     if (!*weights)
         return;
     kvant_free((*weights)->expanded);
     kvant_free((*weights)->triangles);
-    kvant_free((*weights)->inverses);
     kvant_free((*weights)->centers);
     kvant_free(*weights);
     *weights = NULL;
@@ -48,14 +51,6 @@ static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lowe
     return KVANT_OK;
 }
 
-/* lower^-1 as multiply_lower reads it; inverse: its columns. */
-static void pack_inverse(uint32_t n, const double *inverse, float *lower)
-{
-    for (uint32_t j = 0; j < n; j++)
-        for (uint32_t i = j / 16 * 16; i < kvant_lower_stride(n); i++)
-            *lower++ = i < n ? (float)inverse[(size_t)j * n + i] : 0;
-}
-
 typedef struct make_job {
     const kvant_tensor *tensor;
     kvant_weights *weights;
@@ -72,13 +67,9 @@ static kvant_status make_head(const make_job *job, uint32_t head)
     kvant_status status = w ? KVANT_OK : KVANT_ERR_MEMORY;
     *transform = job->tensor->codecs[head]->transform;
     transform->part = n;
-    float *inverses = job->weights->inverses + head * (d / n) * kvant_lower_floats(n);
     transform->triangles = job->weights->triangles + head * (d / n) * kvant_triangle_size(n);
-    transform->inverses = inverses;
     for (uint32_t part = 0; part < d / n && status == KVANT_OK; part++) {
         status = read_part(n, transform->triangles + part * kvant_triangle_size(n), w, w + size, w + 2 * size);
-        if (status == KVANT_OK)
-            pack_inverse(n, w + size, inverses + part * kvant_lower_floats(n));
         transform->gain = fmaxf(transform->gain, kvant_transform_gain_of(w, n));
     }
     kvant_free(w);
@@ -92,7 +83,9 @@ static void make_unit(void *context, size_t head, uint32_t worker)
     job->status[head] = make_head(job, (uint32_t)head);
 }
 
-/* (R W)^T, which rows take to their pages. W of several parts is applied from its triangles. */
+/* Rows are multiplied with (R W)^T. A version keeps this matrix only where R is dense, because it
+ * takes head_dim^3 steps to make. Otherwise a batch makes the matrix for itself. W of several parts
+ * is applied from its triangles. */
 
 static void expand(const kvant_tensor *tensor, kvant_weights *weights, float *expanded)
 {
@@ -106,9 +99,15 @@ static void expand(const kvant_tensor *tensor, kvant_weights *weights, float *ex
     weights->expanded = expanded;
 }
 
+static bool keeps_expanded(const kvant_tensor *tensor)
+{
+    return tensor->codecs[0]->transform.rotate == KVANT_ROTATE_DENSE &&
+           kvant_weights_part(tensor->head_dim) == tensor->head_dim;
+}
+
 static kvant_status prepare(const kvant_tensor *tensor, kvant_weights *weights)
 {
-    if (weights->expanded || weights->transforms[0].part != tensor->head_dim)
+    if (weights->expanded || !keeps_expanded(tensor))
         return KVANT_OK;
     float *expanded = kvant_alloc(kvant_tensor_width(tensor), tensor->head_dim * sizeof *expanded);
     KVANT_RETURN_IF(!expanded, KVANT_ERR_MEMORY);
@@ -122,11 +121,9 @@ kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *tr
     const size_t n = kvant_weights_halves(tensor);
     make_job *job = kvant_alloc(1, sizeof *job + tensor->n_kv_heads * sizeof *job->status);
     kvant_weights *w = *weights = kvant_alloc(1, sizeof *w + tensor->n_kv_heads * sizeof *w->transforms);
-    if (w) {
+    if (w)
         w->triangles = kvant_alloc(n + KVANT_TRIANGLE_PADDING, sizeof *w->triangles);
-        w->inverses = kvant_alloc(kvant_weights_inverses(tensor), sizeof *w->inverses);
-    }
-    kvant_status status = job && w && w->triangles && w->inverses ? KVANT_OK : KVANT_ERR_MEMORY;
+    kvant_status status = job && w && w->triangles ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         memcpy(w->triangles, triangles, n * sizeof *triangles);
         job->tensor = tensor;
@@ -162,11 +159,9 @@ void kvant_versions_age(kvant_tensor *tensor, size_t n)
     }
 }
 
-/* Of (R W)^T. */
 static size_t square_bytes(const kvant_tensor *tensor)
 {
-    const bool one_part = kvant_weights_part(tensor->head_dim) == tensor->head_dim;
-    return tensor->device || one_part ? kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float) : 0;
+    return kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float);
 }
 
 static bool wants_centers(const kvant_tensor *tensor)
@@ -174,21 +169,26 @@ static bool wants_centers(const kvant_tensor *tensor)
     return tensor->learning && tensor->learning->turn && tensor->learning->turn->block_centers;
 }
 
-/* Of a version, its centre and scale; a device has both of its matrices. */
-static size_t version_bytes(const kvant_tensor *tensor)
+/* A version's triangles, transforms, centre, scale and, if it has them, centres of blocks. A device
+ * also has R W and R W^-T of each kv head. */
+static size_t version_bytes(const kvant_tensor *tensor, bool has_centers)
 {
+    const size_t halves = kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING;
     const size_t center_and_scale = 2 * kvant_tensor_width(tensor) * sizeof(float);
-    return sizeof(kvant_weights) + center_and_scale + tensor->n_kv_heads * sizeof(kvant_transform) +
-           (kvant_weights_halves(tensor) + KVANT_TRIANGLE_PADDING) * sizeof(uint16_t) + kvant_weights_inverses(tensor) * sizeof(float) +
-           (tensor->device ? 2 * square_bytes(tensor) : 0) + (wants_centers(tensor) ? kvant_centers_bytes(tensor) : 0);
+    size_t bytes = sizeof(kvant_weights) + tensor->n_kv_heads * sizeof(kvant_transform);
+    bytes += halves * sizeof(uint16_t) + center_and_scale;
+    bytes += has_centers ? kvant_centers_bytes(tensor) : 0;
+    return bytes + (tensor->device ? 2 * square_bytes(tensor) : 0);
 }
 
 size_t kvant_weights_bytes(const kvant_tensor *tensor)
 {
     size_t bytes = 0;
-    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
-        if (tensor->versions[v].weights)
-            bytes += version_bytes(tensor) + (tensor->versions[v].weights->expanded ? square_bytes(tensor) : 0);
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
+        const kvant_weights *weights = tensor->versions[v].weights;
+        bytes += weights ? version_bytes(tensor, weights->centers != NULL) : 0;
+        bytes += weights && weights->expanded ? square_bytes(tensor) : 0;
+    }
     return bytes;
 }
 
@@ -196,11 +196,12 @@ size_t kvant_weights_most(const kvant_tensor *tensor)
 {
     const uint64_t slots = KVANT_PAGE_TOKENS * (uint64_t)(tensor->blocks_per_sequence ? tensor->blocks_per_sequence : tensor->n_blocks);
     const kvant_turn *turn = tensor->learning ? tensor->learning->turn : NULL;
-    uint32_t n = turn ? turn->n_octaves : kvant_turn_octaves(slots);
+    const uint32_t n = (turn ? turn->n_octaves : kvant_turn_octaves(slots)) + EARLY_VERSIONS;
+    const uint32_t most = kvant_versions_at_most(tensor) - 1;
     if (!tensor->learning)
         return 0;
-    n = tensor->device ? 1 : n < KVANT_MAX_VERSIONS ? n : KVANT_MAX_VERSIONS;
-    return n * version_bytes(tensor) + (n > 1 ? 2 : 1) * square_bytes(tensor); /* between two versions both are written with */
+    return (n < most ? n : most) * version_bytes(tensor, wants_centers(tensor)) +
+           (keeps_expanded(tensor) ? 2 * square_bytes(tensor) : 0); /* rows change versions */
 }
 
 /* A version as a codec */

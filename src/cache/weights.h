@@ -22,26 +22,20 @@ static inline size_t kvant_weights_halves(const kvant_tensor *tensor)
     return kvant_tensor_width(tensor) / part * kvant_triangle_size(part);
 }
 
-/* Those in their inverses. */
-static inline size_t kvant_weights_inverses(const kvant_tensor *tensor)
-{
-    const uint32_t part = kvant_weights_part(tensor->head_dim);
-    return kvant_tensor_width(tensor) / part * kvant_lower_floats(part);
-}
-
 /* Triangles are copied; rows can be written. KVANT_ERR_FORMAT when one has no good inverse, KVANT_ERR_MEMORY. */
 kvant_status kvant_weights_create(const kvant_tensor *tensor, const uint16_t *triangles, uint32_t n_threads,
                                   kvant_weights **weights);
 
 void kvant_weights_free(kvant_weights **weights);
 
-/* Rows can be written with a version: it has (R W)^T, which writes of n rows without the version take away again
- * after a while. KVANT_ERR_MEMORY. */
+/* Rows can be written with a version. A version with a dense R has (R W)^T from then on, until rows
+ * were written without the version for a while (kvant_versions_age). KVANT_ERR_MEMORY. */
 kvant_status kvant_version_prepare(kvant_tensor *tensor, uint32_t version);
 void kvant_versions_age(kvant_tensor *tensor, size_t n);
 
-/* Bytes of all versions' matrices, a device's copies among them: now, and with a version for every octave of
- * positions that a sequence has blocks for. */
+/* Bytes of all versions' matrices, a device's copies among them: now, and the most that one text
+ * makes of them. A text makes a version for every octave of positions that a sequence has blocks
+ * for, and two early ones that later versions improve on. */
 size_t kvant_weights_bytes(const kvant_tensor *tensor);
 size_t kvant_weights_most(const kvant_tensor *tensor);
 

@@ -217,6 +217,16 @@ void kvant_transform_expand(const kvant_transform *transform, float *weights)
     }
 }
 
+kvant_transform kvant_transform_expanded(const kvant_transform *transform, float *room)
+{
+    kvant_transform expanded = *transform;
+    if (kvant_transform_expands(transform) && !transform->weights) {
+        kvant_transform_expand(transform, room);
+        expanded.weights = room;
+    }
+    return expanded;
+}
+
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors)
 {
     size_t d = transform->head_dim;
@@ -269,49 +279,32 @@ static void solve_part(const kvant_transform *t, const kvant_kernels *kernels, u
     kernels->solve_upper(triangle_of(t, part), t->part, n, x);
 }
 
-typedef KVANT_MULTIPLY_LOWER_FN(multiply_lower_fn);
-
-static void multiply_inverse(const kvant_transform *t, multiply_lower_fn *multiply, uint32_t part, uint32_t n, float *x)
+static void solve_dual(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part,
+                       uint32_t n, float *x)
 {
-    const uint32_t stride = kvant_lower_stride(t->part);
-    float y[KVANT_TRANSFORM_TOGETHER];
-    multiply(t->inverses + part * kvant_lower_floats(t->part), t->part, n, x, y);
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(x + i * t->part, y + i * stride, t->part * sizeof *x);
-}
-
-static void multiply_dual(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
-{
-    multiply_inverse(t, kernels->multiply_lower, part, n, x);
-}
-
-static void multiply_query(const kvant_transform *t, const kvant_kernels *kernels, uint32_t part, uint32_t n, float *x)
-{
-    multiply_inverse(t, kernels->multiply_lower_fused, part, n, x);
-}
-
-static void stretch_all(const kvant_transform *transform, const kvant_kernels *kernels, stretch_part *stretch, uint32_t n,
-                        const float *x, float *y)
-{
-    const size_t d = transform->head_dim;
-    const uint32_t most = KVANT_TRANSFORM_TOGETHER / kvant_lower_stride(transform->part);
-    for (uint32_t i = 0; i < n; i += most)
-        by_parts(transform, kernels, stretch, n - i < most ? n - i : most, x + i * d, y + i * d);
+    kernels->solve_lower(triangle_of(t, part), t->part, n, x);
 }
 
 void kvant_transform_stretch(const kvant_transform *transform, const kvant_kernels *kernels, bool dual, uint32_t n,
                              const float *x, float *y)
 {
-    stretch_all(transform, kernels, dual ? multiply_dual : multiply_part, n, x, y);
+    const size_t d = transform->head_dim;
+    const uint32_t most = KVANT_TRANSFORM_TOGETHER / transform->part;
+    for (uint32_t i = 0; i < n; i += most)
+        by_parts(transform, kernels, dual ? solve_dual : multiply_part, n - i < most ? n - i : most,
+                 x + i * d, y + i * d);
 }
 
-/* W^-T x. Nothing is stored that depends on it, so products may be fused. */
+/* W^-T x. With one part there is nothing to gather, nor to put back. */
 static void stretch_queries(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
 {
-    if (transform->part == transform->head_dim && transform->head_dim % 16 == 0 && x != y) /* nothing to gather, nor to put back */
-        kernels->multiply_lower_fused(transform->inverses, transform->part, n, x, y);
-    else
-        stretch_all(transform, kernels, multiply_query, n, x, y);
+    const size_t d = transform->head_dim;
+    if (transform->part < d) {
+        kvant_transform_stretch(transform, kernels, true, n, x, y);
+        return;
+    }
+    memcpy(y, x, n * d * sizeof *y);
+    solve_dual(transform, kernels, 0, n, y);
 }
 
 /* y = R W x of a diagonal W whose factors are weights. */
@@ -353,14 +346,24 @@ static void rotate_all(const kvant_transform *transform, const kvant_kernels *ke
         rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
 }
 
+static void weigh_expanded(const kvant_transform *transform, const kvant_kernels *kernels,
+                           uint32_t n, const float *x, float *y)
+{
+    float room[KVANT_EXPANDED_FLOATS];
+    const kvant_transform expanded = kvant_transform_expanded(transform, room);
+    kernels->combine_rows(expanded.weights, x, transform->head_dim, transform->head_dim, n, y);
+}
+
 void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)
 {
     if (transform->weights) {
         kernels->combine_rows(transform->weights, x, transform->head_dim, transform->head_dim, n, y);
-        return;
+    } else if (kvant_transform_expands(transform)) {
+        weigh_expanded(transform, kernels, n, x, y);
+    } else {
+        kvant_transform_stretch(transform, kernels, false, n, x, y);
+        rotate_all(transform, kernels, n, y);
     }
-    kvant_transform_stretch(transform, kernels, false, n, x, y);
-    rotate_all(transform, kernels, n, y);
 }
 
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,

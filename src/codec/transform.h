@@ -21,9 +21,11 @@ typedef struct kvant_transform {
     float *signs;    /* +1 or -1, Hadamard only */
     float *matrix;   /* R, head_dim x head_dim row-major, dense only */
     bool diagonal;   /* what weights holds */
-    float *weights;  /* Diagonal: those of W and of W^-1. Else (R W)^T and, without triangles, (R W^-1)^T */
+    /* A diagonal W has its factors here, and then their inverses. A full W has (R W)^T and then
+     * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
+     * itself (kvant_transform_expanded). */
+    float *weights;
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
-    const float *inverses; /* with triangles: their inverses, likewise, for multiply_lower */
     uint32_t part;   /* of triangles: channels */
     float gain;      /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;
@@ -79,6 +81,22 @@ kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const fl
 
 /* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x head_dim. */
 void kvant_transform_expand(const kvant_transform *transform, float *weights);
+
+/* Numbers of (R W)^T up to head_dim 128. Larger heads have several parts. */
+#define KVANT_EXPANDED_FLOATS (128u * 128u)
+
+/* Whether every batch makes (R W)^T for itself, even a batch of one row. A Hadamard rotation makes
+ * it in about the time that reading it from memory takes. A dense rotation takes head_dim times as
+ * long, so a version keeps the matrix. */
+static inline bool kvant_transform_expands(const kvant_transform *transform)
+{
+    return transform->triangles && transform->part == transform->head_dim &&
+           transform->rotate != KVANT_ROTATE_DENSE && transform->head_dim <= 128;
+}
+
+/* A copy for a batch. If kvant_transform_expands, (R W)^T is made in room, KVANT_EXPANDED_FLOATS
+ * numbers, which has to live as long as the copy. */
+kvant_transform kvant_transform_expanded(const kvant_transform *transform, float *room);
 
 /* A bound of the gain of W, n x n. */
 float kvant_transform_gain_of(const double *w, size_t n);

@@ -42,22 +42,16 @@ KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
     }
 }
 
-KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_c)
+KVANT_TRIANGLE_FN(kvant_solve_lower_c)
 {
-    const uint32_t height = kvant_lower_stride(n);
-    for (uint32_t r = 0; r < n_x; r++, x += n, y += height) {
-        const float *column = lower;
-        for (uint32_t i = 0; i < height; i++)
-            y[i] = 0;
-        for (uint32_t j = 0; j < n; j++)
-            for (uint32_t i = j / 16 * 16; i < height; i++)
-                y[i] += x[j] * *column++;
+    for (uint32_t r = 0; r < n_x; r++, x += n) {
+        const uint16_t *row = triangle;
+        for (uint32_t i = 0; i < n; row += ++i) {
+            for (uint32_t j = 0; j < i; j++)
+                x[i] -= kvant_half_to_float(row[j]) * x[j];
+            x[i] *= 1 / kvant_half_to_float(row[i]);
+        }
     }
-}
-
-KVANT_MULTIPLY_LOWER_FN(kvant_multiply_lower_fused_c)
-{
-    kvant_multiply_lower_c(lower, n, n_x, x, y);
 }
 
 KVANT_TRIANGLE_FN(kvant_multiply_upper_c)

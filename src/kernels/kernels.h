@@ -208,14 +208,9 @@ typedef struct kvant_block_page {
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
     void name(const float *rows, const float *weights, uint32_t k, uint32_t n, uint32_t n_y, float *y)
 
-/* y = L x for n_x vectors of n numbers, one after another, with sums over columns j = 0, 1, ... in that order from 0.
- * lower: L's columns, one after another, kvant_lower_floats(n) numbers, each from the row on whose number is the
- * multiple of 16 that is at most its own; zeros above the diagonal and behind the last row, up to a multiple of 16.
- * Vectors y lie kvant_lower_stride(n) numbers apart and have zeros at their ends; y overlaps nothing. multiply_lower_fused
- * may fuse products with sums: its bits differ between machines. */
-#define KVANT_MULTIPLY_LOWER_FN(name)                                                                              \
-    void name(const float *lower, uint32_t n, uint32_t n_x, const float *x, float *y)
-
+/* A sum of outer products (add_outers) is a lower triangle of kvant_lower_floats(n) numbers, column
+ * after column. A column begins at the last row at or above the diagonal that is a multiple of 16,
+ * and ends before row kvant_lower_stride(n). */
 static inline uint32_t kvant_lower_stride(uint32_t n)
 {
     return (n + 15) / 16 * 16;
@@ -233,8 +228,8 @@ static inline size_t kvant_lower_floats(uint32_t n)
     return kvant_lower_place(n, n / 16 * 16, n);
 }
 
-/* sums += x x^T of rows x of n numbers, as columns of lower triangles (multiply_lower); places above the diagonal or behind
- * the last row become anything. Rows lie `stride`, n up to a multiple of 16, apart; numbers behind the n-th may be anything. */
+/* sums += x x^T of rows x of n numbers, as a lower triangle. Rows lie `stride`, n rounded up to 16,
+ * apart. Numbers behind a row, above the diagonal and below row n - 1 may be anything. */
 #define KVANT_ADD_OUTERS_FN(name)                                                                                  \
     void name(const float *rows, size_t stride, uint32_t n_rows, uint32_t n, float *sums)
 
@@ -251,10 +246,10 @@ static inline size_t kvant_lower_floats(uint32_t n)
  * column: n numbers. */
 #define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
-/* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-T x (solve_upper) or L^T x
- * (multiply_upper). L: a lower triangle in binary16, row after row, without zeros in its diagonal; behind it
- * KVANT_TRIANGLE_PADDING numbers are readable. A solution is that of a matrix whose numbers differ from L's by at
- * most (n + 3) 2^-23 of themselves; a product's numbers by at most n 2^-23 of the sum of magnitudes. */
+/* n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers become L^-T x (solve_upper), L^T x
+ * (multiply_upper), L^-1 x (solve_lower). L: rows of a lower triangle in binary16, no zero in its
+ * diagonal, then KVANT_TRIANGLE_PADDING readable numbers. A solution solves for a matrix within
+ * (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of magnitudes. */
 #define KVANT_TRIANGLE_PADDING 16u
 #define KVANT_TRIANGLE_FN(name) void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
 
@@ -361,8 +356,7 @@ typedef struct kvant_uniform_step {
     X(ADD_OUTERS, add_outers)                                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                                \
-    X(MULTIPLY_LOWER, multiply_lower)                                                                              \
-    X(MULTIPLY_LOWER, multiply_lower_fused)                                                                        \
+    X(TRIANGLE, solve_lower)                                                                                       \
     X(TRIANGLE, solve_upper)                                                                                       \
     X(TRIANGLE, multiply_upper)                                                                                    \
     X(HADAMARD, hadamard)                                                                                          \

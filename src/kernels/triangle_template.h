@@ -3,72 +3,67 @@
 
 #define BAND (16 / LANES) /* vectors of the first rows of 16 columns */
 
-/* Sums of vectors from .. vectors - 1 of rows, of some x; fused, from, vectors and some are constants at every call. */
-KVANT_INLINE void lower_columns(bool fused, uint32_t some, uint32_t from, uint32_t vectors, const float *column, uint32_t height,
-                                uint32_t n_columns, const float *x, uint32_t n, vf sum[COMBINED][COMBINED])
+/* A register has the i-th number of LANES solutions. In z, `vectors` registers with i-th numbers
+ * follow `vectors` registers with numbers before them. */
+#define TOGETHER 4u /* rows that share a load of z; the sums of more rows would leave registers */
+
+/* Solves rows first .. first + rows - 1. vectors and rows are constants at every call. */
+KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle,
+                             uint32_t first, float *z)
 {
-    for (uint32_t j = 0; j < n_columns; j++, column += height)
-        unrolled_for (uint32_t v = from; v < vectors; v++) {
-            const vf numbers = vf_load_unaligned(column + (v - from) * LANES);
-            unrolled_for (uint32_t r = 0; r < some; r++)
-                sum[r][v] = fused ? vf_fma(vf_set(x[(size_t)r * n + j]), numbers, sum[r][v])
-                                  : vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + j]), numbers));
+    float row[TOGETHER][KVANT_MAX_HEAD_DIM];
+    vf sum[TOGETHER][2];
+    unrolled_for (uint32_t k = 0; k < rows; k++) {
+        NAME(read_row)(triangle, first + k, row[k]);
+        unrolled_for (uint32_t v = 0; v < vectors; v++)
+            sum[k][v] = vf_load_unaligned(z + ((size_t)(first + k) * vectors + v) * LANES);
+    }
+    for (uint32_t j = 0; j < first; j++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++) {
+            const vf solved = vf_load_unaligned(z + ((size_t)j * vectors + v) * LANES);
+            unrolled_for (uint32_t k = 0; k < rows; k++)
+                sum[k][v] = vf_sub(sum[k][v], vf_mul(vf_set(row[k][j]), solved));
+        }
+    unrolled_for (uint32_t k = 0; k < rows; k++)
+        unrolled_for (uint32_t v = 0; v < vectors; v++) {
+            unrolled_for (uint32_t l = 0; l < k; l++)
+                sum[k][v] = vf_sub(sum[k][v], vf_mul(vf_set(row[k][first + l]), sum[l][v]));
+            sum[k][v] = vf_mul(sum[k][v], vf_set(1 / row[k][first + k]));
+            vf_store_unaligned(z + ((size_t)(first + k) * vectors + v) * LANES, sum[k][v]);
         }
 }
 
-/* Rows from `first` on, as many as vectors have: columns of 16 are one after another in memory. */
-KVANT_INLINE void lower_rows(bool fused, uint32_t some, uint32_t vectors, const float *lower, uint32_t n, uint32_t first, const float *x,
-                             float *y)
+/* At most vectors * LANES vectors. */
+KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t n_x,
+                             float *x)
 {
-    const uint32_t height = kvant_lower_stride(n);
-    uint32_t band = 0;
-    vf sum[COMBINED][COMBINED];
-    unrolled_for (uint32_t r = 0; r < some; r++)
-        unrolled_for (uint32_t v = 0; v < vectors; v++)
-            sum[r][v] = vf_zero();
-    for (; band < first; lower += (size_t)16 * (height - band), band += 16)
-        lower_columns(fused, some, 0, vectors, lower + first - band, height - band, 16, x + band, n, sum);
-    unrolled_for (uint32_t from = 0; from < vectors; from += BAND) {
-        const uint32_t left = n - band;
-        lower_columns(fused, some, from, vectors, lower, height - band, left < 16 ? left : 16, x + band, n, sum);
-        lower += (size_t)16 * (height - band);
-        band += 16;
-    }
-    unrolled_for (uint32_t r = 0; r < some; r++)
-        unrolled_for (uint32_t v = 0; v < vectors; v++)
-            vf_store_unaligned(y + (size_t)r * height + first + v * LANES, sum[r][v]);
-}
-
-KVANT_INLINE void lower_some(bool fused, uint32_t some, const float *lower, uint32_t n, const float *x, float *y)
-{
-    const uint32_t vectors = some > 2 && LANES == 8 ? 2 : COMBINED, height = kvant_lower_stride(n);
+    const uint32_t width = vectors * LANES;
+    float z[KVANT_MAX_HEAD_DIM * 2 * LANES];
     uint32_t i = 0;
-    for (; i + vectors * LANES <= height; i += vectors * LANES)
-        lower_rows(fused, some, vectors, lower, n, i, x, y);
-    for (; i < height; i += 16)
-        lower_rows(fused, some, BAND, lower, n, i, x, y);
-}
-
-KVANT_INLINE void lower_all(bool fused, const float *lower, uint32_t n, uint32_t n_x, const float *x, float *y)
-{
-    for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n, y += (size_t)COMBINED * kvant_lower_stride(n))
-        lower_some(fused, COMBINED, lower, n, x, y);
-    switch (n_x) {
-    case 3: lower_some(fused, 3, lower, n, x, y); break;
-    case 2: lower_some(fused, 2, lower, n, x, y); break;
-    case 1: lower_some(fused, 1, lower, n, x, y); break;
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t r = 0; r < width; r++)
+            z[j * width + r] = r < n_x ? x[(size_t)r * n + j] : 0;
+    for (; i + TOGETHER <= n; i += TOGETHER)
+        lower_rows(vectors, TOGETHER, triangle, i, z);
+    switch (n - i) {
+    case 3: lower_rows(vectors, 3, triangle, i, z); break;
+    case 2: lower_rows(vectors, 2, triangle, i, z); break;
+    case 1: lower_rows(vectors, 1, triangle, i, z); break;
     }
+    for (uint32_t r = 0; r < n_x; r++)
+        for (uint32_t j = 0; j < n; j++)
+            x[(size_t)r * n + j] = z[j * width + r];
 }
 
-static KVANT_MULTIPLY_LOWER_FN(NAME(multiply_lower))
+static KVANT_TRIANGLE_FN(NAME(solve_lower))
 {
-    lower_all(false, lower, n, n_x, x, y);
+    for (; n_x > LANES; x += (size_t)2 * LANES * n, n_x -= n_x < 2 * LANES ? n_x : 2 * LANES)
+        lower_some(2, triangle, n, n_x < 2 * LANES ? n_x : 2 * LANES, x);
+    if (n_x)
+        lower_some(1, triangle, n, n_x, x);
 }
 
-static KVANT_MULTIPLY_LOWER_FN(NAME(multiply_lower_fused))
-{
-    lower_all(true, lower, n, n_x, x, y);
-}
+#undef TOGETHER
 
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */
 

@@ -34,8 +34,7 @@
     X(add_outers)                                                                                                  \
     X(mean_factor)                                                                                                 \
     X(lower_inverse)                                                                                               \
-    X(multiply_lower)                                                                                              \
-    X(multiply_lower_fused)                                                                                        \
+    X(solve_lower)                                                                                                 \
     X(solve_upper)                                                                                                 \
     X(multiply_upper)                                                                                              \
     X(hadamard)                                                                                                    \

@@ -300,15 +300,18 @@ static double triangle_at(const triangular *t, uint32_t i, uint32_t j)
     return j > i ? 0 : (double)kvant_half_to_float(t->triangle[(size_t)i * (i + 1) / 2 + j]);
 }
 
+typedef enum triangle_task { MULTIPLY_UPPER, SOLVE_UPPER, SOLVE_LOWER } triangle_task;
+
 /* What was solved, put into the equations: |L^T x - b| <= (n + 3) 2^-23 |L^T| |x| (Higham, Accuracy and Stability, 8.1,
- * with two roundings of a quotient). */
-static void check_solution(checker *check, const triangular *t)
+ * with two roundings of a quotient), and the same of L. */
+static void check_solution(checker *check, const triangular *t, bool lower)
 {
     for (uint32_t v = 0; v < t->n_x; v++)
         for (uint32_t i = 0; i < t->n; i++) {
             double sum = 0, magnitudes = 0;
             for (uint32_t j = 0; j < t->n; j++) {
-                const double term = triangle_at(t, j, i) * (double)t->x[v * t->n + j];
+                const double number = lower ? triangle_at(t, i, j) : triangle_at(t, j, i);
+                const double term = number * (double)t->x[v * t->n + j];
                 sum += term;
                 magnitudes += fabs(term);
             }
@@ -332,7 +335,7 @@ static void check_product(checker *check, const triangular *t)
 
 typedef KVANT_TRIANGLE_FN(triangle_fn);
 
-static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c, bool solves)
+static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c, triangle_task task)
 {
     static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 80, 96, 127, 128, 129, 511 };
     static triangular t;
@@ -345,10 +348,10 @@ static void check_triangles(checker *check, triangle_fn *kernel, triangle_fn *c,
         memcpy(want, t.before, sizeof want);
         c(t.triangle, t.n, t.n_x, want);
         check_same(check, "x", t.x, want, (size_t)t.n * n_x, sizeof *want);
-        if (solves)
-            check_solution(check, &t);
-        else
+        if (task == MULTIPLY_UPPER)
             check_product(check, &t);
+        else
+            check_solution(check, &t, task == SOLVE_LOWER);
     }
 }
 
@@ -361,77 +364,16 @@ static void bench_triangles(checker *check, triangle_fn *kernel)
     }
 }
 
-CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, true); }
-CHECK(multiply_upper) { check_triangles(check, kernels->multiply_upper, c->multiply_upper, false); }
+CHECK(solve_lower) { check_triangles(check, kernels->solve_lower, c->solve_lower, SOLVE_LOWER); }
+CHECK(solve_upper) { check_triangles(check, kernels->solve_upper, c->solve_upper, SOLVE_UPPER); }
+CHECK(multiply_upper)
+{
+    check_triangles(check, kernels->multiply_upper, c->multiply_upper, MULTIPLY_UPPER);
+}
+
+BENCH(solve_lower) { bench_triangles(check, kernels->solve_lower); }
 BENCH(solve_upper) { bench_triangles(check, kernels->solve_upper); }
 BENCH(multiply_upper) { bench_triangles(check, kernels->multiply_upper); }
-
-/* Random triangles, and vectors. */
-static void make_columns(checker *check, uint32_t n, uint32_t n_x, float **lower, float **x)
-{
-    check_case(check, "%u numbers, %u vectors", n, n_x);
-    *lower = check_input(check, "lower", kvant_lower_floats(n) * sizeof **lower, sizeof **lower);
-    *x = check_input(check, "x", (size_t)n * n_x * sizeof **x, sizeof **x);
-    check_floats(check, *x, n * n_x, CHECK_NORMAL);
-    check_floats(check, *lower, (uint32_t)kvant_lower_floats(n), CHECK_NORMAL);
-    float *column = *lower;
-    for (uint32_t j = 0; j < n; j++)
-        for (uint32_t i = j / 16 * 16; i < kvant_lower_stride(n); i++, column++)
-            *column = i < j || i >= n ? 0 : *column;
-}
-
-typedef KVANT_MULTIPLY_LOWER_FN(multiply_lower_fn);
-
-/* Within n 2^-23 of the sum of magnitudes of a product in double precision; reference: NULL, or one with the same bits. */
-static void check_lower(checker *check, multiply_lower_fn *multiply, multiply_lower_fn *reference)
-{
-    static const uint32_t dims[] = { 1, 15, 16, 17, 33, 64, 80, 127, 128 }, counts[] = { 1, 2, 3, 4, 9 };
-    for (size_t s = 0; s < COUNT(dims) * COUNT(counts); s++) {
-        const uint32_t n = dims[s / COUNT(counts)], n_x = counts[s % COUNT(counts)], stride = kvant_lower_stride(n);
-        static float want[9 * 128];
-        float *lower, *x;
-        make_columns(check, n, n_x, &lower, &x);
-        float *y = check_output(check, "y", (size_t)stride * n_x * sizeof *y, sizeof *y);
-        CHECK_CALL(check, multiply(lower, n, n_x, x, y));
-        if (reference) {
-            reference(lower, n, n_x, x, want);
-            check_same(check, "y", y, want, (size_t)stride * n_x, sizeof *want);
-        }
-        for (uint32_t i = 0; i < stride * n_x; i++) {
-            double sum = 0, magnitudes = 0;
-            const float *column = lower;
-            for (uint32_t j = 0; j < n && j / 16 <= i % stride / 16; column += stride - j++ / 16 * 16) {
-                const double term = (double)column[i % stride - j / 16 * 16] * (double)x[i / stride * n + j];
-                sum += term;
-                magnitudes += fabs(term);
-            }
-            check_near(check, "product", i, (double)y[i], sum, n * 0x1p-23 * magnitudes);
-        }
-    }
-}
-
-CHECK(multiply_lower) { check_lower(check, kernels->multiply_lower, c->multiply_lower); }
-
-/* Other bits than the reference's. */
-CHECK(multiply_lower_fused)
-{
-    (void)c;
-    check_lower(check, kernels->multiply_lower_fused, NULL);
-}
-
-static void bench_lower(checker *check, multiply_lower_fn *multiply)
-{
-    for (uint32_t n_x = 1; n_x <= 16; n_x *= 4) {
-        static float y[16 * 128];
-        float *lower, *x;
-        make_columns(check, 128, n_x, &lower, &x);
-        CHECK_BENCH(check, multiply(lower, 128, n_x, x, y), "128 x 128, %u vectors", n_x);
-    }
-}
-
-BENCH(multiply_lower) { bench_lower(check, kernels->multiply_lower); }
-
-BENCH(multiply_lower_fused) { bench_lower(check, kernels->multiply_lower_fused); }
 
 typedef struct coded {
     float *a, *values;
