@@ -200,6 +200,7 @@ typedef struct kvant_cache_info {
     double true_bits;  /* per number of a sealed block, every stored byte counted */
     bool calibrated;   /* the scheme has a calibration */
     const char *k, *v; /* specs of ordinary layers, owned by the scheme; NULL with a settings file */
+    size_t working_bytes; /* of learning, next to `bytes`; goes back to the system when it ends */
 } kvant_cache_info;
 
 KVANT_API kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info);

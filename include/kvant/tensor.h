@@ -254,7 +254,7 @@ typedef struct kvant_tensor_info {
     size_t written_blocks; /* blocks that are not empty */
     /* Next to the memory: matrices of transform=first, a GPU's copies counted, and shifts. */
     size_t learnt_bytes;
-    size_t learnt_most;    /* that a sequence of all blocks, or of the rope's n_positions, makes of them: a version per octave */
+    size_t learnt_most; /* of a text of all blocks or n_positions: one per octave, two early ones */
     /* What learning takes beside the matrices, now and at most: sums, and rows and queries that
      * wait for a judgement. When learning ends the system has it back, but for a few queries. */
     size_t working_bytes, working_most;

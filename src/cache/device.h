@@ -111,7 +111,7 @@ kvant_status kvant_layers_copy(kvant_cache *cache, uint32_t from, uint32_t to);
 /* Whether a block has these slots in every layer. */
 bool kvant_layers_have(const kvant_cache *cache, uint32_t block, uint64_t slots);
 
-/* bytes, f16_bytes and true_bits. */
+/* bytes, f16_bytes, true_bits and working_bytes. */
 void kvant_layers_describe(const kvant_cache *cache, kvant_cache_info *info);
 
 void kvant_layers_destroy(kvant_cache *cache);

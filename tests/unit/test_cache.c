@@ -118,6 +118,8 @@ static void presets_work_without_a_word(void **state)
 {
     (void)state;
     model m = make(NULL, NULL);
+    kvant_cache_info empty = { .size = sizeof empty };
+    assert_int_equal(kvant_cache_get_info(m.cache, &empty), KVANT_OK);
     int32_t s = kvant_sequence_create(m.cache);
     for (int i = 0; i < 5; i++) {
         append(&m, s, 67);
@@ -132,6 +134,9 @@ static void presets_work_without_a_word(void **state)
     assert_string_equal(info.v, "trellis-4");
     assert_true(info.bytes < info.f16_bytes && info.bytes == kvant_cache_bytes(m.cache));
     assert_true(info.true_bits > 4 && info.true_bits < 4.6);
+    /* A row waits to be judged: keys have a sample of 64 rows in fp32. */
+    assert_true(empty.working_bytes > 0);
+    assert_true(info.working_bytes >= empty.working_bytes + LAYERS * 64 * WIDTH * sizeof(float));
     drop(&m);
 }
 

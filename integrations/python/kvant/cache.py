@@ -30,7 +30,7 @@ Array = TypeVar("Array")  # NumPy's, or a GPU's with DLPack
 class CacheInfo(NamedTuple):
     """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per
     number of a sealed block, every stored byte counted. k, v: specs of ordinary layers, None with a
-    settings file."""
+    settings file. working_bytes: what learning takes now, next to bytes."""
 
     n_blocks: int
     n_free_blocks: int
@@ -40,6 +40,7 @@ class CacheInfo(NamedTuple):
     calibrated: bool
     k: str | None
     v: str | None
+    working_bytes: int
 
 
 class Cache(Owned):

@@ -429,6 +429,7 @@ class CacheInfo(Struct):
         ("calibrated", c.c_bool),
         ("k", c.c_char_p),
         ("v", c.c_char_p),
+        ("working_bytes", c.c_size_t),
     ]
 
 
