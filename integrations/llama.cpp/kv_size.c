@@ -45,7 +45,8 @@ static kvant_tensor_info info_when_full(const kvp_kv *kv)
     const kvant_rope rope = { .size = sizeof(rope),
                               .n_dims = 2,
                               .frequencies = &still,
-                              .n_positions = kvp_kv_n_positions(kv) };
+                              .n_positions = kvp_kv_n_positions(kv),
+                              .block_centers = 1 };
     kvant_tensor_info info = { .size = sizeof(info) };
 
     if (kvant_tensor_set_rope(kv->tensor, &rope) != KVANT_OK)

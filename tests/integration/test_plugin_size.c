@@ -123,12 +123,14 @@ static void check_plain(const char *spec, uint32_t n_ctx)
     assert_true(s.counted <= s.said.bytes + (harness_on_gpu() ? gpu_tables(n_ctx) : edges()));
 }
 
-/* The default preset. It is said how much transforms take at most: one for each range of positions.
- * A cache that has learned has one at least, as a cache with one range has. */
+/* The default preset. The size that is said counts the most transforms: one for each range of
+ * positions. A CPU's cache may have two more, early ones that later ones improve on. A cache that
+ * has learned has one transform at least. */
 static void check_learning(uint32_t n_ctx)
 {
     const sizes one = sizes_of("", 512), s = sizes_of("", n_ctx);
-    const double least = s.said.bytes - s.said.transforms + one.said.transforms;
+    const double transform = one.said.transforms / (harness_on_gpu() ? 1 : 3);
+    const double least = s.said.bytes - s.said.transforms + transform;
     const double most = s.said.bytes + s.said.working;
 
     assert_true(s.said.exact > 0 && s.said.transforms >= one.said.transforms && s.said.working > 0);
