@@ -77,6 +77,20 @@ KVANT_API kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor
                                        const kvant_attention_problem *problem, void *workspace,
                                        size_t workspace_bytes);
 
+/* The same for multi-head latent attention (MLA), where all query heads read one row per token. The
+ * keys are whole rows and the values are the first value_dim numbers of the same rows, so a page is
+ * unpacked once for both. The kv heads of `rows` are the parts of a row, in order: q has
+ * n_kv_heads x head_dim numbers per query head, and out has value_dim. Parts may have different
+ * codecs (latents and RoPE channels behave differently). The tensor has role KVANT_ROLE_V, a
+ * head_dim that is a multiple of 16, and codecs that learn nothing from rows; value_dim is a
+ * multiple of head_dim: otherwise KVANT_ERR_ARGUMENT. */
+KVANT_API kvant_status kvant_latent_attention_workspace(const kvant_tensor *rows, uint32_t value_dim,
+                                                        const kvant_attention_problem *problem,
+                                                        size_t *bytes);
+KVANT_API kvant_status kvant_latent_attention(const kvant_tensor *rows, uint32_t value_dim,
+                                              const kvant_attention_problem *problem,
+                                              void *workspace, size_t workspace_bytes);
+
 KVANT_END_C
 
 #endif /* KVANT_ATTENTION_H */

@@ -39,6 +39,17 @@ kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvan
     return KVANT_OK;
 }
 
+kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint32_t n)
+{
+    const int32_t *table = plan->problem.block_table;
+    if (!table && (uint64_t)plan->problem.first_block + plan->n_pages > n)
+        return invalid("more tokens than the tensors have blocks for");
+    for (uint32_t page = 0; table && page < plan->n_pages; page++)
+        if (table[page] >= (int64_t)n)
+            return invalid("a block table entry is beyond the tensors' blocks");
+    return KVANT_OK;
+}
+
 /* offset += count floats, in whole cache lines; false on overflow. */
 static bool reserve(size_t *total, size_t count, size_t size, size_t *offset)
 {
@@ -61,7 +72,8 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
                      + (1 + v_versions) * padded_rows                        /* maxima, totals */
                      + (plan->centered ? k_views * rows * KVANT_ATTENTION_CHUNK : 0) +
                      (plan->mixed ? rows * KVANT_PAGE_TOKENS : 0) /* scores of some slots */
-                     + kvant_attention_ready_floats(plan) + kvant_attention_codes_floats(plan);
+                     + kvant_attention_ready_floats(plan) + padded_rows * plan->own_per_row +
+                     kvant_attention_codes_floats(plan);
     plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
     plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
     plan->scratch_stride = (scratch + 15) / 16 * 16;

@@ -41,6 +41,7 @@ typedef struct kvant_attention_plan {
     uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads, n_preparing; /* threads worth using, and before for queries that units share */
+    size_t own_per_row; /* floats of a unit's scratch that are the reader's, per row */
     float score_scale;  /* on the query: scale, or scale / softcap */
     bool centered;      /* some blocks of the keys have centres of their own (cache/center.h) */
     bool mixed;         /* slots of some blocks have different shifts */
@@ -68,6 +69,9 @@ typedef struct kvant_attention_plan {
 /* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim, versions and centered
  * are set. False when the workspace's size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
+
+/* KVANT_ERR_ARGUMENT when a page's block is not one of n. */
+kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint32_t n);
 
 /* What does not depend on where keys and values are: copies the caller's problem into the plan and
  * checks it. */

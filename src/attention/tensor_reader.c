@@ -252,14 +252,6 @@ KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *te
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
-static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, float *tile)
-{
-    if (ref->open)
-        kvant_codec_unpack_open(ref->codec, kernels, ref->page, tile);
-    else
-        ref->codec->quantizer->unpack(ref->codec, kernels, ref->page, tile);
-}
-
 static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
 {
     fetch(plan, plan->k, unit, unit->first_page);
@@ -378,7 +370,7 @@ static void score_view(const kvant_attention_plan *plan, const kvant_kernels *ke
     } else if (takes_rows(plan->k, &k, unit)) {
         score_rows(plan, kernels, unit, &k);
     } else {
-        unpack(kernels, &k, unit->k_tile);
+        kvant_attention_unpack(kernels, &k, unit->k_tile);
         kvant_attention_score_tile(plan, kernels, unit);
     }
 }
@@ -441,7 +433,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
     } else if (takes_rows(plan->v, &v, unit)) {
         add_rows(plan, kernels, unit, &v);
     } else {
-        unpack(kernels, &v, unit->v_tile);
+        kvant_attention_unpack(kernels, &v, unit->v_tile);
         kvant_attention_add_tile(plan, kernels, unit);
     }
 }
@@ -460,17 +452,6 @@ static const kvant_attention_reader reader = {
 static kvant_status invalid(const char *what)
 {
     return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
-}
-
-static kvant_status check_blocks(const kvant_attention_plan *plan)
-{
-    uint32_t n = plan->k->n_blocks < plan->v->n_blocks ? plan->k->n_blocks : plan->v->n_blocks;
-    if (!plan->problem.block_table && (uint64_t)plan->problem.first_block + plan->n_pages > n)
-        return invalid("more tokens than the tensors have blocks for");
-    for (uint32_t page = 0; plan->problem.block_table && page < plan->n_pages; page++)
-        if (plan->problem.block_table[page] >= (int64_t)n)
-            return invalid("a block table entry is beyond the tensors' blocks");
-    return KVANT_OK;
 }
 
 static kvant_used_versions find_versions(const kvant_attention_plan *plan, const kvant_tensor *tensor)
@@ -537,7 +518,7 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, cons
     if (k->n_kv_heads != v->n_kv_heads)
         return invalid("k and v have different numbers of kv heads");
     KVANT_FORWARD(kvant_attention_take_problem(plan, problem, k->n_kv_heads));
-    KVANT_FORWARD(check_blocks(plan));
+    KVANT_FORWARD(kvant_attention_check_blocks(plan, k->n_blocks < v->n_blocks ? k->n_blocks : v->n_blocks));
     plan->k_dim = k->codecs[0]->layout.padded_dim;
     plan->v_dim = v->codecs[0]->layout.padded_dim;
     find_views(plan);

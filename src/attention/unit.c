@@ -37,6 +37,8 @@ static void bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, f
     unit->taken = unit->chunks + plan->k_views.n;
     memset(unit->chunks, 0, kvant_attention_ready_floats(plan) * sizeof *unit->chunks);
     scratch += kvant_attention_ready_floats(plan);
+    unit->own = scratch;
+    scratch += padded_rows * plan->own_per_row;
     kvant_attention_codes_bind(plan, unit->kv_head, &unit->codes, scratch);
 }
 

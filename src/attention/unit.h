@@ -22,6 +22,7 @@ typedef struct kvant_attention_unit {
     float *totals[KVANT_MAX_VERSIONS];        /* per version of the values: n_rows */
     float *k_tile, *v_tile, *scores, *mask;
     float *some_scores; /* if the plan is mixed: of slots with one shift, n_rows x 64 */
+    float *own;         /* the reader's: plan->own_per_row floats for each row, up to a multiple of 16 */
     uint32_t k_view, v_version; /* numbers of those of the page at hand */
     /* Of the page at hand, unless they are its view's: a row each, offset_stride apart. */
     const float *page_offsets;
@@ -102,6 +103,16 @@ static inline float *kvant_unit_centers(const kvant_attention_plan *plan,
 {
     return unit->centers +
            (size_t)unit->k_view * kvant_attention_rows(plan) * KVANT_ATTENTION_CHUNK;
+}
+
+/* For readers of tensors: a page as floats, in the tile of kernels.h. */
+static inline void kvant_attention_unpack(const kvant_kernels *kernels, const kvant_page_ref *ref,
+                                          float *tile)
+{
+    if (ref->open)
+        kvant_codec_unpack_open(ref->codec, kernels, ref->page, tile);
+    else
+        ref->codec->quantizer->unpack(ref->codec, kernels, ref->page, tile);
 }
 
 /* For readers: unit->scores = queries x k_tile, k_dim x 64; the version's sums += weights x v_tile,

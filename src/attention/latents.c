@@ -1,0 +1,247 @@
+/* latents.c - the public call for multi-head latent attention: checks arguments and reads pages of
+ * one tensor, whose rows are keys and, up to value_dim, values, for the units of attention.
+ *
+ * A block's pages, one per part of a row, are unpacked when it is scored and stay in the unit's
+ * tile until its values have been added. Every query head reads the same row, so the products of
+ * dozens of rows share the cost of unpacking. Tiles hold a line per token, so scores come from
+ * tile x queries and are transposed: they are fewer numbers than the tile has. */
+#include <string.h>
+
+#include "../base/attributes.h"
+#include "../base/error.h"
+#include "unit.h"
+
+typedef struct latent_source {
+    const kvant_tensor *tensor;
+    uint32_t n_parts, value_parts;
+    uint32_t part_dim; /* head_dim of the tensor */
+} latent_source;
+
+static const latent_source *source_of(const kvant_attention_plan *plan)
+{
+    return plan->source;
+}
+
+static float *tile_of(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
+                      uint32_t part)
+{
+    return unit->k_tile + (size_t)part * KVANT_PAGE_TOKENS * source_of(plan)->part_dim;
+}
+
+/* Query rows of a unit, rounded up to what a product takes as columns. */
+static uint32_t columns_of(uint32_t n_rows)
+{
+    return (n_rows + 15) / 16 * 16;
+}
+
+/* In the unit's own scratch, behind its queries as columns. */
+static float *score_columns(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+{
+    return unit->own + (size_t)columns_of(unit->n_rows) * plan->k_dim;
+}
+
+/* Channels of a part in the order of an unpacked tile. */
+static void place(const kvant_codec *codec, uint32_t n, const float *x, float scale, float *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[kvant_layout_row_position(&codec->layout, i)] = x[i] * scale;
+}
+
+static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t view, uint32_t query, uint32_t n, uint32_t kv_head, float *out,
+                         float *offsets, float *products)
+{
+    const kvant_attention_problem *p = &plan->problem;
+    const latent_source *source = source_of(plan);
+    const uint32_t d = source->part_dim;
+    float x[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
+    (void)view;
+    (void)kv_head;
+    (void)products;
+    for (uint32_t row = 0; row < n * p->n_heads; row++, out += plan->k_dim) {
+        const float *q = p->q + (query + row / p->n_heads) * p->q_token_stride +
+                         row % p->n_heads * p->q_head_stride;
+        for (uint32_t part = 0; part < source->n_parts; part++) {
+            const kvant_codec *codec = source->tensor->codecs[part];
+            memcpy(x, q + part * d, d * sizeof *x);
+            kvant_transform_dual(&codec->transform, kernels, 1, x, y);
+            place(codec, d, y, plan->score_scale, out + part * d);
+        }
+        offsets[row] = 0;
+    }
+}
+
+static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t version, uint32_t head, const float *sums, float inverse,
+                         float weight, float *out)
+{
+    const latent_source *source = source_of(plan);
+    const uint32_t d = source->part_dim;
+    float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
+    (void)version;
+    (void)head;
+    (void)weight;
+    for (uint32_t part = 0; part < source->value_parts; part++, sums += d, out += d) {
+        const kvant_codec *codec = source->tensor->codecs[part];
+        for (uint32_t i = 0; i < d; i++)
+            y[i] = sums[kvant_layout_row_position(&codec->layout, i)] * inverse;
+        kvant_transform_inverse(&codec->transform, kernels, NULL, y, x);
+        for (uint32_t i = 0; i < d; i++)
+            out[i] += x[i];
+    }
+}
+
+static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page)
+{
+    unit->k_view = unit->v_version = 0;
+    unit->page_offsets = NULL;
+    return kvant_attention_block(plan, page) >= 0;
+}
+
+static kvant_page_ref page_of(const kvant_attention_plan *plan, uint32_t page, uint32_t part)
+{
+    return kvant_tensor_page(source_of(plan)->tensor, (uint32_t)kvant_attention_block(plan, page),
+                             part);
+}
+
+/* The parts of a block follow each other, but the order in which kernels read a page is none that
+ * hardware foresees. */
+static void fetch(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
+                  uint32_t page, uint32_t part)
+{
+    if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
+        return;
+    const kvant_page_ref ref = page_of(plan, page, part);
+    for (size_t i = 0; i < kvant_page_ref_bytes(source_of(plan)->tensor, &ref); i += 64)
+        KVANT_PREFETCH((const uint8_t *)ref.page + i);
+}
+
+static void begin(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+{
+    for (uint32_t part = 0; part < source_of(plan)->n_parts; part++)
+        fetch(plan, unit, unit->first_page, part);
+}
+
+/* Functions of their own: what nobody else writes to becomes vectors. */
+static void turn(uint32_t n_rows, uint32_t n, const float *restrict rows, size_t columns,
+                 float *restrict out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t row = 0; row < columns; row++)
+            out[i * columns + row] = row < n_rows ? rows[(size_t)row * n + i] : 0;
+}
+
+static void turn_scores(uint32_t n_rows, const float *restrict from, size_t columns,
+                        float *restrict scores)
+{
+    for (uint32_t row = 0; row < n_rows; row++)
+        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+            scores[(size_t)row * KVANT_PAGE_TOKENS + t] = from[t * columns + row];
+}
+
+static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                 kvant_attention_unit *unit)
+{
+    (void)kernels;
+    turn(unit->n_rows, plan->k_dim, unit->queries, columns_of(unit->n_rows), unit->own);
+}
+
+static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                  kvant_attention_unit *unit, uint32_t page)
+{
+    const latent_source *source = source_of(plan);
+    const uint32_t d = source->part_dim, columns = columns_of(unit->n_rows);
+    float *sums = score_columns(plan, unit);
+    memset(sums, 0, (size_t)columns * KVANT_PAGE_TOKENS * sizeof *sums);
+    for (uint32_t part = 0; part < source->n_parts; part++) {
+        const kvant_page_ref ref = page_of(plan, page, part);
+        float *tile = tile_of(plan, unit, part);
+        fetch(plan, unit, page + 1, part);
+        kvant_attention_unpack(kernels, &ref, tile);
+        kernels->matmul(tile, d, unit->own + (size_t)part * d * columns, columns, sums, columns,
+                        KVANT_PAGE_TOKENS, d, columns);
+    }
+    turn_scores(unit->n_rows, sums, columns, unit->scores);
+}
+
+/* The tile still holds the page: a unit adds a page right after it is scored. */
+static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                kvant_attention_unit *unit, uint32_t page)
+{
+    const latent_source *source = source_of(plan);
+    const uint32_t d = source->part_dim;
+    (void)page;
+    for (uint32_t part = 0; part < source->value_parts; part++)
+        kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, tile_of(plan, unit, part), d,
+                        unit->sums[0] + part * d, plan->v_dim, unit->n_rows, KVANT_PAGE_TOKENS, d);
+}
+
+static const kvant_attention_reader reader = {
+    .queries = read_queries,
+    .output = write_output,
+    .open = open_page,
+    .begin = begin,
+    .take = take,
+    .score = score,
+    .add = add,
+};
+
+static kvant_status invalid(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "latent attention: %s", what);
+}
+
+static kvant_status check_rows(const kvant_tensor *rows, uint32_t value_dim)
+{
+    if (!rows || kvant_tensor_codec_info(rows)->role != KVANT_ROLE_V)
+        return invalid("rows is missing, or not of the role of values");
+    if (rows->head_dim % KVANT_TILE || rows->codecs[0]->layout.padded_dim != rows->head_dim)
+        return invalid("head_dim is not a multiple of 16");
+    if (!value_dim || value_dim % rows->head_dim || value_dim / rows->head_dim > rows->n_kv_heads)
+        return invalid("value_dim is no number of whole parts");
+    if (rows->learns || rows->learning || rows->device || rows->shifts)
+        return invalid("codecs that learn, shifted keys and pages on a GPU are not supported");
+    for (uint32_t part = 0; part < rows->n_kv_heads; part++)
+        if (rows->codecs[part]->file_center || rows->codecs[part]->file_scale)
+            return invalid("a codec has a centre or a scale of a calibration");
+    return KVANT_OK;
+}
+
+static kvant_status make_plan(const kvant_tensor *rows, uint32_t value_dim,
+                              const kvant_attention_problem *problem, latent_source *source,
+                              kvant_attention_plan *plan)
+{
+    KVANT_FORWARD(check_rows(rows, value_dim));
+    *source = (latent_source){ rows, rows->n_kv_heads, value_dim / rows->head_dim, rows->head_dim };
+    *plan = (kvant_attention_plan){ .reader = &reader,
+                                    .source = source,
+                                    .k_views.n = 1,
+                                    .v_versions.n = 1,
+                                    .k_dim = rows->n_kv_heads * rows->head_dim,
+                                    .v_dim = value_dim };
+    plan->own_per_row = plan->k_dim + (size_t)KVANT_PAGE_TOKENS;
+    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, 1));
+    KVANT_FORWARD(kvant_attention_check_blocks(plan, rows->n_blocks));
+    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
+}
+
+kvant_status kvant_latent_attention_workspace(const kvant_tensor *rows, uint32_t value_dim,
+                                              const kvant_attention_problem *problem, size_t *bytes)
+{
+    kvant_attention_plan plan;
+    latent_source source;
+    KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(make_plan(rows, value_dim, problem, &source, &plan));
+    *bytes = plan.total * sizeof(float);
+    return KVANT_OK;
+}
+
+kvant_status kvant_latent_attention(const kvant_tensor *rows, uint32_t value_dim,
+                                    const kvant_attention_problem *problem, void *workspace,
+                                    size_t workspace_bytes)
+{
+    kvant_attention_plan plan;
+    latent_source source;
+    KVANT_FORWARD(make_plan(rows, value_dim, problem, &source, &plan));
+    return kvant_attention_run(&plan, workspace, workspace_bytes);
+}
