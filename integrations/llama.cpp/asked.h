@@ -22,6 +22,15 @@ typedef enum kvp_asked {
  * the bytes that the tensor takes uncompressed, padding included. */
 bool kvp_asked_note(const abi_tensor *tensor, size_t plain);
 
+/* Notes the bytes that a tensor of keys takes as latents (mla.h), before kvp_asked_note. Latents:
+ * their sum where the buffer that is allocated now holds latents alone, else 0. From then on
+ * kvp_asked_places_latents is true until kvp_asked_placed was called for each tensor of them: ggml
+ * asks for the size once more before it places a tensor. */
+void kvp_asked_note_latents(size_t bytes);
+size_t kvp_asked_latents(void);
+bool kvp_asked_places_latents(void);
+void kvp_asked_placed(void);
+
 /* Tells what the buffer is for that is allocated now, and begins the record again. *plain: the
  * bytes that its tensors take uncompressed. */
 kvp_asked kvp_asked_take(size_t *plain);

@@ -25,6 +25,7 @@ struct region {
     size_t size;
     abi_buffer *inner; /* whose memory it is, and what the cells are in there; NULL: mapped here */
     const kvp_remote *remote;
+    bool latents; /* its cache tensors are latents (mla.h) */
     kvp_kv **tensors;
     size_t n_tensors;
     kvp_placement *placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
@@ -266,9 +267,11 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 
     if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_names(tensor))
         return ABI_STATUS_SUCCESS;
-    kvp_asked_reset(); /* ggml asks for the size once more before it places a tensor */
-    if (kvp_kv_shape_read(tensor, region->remote != NULL, &shape, err, sizeof(err)))
+    kvp_asked_placed(); /* ggml asks for the size once more before it places a tensor */
+    if (kvp_kv_shape_read(tensor, region->remote != NULL || region->latents, &shape, err, sizeof(err))) {
+        shape.latents = region->latents;
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
+    }
     if (reserved != 0 && !is_free(region, tensor->data, reserved)) {
         snprintf(err, sizeof(err), "its %zu bytes do not fit where ggml placed it", reserved);
         reserved = 0;
@@ -418,13 +421,38 @@ bool kvp_buffer_refused(size_t size)
     return size >= REFUSED || kvp_kv_refused();
 }
 
+/* Bytes of a cache tensor as latents; 0 when it is none, or when they cannot be compressed. */
+static size_t latent_bytes(const abi_tensor *tensor)
+{
+    char err[sizeof(refusal)] = "";
+    kvp_kv_shape shape;
+
+    if (tensor->name[6] != 'k' || !kvp_mla_has_row((uint64_t)tensor->ne[0]) ||
+        !kvp_kv_shape_read(tensor, true, &shape, err, sizeof(err)))
+        return 0;
+    shape.latents = true;
+    return kvp_kv_reserve(&shape, err, sizeof(err));
+}
+
+static abi_buffer *create_latents(abi_buft *self, size_t size)
+{
+    abi_buffer *buffer = kvp_kv_refused() ? NULL : buffer_create(self, NULL, NULL, size);
+
+    if (buffer != NULL)
+        ((struct region *)buffer->context)->latents = true;
+    return buffer;
+}
+
 static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
 {
+    const size_t latents = kvp_asked_latents();
     size_t keys;
     const kvp_asked what = kvp_asked_take(&keys);
 
     if (what == KVP_ASKED_CACHE)
         return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
+    if (latents > 0)
+        return create_latents(self, latents);
     if (kvp_kv_refused())
         return NULL;
     if (what == KVP_ASKED_KEYS)
@@ -439,17 +467,29 @@ static size_t buft_get_alignment(abi_buft *self)
     return KVANT_PAGE_ALIGN;
 }
 
+static size_t padded_to_page(size_t bytes)
+{
+    return (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
+}
+
 /* Only planned keys without values are known to be that when their size is asked for (--fit asks
  * after the graph); all others get their memory by kvp_asked_take. */
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
     const size_t bytes = kvp_api.nbytes(tensor);
-    const size_t padded = (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
+    const size_t padded = padded_to_page(bytes);
+
+    size_t latents;
 
     (void)self;
-    if (kvp_asked_note(tensor, padded) && !kvp_kv_plans_keys_alone())
-        return kvp_buffer_bytes(tensor, false);
-    return bytes;
+    if (!kvp_asked_note(tensor, padded))
+        return bytes;
+    latents = latent_bytes(tensor);
+    if (latents > 0)
+        kvp_asked_note_latents(padded_to_page(latents));
+    if (latents > 0 && (kvp_kv_plans_keys_alone() || kvp_asked_places_latents()))
+        return latents;
+    return kvp_kv_plans_keys_alone() ? bytes : kvp_buffer_bytes(tensor, false);
 }
 
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)

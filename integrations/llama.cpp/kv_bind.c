@@ -34,6 +34,7 @@ struct kvp_layers {
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
     bool copies; /* said that llama.cpp reads decoded copies */
+    bool latents;          /* a cache of MLA is compressed */
     bool plans_keys_alone; /* a graph that is only planned reads values out of the keys */
     kvp_layer_kinds kinds;
     kvp_settings settings;
@@ -206,6 +207,7 @@ static bool layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     layers->n_tensors++;
     layers->n_alive++;
     layers->n_here += shape->role == KVANT_ROLE_K;
+    layers->latents = layers->latents || shape->latents;
     if (shape->n_cells > layers->n_positions)
         layers->n_positions = shape->n_cells;
     if (layers->n_tensors == 1 || shape->layer < layers->first)
@@ -407,6 +409,13 @@ size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *sh
 
     if (!tensor_params(shape, &params, err, errlen))
         return 0;
+    if (shape->latents) {
+        place = place_of(shape, 0, KVP_MLA_PART);
+        bytes = kvp_mla_most_bytes(&layers->settings, &place, shape->row, &params);
+        if (bytes == 0)
+            snprintf(err, errlen, "no codec for latents: %s", kvant_error_message());
+        return bytes;
+    }
     if (layers->settings.head_dim != 0 && shape->row % layers->settings.head_dim != 0) {
         snprintf(err, errlen,
                  "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
@@ -468,6 +477,17 @@ void kvp_kv_free(kvp_kv *kv)
     free(kv);
 }
 
+/* The codecs of a tensor's kv heads, or of its parts; NULL, with a reason in
+ * kvant_error_message(). */
+static const kvant_codec *const *find_codecs(kvp_kv *kv, const kvant_scheme_place *place)
+{
+    const kvant_codec *const *codecs = NULL;
+
+    if (kv->shape.latents)
+        return kvp_mla_codecs(kv->settings, place, kv->shape.row, kv->parts) ? kv->parts : NULL;
+    return kvant_scheme_codecs(kv->settings->scheme, place, &codecs) == KVANT_OK ? codecs : NULL;
+}
+
 bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
     kvant_scheme_place place = final_place_of(kv, head_dim);
@@ -477,8 +497,8 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     if (!tensor_params(&kv->shape, &params, err, errlen))
         return false;
     params.n_kv_heads = place.n_kv_heads;
-    if (kvant_scheme_codecs(kv->settings->scheme, &place, &params.codecs) != KVANT_OK ||
-        kvant_tensor_size(&params, &bytes) != KVANT_OK) {
+    params.codecs = find_codecs(kv, &place);
+    if (params.codecs == NULL || kvant_tensor_size(&params, &bytes) != KVANT_OK) {
         snprintf(err, errlen, "%s", kvant_error_message());
         return false;
     }
@@ -519,6 +539,8 @@ static const kvant_codec *const *codecs_of(const kvp_kv *kv)
     const kvant_scheme_place place = final_place_of(kv, kv->head_dim);
     const kvant_codec *const *codecs = NULL;
 
+    if (kv->shape.latents)
+        return kv->parts;
     return kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) == KVANT_OK ? codecs : NULL;
 }
 
@@ -559,7 +581,7 @@ static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
-    char learning[64] = "";
+    char learning[64] = "", latents[256];
     uint32_t n;
 
     if (layers->told || layers->refused)
@@ -568,11 +590,13 @@ static void tell(struct kvp_layers *layers)
     n = count_layers(layers);
     if (full->working > 0)
         snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
+    kvp_mla_describe(&layers->settings, latents, sizeof(latents));
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
             "(f16: %.1f MiB)%s%s",
             layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n,
             n, full->bytes / mib, (unsigned long long)full->cells,
-            2 * (full->numbers[0] + full->numbers[1]) / mib, learning, layers->settings.remark);
+            2 * (full->numbers[0] + full->numbers[1]) / mib, learning,
+            layers->latents ? latents : layers->settings.remark);
     if (layers->rotated)
         kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
                 "power of two: these are not the codecs that the preset has on a CPU");
@@ -631,9 +655,11 @@ void kvp_kv_note_copies(kvp_kv *kv)
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 {
-    uint32_t given = given_head_dim(&kv->shape, kv->settings);
+    const bool latents = kv->shape.latents; /* their rows tell all by themselves */
+    const uint32_t given = latents ? 0 : given_head_dim(&kv->shape, kv->settings);
     char err[512] = "";
 
+    head_dim = latents ? KVP_MLA_PART : head_dim;
     if (kv->head_dim == head_dim)
         return true;
     if (kv->bind_failed)
@@ -641,7 +667,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     if (kv->head_dim != 0)
         snprintf(err, sizeof(err),
                  "its head_dim is %u", kv->head_dim);
-    else if (kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
+    else if (!latents && kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
         snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u; unset it, or set the model's",
                  kv->settings->head_dim);
     else if (given != 0 && given != head_dim)
@@ -662,7 +688,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 
 bool kvp_kv_ready(kvp_kv *kv)
 {
-    uint32_t given = given_head_dim(&kv->shape, kv->settings);
+    const uint32_t given = kv->shape.latents ? KVP_MLA_PART : given_head_dim(&kv->shape, kv->settings);
 
     return kvp_kv_is_bound(kv) || (given != 0 && kvp_kv_bind(kv, given));
 }

@@ -116,6 +116,11 @@ bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool o
     *size = (kvp_kv_size){ .size = sizeof(*size), .cells = cells };
     size->numbers[kv->shape.role] = numbers;
     size->codec_bits = numbers * codec_bits(codecs, n_kv_heads);
+    if (on_gpu && kv->shape.latents) { /* uncompressed there */
+        size->codec_bits = 16 * numbers;
+        size->bytes = 2 * numbers;
+        return true;
+    }
     if (on_gpu)
         return add_gpus(kv, codecs, n_kv_heads, size);
     if (kv->tensor == NULL)

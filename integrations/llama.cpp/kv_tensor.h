@@ -25,6 +25,7 @@
 #include "abi.h"
 #include "attributes.h"
 #include "invalid.h"
+#include "mla.h"
 #include "kv_size.h"
 #include "placement.h"
 #include "settings.h"
@@ -36,6 +37,7 @@ typedef struct kvp_kv_shape {
     uint32_t n_cells;
     uint32_t n_streams;
     bool in_order; /* cells are slots, with one stream, too */
+    bool latents;  /* keys that are values, too (mla.h); always in order */
 } kvp_kv_shape;
 
 struct kvp_layers; /* what the tensors of one llama context know of each other */
@@ -76,7 +78,8 @@ struct kvp_kv {
     const kvp_settings *settings; /* the context's */
     void *memory;          /* the buffer's, zeroed and untouched */
     size_t reserved;       /* bytes of it */
-    uint32_t head_dim;     /* 0 while unbound */
+    uint32_t head_dim;     /* 0 while unbound; of latents: KVP_MLA_PART */
+    const kvant_codec *parts[KVP_MLA_MAX_PARTS]; /* of latents, once bound */
     kvant_tensor *tensor;  /* NULL while unbound, and with a remote */
     const kvp_remote *remote; /* NULL: the cells are in the computer's memory */
     void *cells;              /* the remote's, NULL while unbound */
@@ -130,7 +133,7 @@ void kvp_kv_note_copies(kvp_kv *kv);
 /* A layer of the context being created has recurrent state. */
 void kvp_kv_note_state(uint32_t layer);
 
-/* A cache of keys without values (MLA, an indexer) stays llama.cpp's own: says so, once per
+/* A cache of keys without values (an indexer, MLA where it is not compressed) stays llama.cpp's own: says so, once per
  * context. */
 void kvp_kv_note_keys_alone(void);
 

@@ -44,6 +44,23 @@ static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
     return *first_stream + view->ne[3] <= root->ne[2];
 }
 
+/* Whether values are the latents of the keys: the same cells and streams, without RoPE's
+ * channels. */
+static bool latents_view(const abi_tensor *k, const abi_tensor *v)
+{
+    uint32_t first_stream;
+
+    return cells_view(k, &first_stream) && kvp_root(k) == kvp_root(v) && k->ne[2] == 1 &&
+           v->ne[0] + (int64_t)KVP_MLA_PART == k->ne[0] && v->view_offs == k->view_offs &&
+           v->nb[0] == k->nb[0] && v->nb[1] == k->nb[1] && v->ne[3] == k->ne[3] &&
+           (v->ne[3] == 1 || v->nb[3] == k->nb[3]);
+}
+
+static bool is_latents(const abi_tensor *k)
+{
+    return kvp_kv_of(k) != NULL && kvp_kv_of(k)->shape.latents;
+}
+
 /* One mask for all heads, for one stream or for each of q's; none fits. */
 static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
 {
@@ -83,7 +100,9 @@ bool kvp_attention_supported(const abi_tensor *node)
         return false;
     if (!bind(k) || !bind(v))
         return kvp_kv_refused(); /* ours all the same: its result asks for memory, which is refused */
-    if (cells_view(k, &k_stream) && cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
+    if (is_latents(k) && latents_view(k, v) && shapes_fit(node))
+        return true;
+    if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) && cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
         return true;
     kvp_note("%s: this attention node is left to the CPU back end, on decoded copies", kvp_root(k)->name);
     return false;
@@ -228,14 +247,19 @@ static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t
 /* A token that sees the cell of a refused row gets NaN, as with llama.cpp's f16 cache, where the cell
  * holds a NaN. stream: of the tensors. */
 static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream,
-                          const kvant_attention_problem *problem)
+                          const kvant_attention_problem *problem, size_t value_dim)
 {
     const size_t first = stream * k->shape.n_cells;
 
     for (uint32_t cell = 0; k->invalid.n + v->invalid.n > 0 && cell < problem->n_tokens; cell++)
         if (kvp_invalid_has(&k->invalid, first + cell) ||
             kvp_invalid_has(&v->invalid, first + cell))
-            spoil_tokens(problem, cell, v->head_dim);
+            spoil_tokens(problem, cell, value_dim);
+}
+
+static uint32_t first_block(const kvp_kv *kv, size_t stream)
+{
+    return (uint32_t)(kvp_kv_slot(kv, (int64_t)(kv->shape.n_cells * stream)) / KVANT_PAGE_TOKENS);
 }
 
 static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, size_t stream)
@@ -251,11 +275,33 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     if (status != KVANT_OK)
         return status;
     cells_view(node->src[1], &first_stream);
-    problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
-                                     KVANT_PAGE_TOKENS);
+    problem.first_block = first_block(k, first_stream + stream);
     status =
         k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
-    spoil_outputs(k, v, first_stream + stream, &problem);
+    spoil_outputs(k, v, first_stream + stream, &problem, v->head_dim);
+    return status;
+}
+
+/* Keys and values in one row. Cells are slots, so there is no placement, and nothing waits. */
+static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node, size_t stream)
+{
+    const kvp_kv *kv = kvp_kv_of(node->src[1]);
+    const uint32_t value_dim = (uint32_t)node->src[2]->ne[0];
+    kvant_attention_problem problem = problem_of(compute, node, stream);
+    uint32_t first_stream = 0;
+    kvant_status status;
+    size_t bytes;
+
+    cells_view(node->src[1], &first_stream);
+    problem.first_block = first_block(kv, first_stream + stream);
+    status = kvant_latent_attention_workspace(kv->tensor, value_dim, &problem, &bytes);
+    if (status != KVANT_OK)
+        return status;
+    if (kvp_compute_workspace(compute, bytes) == NULL)
+        return KVANT_ERR_MEMORY;
+    status = kvant_latent_attention(kv->tensor, value_dim, &problem, compute->workspace,
+                                    compute->workspace_bytes);
+    spoil_outputs(kv, kv, first_stream + stream, &problem, value_dim);
     return status;
 }
 
@@ -278,7 +324,8 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
     if (kvp_kv_refused() || !kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
+    return attend_all(compute, node, kvp_root(node->src[1])->name,
+                      is_latents(node->src[1]) ? attend_latents : attend_cells);
 }
 
 /* ggml's own formats */

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 #include "log.h"
+#include "mla.h"
 
 /* Schemes, which live as long as the process */
 
@@ -234,6 +235,27 @@ bool kvp_settings_set_cpu_level(char *err, size_t errlen)
     return false;
 }
 
+/* A settings file has no codecs for rows of latents. */
+static void make_latents(kvp_settings *settings, const kvant_scheme_params *params)
+{
+    char latents[256], rope[256];
+    kvant_scheme_info info = { .size = sizeof(info) };
+    kvant_scheme_params of = { .size = sizeof(of),
+                               .k = latents,
+                               .v = latents,
+                               .protect = params->protect,
+                               .protect_codec = params->protect_codec,
+                               .seed = params->seed };
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    if (info.k == NULL || !kvp_mla_spec(info.k, latents, sizeof(latents)) ||
+        !kvp_mla_rope_spec(info.k, rope, sizeof(rope)))
+        return;
+    settings->latents = get_scheme(&of);
+    of.k = of.v = rope;
+    settings->rope = get_scheme(&of);
+}
+
 static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
 {
     uint64_t protect;
@@ -262,8 +284,12 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
-    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "" };
+    *settings = (kvp_settings){ .scheme = get_scheme(&params),
+                                .head_dim = (uint32_t)head_dim,
+                                .verbose = verbose != 0,
+                                .quiet = quiet != 0 };
     if (settings->scheme != NULL && check_head_dim(settings)) {
+        make_latents(settings, &params);
         write_label(settings);
         return true;
     }

@@ -44,6 +44,7 @@
 
 typedef struct kvp_settings {
     kvant_scheme *scheme; /* lives as long as the process */
+    kvant_scheme *latents, *rope; /* of caches of latents (mla.h); NULL: they stay uncompressed */
     uint32_t head_dim;    /* 0: learn it from the graph */
     bool verbose, quiet;
     char label[160];      /* what the user chose: a preset, specs or a settings file */

@@ -105,7 +105,8 @@ def kind_of(run):
         return "none"
     compressed, state = run.layers()[0] > 0, "recurrent state" in text
     names = {
-        "keys and values": compressed,
+        "latents": "MLA: latents" in text,
+        "keys and values": compressed and "MLA: latents" not in text,
         "recurrent state": state,
         "keys alone": "keys without values" in text,
     }

@@ -1,0 +1,47 @@
+/* mla.h - caches of multi-head latent attention (MLA): which rows they have, and their codecs.
+ *
+ * A token has one row in the tensor of keys and none of values: latents, then 64 channels that RoPE
+ * rotates. All query heads read the row as a key and its latents as a value. kvant stores it as
+ * parts of 64 numbers, which are the kv heads of its tensor, so RoPE's channels may have a codec
+ * that differs from the latents'. ops_attention.c computes attention on it.
+ */
+#ifndef KVP_MLA_H
+#define KVP_MLA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvant/scheme.h>
+
+#include "settings.h"
+
+/* RoPE's channels in every model with MLA that llama.cpp runs. Latents are a multiple of them. */
+#define KVP_MLA_PART 64u
+#define KVP_MLA_MAX_PARTS 32u
+
+/* Whether a cache of keys without values with such rows is one of latents. Other caches of keys
+ * alone have a power of two: an indexer's keys 128, DeepSeek 4's rows 512. */
+bool kvp_mla_has_row(uint64_t row);
+
+/* Writes the spec for latents: that of keys without what is learned from rows or queries, since a
+ * matrix for keys would spoil the values. False when it does not fit. */
+bool kvp_mla_spec(const char *keys, char *spec, size_t size);
+
+/* The spec of RoPE's channels: 8 bits. They are a ninth of the row, but every score needs them. */
+bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size);
+
+/* The codecs of a row's parts at a place (its role, n_kv_heads and head_dim are not looked at); row:
+ * its numbers. False when the settings have none for latents; kvant_error_message() says why. */
+bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *place, uint32_t row,
+                    const kvant_codec **codecs);
+
+/* Bytes of a tensor with these params, of a protected layer or not, whichever has more; 0 as
+ * above. */
+size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place *place,
+                          uint32_t row, const kvant_tensor_params *params);
+
+/* "; MLA: latents trellis-4, RoPE channels int-8", for the line at the start. */
+void kvp_mla_describe(const kvp_settings *settings, char *text, size_t size);
+
+#endif /* KVP_MLA_H */
