@@ -137,8 +137,20 @@ static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernel
         y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->trellis.steps[j]]];
 }
 
-static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode,
-                                                   kvant_unpack_decoded };
+/* Attention multiplies keys by their codes, so keys are seldom unpacked. */
+static void trellis_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    const kvant_trellis_book *book = kvant_trellis_book_of(codec);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS];
+    if (codec->info.role == KVANT_ROLE_K) {
+        kvant_unpack_decoded(codec, kernels, page, tile);
+        return;
+    }
+    kernels->token_halves(kvant_codec_metadata_of(codec, page), scale);
+    kernels->trellis_values(&book->trellis, &codec->layout, page, book->unit, scale, tile);
+}
+
+static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode, trellis_unpack };
 
 static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           kvant_code_lines *lines)

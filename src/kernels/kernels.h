@@ -319,6 +319,12 @@ typedef struct kvant_uniform_step {
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 
+/* The tile of a page of values: unit times each level, rounded, times its token's scale, rounded.
+ * scale: 64 numbers in the order of positions. page, scale and tile aligned to 64. */
+#define KVANT_TRELLIS_VALUES_FN(name)                                                                              \
+    void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, float unit,              \
+              const float *scale, float *tile)
+
 /* levels = the levels plus 128 of a pack of trellis codes of 2, 3 or 4 bits (kvant_pack_circle), as a
  * pack of 8 bits. trellis->n_steps and steps are not looked at. codes and levels aligned to 64. */
 #define KVANT_TRELLIS_PACK_FN(name)                                                                                \
@@ -383,6 +389,7 @@ typedef struct kvant_uniform_step {
     X(CHUNK_DOTS, chunk_dots)                                                                                      \
     X(TRELLIS_PATH, trellis_path)                                                                                  \
     X(TRELLIS_DOTS, trellis_dots)                                                                                  \
+    X(TRELLIS_VALUES, trellis_values)                                                                              \
     X(TRELLIS_PACK, trellis_pack)                                                                                  \
     X(PACK_DOTS, pack_dots)                                                                                        \
     X(PACK_KEYS, pack_keys)

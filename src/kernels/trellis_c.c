@@ -141,6 +141,18 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
     }
 }
 
+KVANT_TRELLIS_VALUES_FN(kvant_trellis_values_c)
+{
+    for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
+        const uint32_t at = kvant_token_position(token);
+        int8_t levels[KVANT_MAX_PADDED_DIM];
+        token_levels(trellis, layout, page, token, levels);
+        for (uint32_t j = 0; j < layout->padded_dim; j++)
+            tile[(size_t)at * layout->padded_dim + kvant_layout_row_position(layout, j)] =
+                (float)levels[j] * unit * scale[at];
+    }
+}
+
 static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format *format, const uint8_t *codes,
                           uint32_t quad, uint32_t n_quads, uint32_t v, uint8_t *levels)
 {

@@ -61,6 +61,7 @@
     X(chunk_dots)                                                                                                  \
     X(trellis_path)                                                                                                \
     X(trellis_dots)                                                                                                \
+    X(trellis_values)                                                                                              \
     X(trellis_pack)                                                                                                \
     X(pack_dots)                                                                                                   \
     X(pack_keys)

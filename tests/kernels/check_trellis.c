@@ -176,6 +176,56 @@ BENCH(trellis_dots)
             }
 }
 
+typedef struct value_tile {
+    kvant_layout layout;
+    const kvant_trellis *trellis;
+    uint8_t *page;
+    float *scale, *got;
+} value_tile;
+
+/* A page of any bytes. */
+static value_tile make_value_tile(checker *check, uint32_t dim, uint32_t bits, uint32_t memory)
+{
+    value_tile p;
+    check_case(check, "head_dim %u, %u bits, memory %u", dim, bits, memory);
+    kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
+    memset(book, 0, sizeof *book);
+    kvant_layout_init(&p.layout, KVANT_ROLE_V, dim, bits);
+    kvant_trellis_book_init(book, &p.layout, memory);
+    p.trellis = &book->trellis;
+    p.page = check_input(check, "page", p.layout.code_bytes, 64);
+    p.scale = check_input(check, "scale", KVANT_PAGE_TOKENS * sizeof *p.scale, 64);
+    p.got = check_output(check, "tile", KVANT_PAGE_TOKENS * p.layout.padded_dim * sizeof *p.got, 64);
+    check_bytes(check, p.page, p.layout.code_bytes, -1);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        p.scale[t] = (float)check_below(check, 1000) * 0.0137f;
+    return p;
+}
+
+CHECK(trellis_values)
+{
+    static const uint32_t dims[] = { 16, 40, 64, 80, 128, 192, 256, 512 };
+    static float want[KVANT_PAGE_TOKENS * KVANT_MAX_HEAD_DIM];
+    for (size_t d = 0; d < COUNT(dims); d++)
+        for (uint32_t bits = 2; bits <= 4; bits++)
+            for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2) {
+                const value_tile p = make_value_tile(check, dims[d], bits, memory);
+                if (check_compares(check))
+                    c->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, want);
+                CHECK_CALL(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got));
+                check_same(check, "tile", p.got, want, KVANT_PAGE_TOKENS * p.layout.padded_dim, sizeof *want);
+            }
+}
+
+BENCH(trellis_values)
+{
+    for (uint32_t bits = 2; bits <= 4; bits++) {
+        const value_tile p = make_value_tile(check, 64, bits, KVANT_TRELLIS_MIN_MEMORY);
+        CHECK_BENCH(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got),
+                    "head_dim 64, %u bits", bits);
+    }
+}
+
 typedef struct trellis_pack {
     kvant_pack_format *format;
     const kvant_trellis *trellis;

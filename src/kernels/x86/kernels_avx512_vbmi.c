@@ -13,6 +13,7 @@
 void kvant_kernels_init_avx512_vbmi(kvant_kernels *kernels)
 {
     kernels->trellis_dots = NAME(trellis_dots);
+    kernels->trellis_values = NAME(trellis_values);
     kernels->trellis_pack = NAME(trellis_pack);
     kernels->pack_dots = NAME(pack_dots);
 }

@@ -18,6 +18,7 @@ void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels)
     kernels->tile_sums = NAME(tile_sums);
     kernels->chunk_dots = NAME(chunk_dots);
     kernels->trellis_dots = NAME(trellis_dots);
+    kernels->trellis_values = NAME(trellis_values);
     kernels->trellis_pack = NAME(trellis_pack);
     kernels->pack_dots = NAME(pack_dots);
 }

@@ -47,3 +47,4 @@ KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])
 
 #include "../trellis_dots_template.h"
 #include "../trellis_packs_template.h"
+#include "../trellis_values_template.h"
