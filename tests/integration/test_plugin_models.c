@@ -171,15 +171,14 @@ static void recurrent_state(void **state)
     check_all("lfm2");
 }
 
-static void keys_without_values_stay_as_they_are(void **state)
+static void stays_as_it_is(const char *model)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
     harness_options ours = plain;
     float *stock;
     double most;
 
-    (void)state;
-    harness_load_tiny("deepseek2");
+    harness_load_tiny(model);
     stock = logits_of(&plain);
     ours.spec = "turboquant-4";
     harness_plan(&ours);
@@ -188,13 +187,30 @@ static void keys_without_values_stay_as_they_are(void **state)
     free(stock);
 }
 
+/* An indexer's keys, and latents with 32 RoPE channels. */
+static void keys_without_values_stay_as_they_are(void **state)
+{
+    (void)state;
+    stays_as_it_is("deepseek2");
+}
+
+/* Latents are compressed in the computer's memory alone. */
+static void latents(void **state)
+{
+    (void)state;
+    if (harness_on_gpu())
+        stays_as_it_is("latents");
+    else
+        check_all("latents");
+}
+
 /* An argument names the tests to run. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(other_head_dims), cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap),
         cmocka_unit_test(sinks),
-        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
+        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are), cmocka_unit_test(latents),
     };
 
     choose_cases(argc, argv);

@@ -5,7 +5,8 @@
                                llama128.gguf (head_dim 16, 24, 80, 128),
                                gemma3.gguf (sliding window), gemma2.gguf (softcap),
                                gpt-oss.gguf (sinks, window),
-                               lfm2.gguf (recurrent state), deepseek2.gguf (keys without values)
+                               lfm2.gguf (recurrent state), latents.gguf (MLA),
+                               deepseek2.gguf (MLA whose rows the plug-in leaves to llama.cpp)
 """
 import array
 import pathlib
@@ -86,6 +87,13 @@ def each(*parts):
     return [tensor for i in range(LAYERS) for part in parts for tensor in part(i)]
 
 
+def latent_keys(rank, rope, nope=32):
+    return keys("deepseek2", attention__head_count_kv=1, attention__q_lora_rank=32, attention__kv_lora_rank=rank,
+                attention__key_length=rank + rope, attention__value_length=rank, attention__key_length_mla=nope + rope,
+                attention__value_length_mla=DIM, rope__dimension_count=rope, leading_dense_block_count=LAYERS,
+                expert_feed_forward_length=FF, expert_shared_count=0, expert_count=2, expert_used_count=1)
+
+
 MODELS = {
     "llama": (keys("llama"), ENDS + each(attention, dense)),
     "llama16": (keys("llama", attention__key_length=16, attention__value_length=16,
@@ -108,11 +116,8 @@ MODELS = {
     "lfm2": (keys("lfm2", shortconv__l_cache=3, attention__head_count_kv=[0, KV] * (LAYERS // 2)),
              [ENDS[0], ("token_embd_norm.weight", (EMBD,))] +
              each(lambda i: attention(i, norms=True) if i % 2 else convolution(i), dense)),
-    "deepseek2": (keys("deepseek2", attention__head_count_kv=1, attention__q_lora_rank=32, attention__kv_lora_rank=64,
-                       attention__key_length=96, attention__value_length=64, attention__key_length_mla=64,
-                       attention__value_length_mla=DIM, rope__dimension_count=32, leading_dense_block_count=LAYERS,
-                       expert_feed_forward_length=FF, expert_shared_count=0, expert_count=2, expert_used_count=1),
-                  ENDS + each(latent, dense)),
+    "deepseek2": (latent_keys(64, 32), ENDS + each(latent, dense)),
+    "latents": (latent_keys(256, 64), ENDS + each(lambda i: latent(i, rank=256, rope=64), dense)),
 }
 
 
@@ -144,4 +149,4 @@ def write(path, pairs, tensors, gain):
 
 for model, (pairs, tensors) in MODELS.items():
     # With less gain, errors of one layer grow little in the next ones; with more, attention tells tokens apart.
-    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model.startswith("llama") else 3.0)
+    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model.startswith(("llama", "latents")) else 3.0)
