@@ -4,6 +4,8 @@
 #include "engine.h"
 #include "text.h"
 
+#include "../integrations/llama.cpp/mla.h"
+
 #include <kvant/codec.h>
 #include <limits.h>
 #include <stdio.h>
@@ -62,6 +64,48 @@ static kvant_scheme_model shape_of(const struct llama_model *model)
                                                head_dim(model, "value_length") } };
 }
 
+/* Whether the cache has rows of latents: then keys are values, too. */
+static bool has_latents(const struct llama_model *model)
+{
+    return meta_number(model, "key_length_mla") > 0 && kvp_mla_has_row(head_dim(model, "key_length"));
+}
+
+/* Of the parts of such rows with this spec. */
+static bool part_bits(const kv_config *config, const char *spec, uint32_t n_layers, double *bits)
+{
+    const kvant_scheme_params params = { .size = sizeof params,
+                                         .k = spec,
+                                         .v = spec,
+                                         .protect = config->protect,
+                                         .protect_codec = config->protect_codec };
+    const kvant_scheme_model shape = { .size = sizeof shape,
+                                       .n_layers = n_layers,
+                                       .n_kv_heads = 1,
+                                       .head_dim = { KVP_MLA_PART, KVP_MLA_PART } };
+    kvant_scheme *scheme;
+    const bool ok = kvant_scheme_create(&params, &scheme) == KVANT_OK &&
+                    kvant_scheme_true_bits(scheme, &shape, bits) == KVANT_OK;
+    kvant_scheme_free(&scheme);
+    return ok;
+}
+
+/* What the plug-in makes of a configuration. Without codecs for latents they stay f16. */
+static double latent_bits(const kv_config *config, const struct llama_model *model)
+{
+    const double row = head_dim(model, "key_length");
+    char latents[256], rope[256];
+    double most = 0, bits = 0;
+    kvant_scheme_info info = { .size = sizeof info };
+    if (kvant_scheme_get_info(config->scheme, &info) != KVANT_OK || info.k == NULL ||
+        !kvp_mla_spec(info.k, latents, sizeof latents) ||
+        !kvp_mla_rope_spec(info.k, rope, sizeof rope) ||
+        !part_bits(config, latents, cache_layers(model), &bits))
+        return 16;
+    if (!part_bits(config, rope, cache_layers(model), &most) || most < bits)
+        most = bits;
+    return (bits * (row - KVP_MLA_PART) + most * KVP_MLA_PART) / row;
+}
+
 void engine_stock_size(const kv_config *config, kvp_kv_size *size)
 {
     size->codec_bits = size->numbers[0] * stock_bits(config->type_k) +
@@ -76,6 +120,10 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
     if (model == NULL)
         return false;
     const kvant_scheme_model shape = shape_of(model);
+    if (has_latents(model)) {
+        *bits = config->stock ? stock_bits(config->type_k) : latent_bits(config, model);
+        return true;
+    }
     if (config->stock) {
         const double k = shape.head_dim[KVANT_ROLE_K], v = shape.head_dim[KVANT_ROLE_V];
         *bits = (stock_bits(config->type_k) * k + stock_bits(config->type_v) * v) / (k + v);
