@@ -1,9 +1,9 @@
 /* mla.h - caches of multi-head latent attention (MLA): which rows they have, and their codecs.
  *
- * A token has one row in the tensor of keys and none of values: latents, then 64 channels that RoPE
- * rotates. All query heads read the row as a key and its latents as a value. kvant stores it as
- * parts of 64 numbers, which are the kv heads of its tensor, so RoPE's channels may have a codec
- * that differs from the latents'. ops_attention.c computes attention on it.
+ * A token has one row: latents, then 64 channels that RoPE rotates. All query heads read the row as
+ * a key and its latents as a value. kvant cuts the row into parts of 64 numbers, which are the kv
+ * heads of its tensor. So the RoPE channels may have a codec of their own. ops_attention.c computes
+ * attention.
  */
 #ifndef KVP_MLA_H
 #define KVP_MLA_H
@@ -24,11 +24,12 @@
  * alone have a power of two: an indexer's keys 128, DeepSeek 4's rows 512. */
 bool kvp_mla_has_row(uint64_t row);
 
-/* Writes the spec for latents: that of keys without what is learned from rows or queries, since a
- * matrix for keys would spoil the values. False when it does not fit. */
+/* Writes the spec for latents: the keys' spec without the options that learn from rows or queries.
+ * A matrix that is learned for keys would spoil the values. False when it does not fit. */
 bool kvp_mla_spec(const char *keys, char *spec, size_t size);
 
-/* The spec of RoPE's channels: 8 bits. They are a ninth of the row, but every score needs them. */
+/* Writes the spec for RoPE's channels, which have 8 bits. They are a ninth of the row in most models,
+ * and they have outliers: DeepSeek's own fp8 cache (FlashMLA) keeps them as bf16. */
 bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size);
 
 /* The codecs of a row's parts at a place (its role, n_kv_heads and head_dim are not looked at); row:

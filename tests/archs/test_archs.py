@@ -23,12 +23,13 @@ PROBE = os.environ["ARCH_PROBE"]
 PLUGIN = os.environ["KVANT_PLUGIN_FILE"]
 
 # One for each kind of cache: plain, MQA, windows, a softcap, shared, sinks, chunks, hybrids (gated
-# delta net, short convolution, Mamba in the same layers and in others), state alone, MLA, an
-# indexer, no flash attention, no cache.
+# delta net, short convolution, Mamba in the same layers and in others), state alone, MLA, MLA with
+# an indexer, an indexer, no flash attention, no cache.
 DOZEN = """
     llama:dense qwen3:dense gemma3:dense gemma2:dense gemma3n:dense gemma4:dense gpt-oss:moe
     llama4:moe qwen35:dense qwen3next:moe lfm2:dense falcon-h1:dense granitehybrid:dense
-    nemotron_h:dense mamba:dense deepseek2:moe kimi-linear:moe deepseek4:moe minimax-m3:moe
+    nemotron_h:dense mamba:dense deepseek2:moe deepseek32:moe kimi-linear:moe deepseek4:moe
+    minimax-m3:moe
     t5:dense grok:moe eurobert:dense
 """.split()
 

@@ -31,11 +31,13 @@ def _served(line):
         raise Missing(f"{FILE}, line {line.place}: no words for the outcome {outcome!r}")
     if "not compressed" in outcome and not line["cache"]:
         outcome = "right, has no cache"
-    what = "latents" if "latents" in line["cache"] else "keys and values"
+    what = "latents, on CPUs" if "latents" in line["cache"] else "keys and values"
     if outcome == "right" and "recurrent state" in line["cache"]:
         return f"{what}; the state stays llama.cpp's"
     if outcome == "right" and "keys alone" in line["cache"]:
         return f"{what}; the indexer's keys stay llama.cpp's"
+    if outcome == "right" and "latents" in line["cache"]:
+        return what
     return words[outcome]
 
 
