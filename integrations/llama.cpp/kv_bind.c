@@ -158,8 +158,8 @@ void kvp_kv_note_keys_alone(void)
     struct kvp_layers *layers = current();
 
     if (layers == NULL || !layers->kinds.keys_alone)
-        kvp_say("this model keeps keys without values (MLA, an indexer): that cache stays as "
-                "it is");
+        kvp_say("this model keeps keys without values (%s): that cache stays as it is",
+                layers != NULL && layers->latents ? "an indexer" : "MLA, an indexer");
     if (layers != NULL)
         layers->kinds.keys_alone = true;
 }

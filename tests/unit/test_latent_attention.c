@@ -178,6 +178,18 @@ static void outputs_are_exact_to_binary32(void **state)
     }
 }
 
+static void every_level_is_exact_to_binary32(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cpu_levels / sizeof *cpu_levels; i++) {
+        if (!use_level(cpu_levels[i]))
+            continue;
+        check((setup){ "trellis-4", "int-8", 16, 130, 1, .causal = true });
+        check((setup){ "trellis-2", "f16", 3, 200, 9, .mask = true });
+    }
+    assert_true(use_level(KVANT_CPU_AUTO));
+}
+
 /* Bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
@@ -264,6 +276,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outputs_are_exact_to_binary32),
+        cmocka_unit_test(every_level_is_exact_to_binary32),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(nan_queries_give_nan),
         cmocka_unit_test(arguments_are_checked),
