@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,6 +205,49 @@ static void latents(void **state)
         check_all("latents");
 }
 
+/* Logits of one more token. */
+static bool next_is_nan(struct llama_context *context, llama_pos pos, llama_seq_id seq)
+{
+    size_t n = 0;
+
+    decode(context, 1, pos, seq);
+    for (size_t i = 0; i < harness_n_vocab(); i++)
+        n += isnan(llama_get_logits_ith(context, -1)[i]) != 0;
+    assert_true(n == 0 || n == harness_n_vocab());
+    return n > 0;
+}
+
+/* A state of stock's whose last layer has a NaN among the RoPE channels of one row: who sees the row
+ * gets NaNs, and another sequence in the same cache does not. */
+static void bad_rows_of_latents(void **state)
+{
+    enum { N_TOKENS = 90, BAD = 40, ROW_BYTES = (256 + 64) * sizeof(uint16_t) };
+    const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
+    const uint16_t nan_half = 0x7e00;
+    harness_options ours = plain;
+    struct llama_context *context;
+    uint8_t *saved;
+    size_t size;
+
+    (void)state;
+    harness_load_tiny("latents");
+    context = harness_context(&plain);
+    decode(context, N_TOKENS, 0, 0);
+    size = llama_state_seq_get_size(context, 0);
+    saved = malloc(size);
+    assert_int_equal(llama_state_seq_get_data(context, saved, size, 0), size);
+    llama_free(context);
+    memcpy(saved + size - (N_TOKENS - BAD) * ROW_BYTES + ROW_BYTES - 20, &nan_half, sizeof(nan_half));
+    ours.spec = "";
+    context = harness_context(&ours);
+    decode(context, N_PROMPT, 0, 1);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+    assert_true(next_is_nan(context, N_TOKENS, 0));
+    assert_false(next_is_nan(context, N_PROMPT, 1));
+    llama_free(context);
+    free(saved);
+}
+
 /* An argument names the tests to run. */
 int main(int argc, char **argv)
 {
@@ -211,6 +255,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_head_dims), cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap),
         cmocka_unit_test(sinks),
         cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are), cmocka_unit_test(latents),
+        cmocka_unit_test(bad_rows_of_latents),
     };
 
     choose_cases(argc, argv);
