@@ -282,6 +282,42 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     return status;
 }
 
+static bool sees(const kvant_attention_problem *p, uint32_t query, uint32_t cell)
+{
+    return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != HIDDEN;
+}
+
+/* Tokens from the first one on of which each sees the last cell that the token before it sees: those
+ * of one sequence, mostly. Attention computes a page for all tokens of a call that it is given, so
+ * tokens of several sequences in one call would multiply each other's pages. */
+static uint32_t latents_run(const kvant_attention_problem *p, uint32_t first)
+{
+    uint32_t n = 1;
+
+    for (; first + n < p->n_queries; n++) {
+        uint32_t cell = p->n_tokens;
+        while (cell > 0 && !sees(p, first + n - 1, cell - 1))
+            cell--;
+        if (cell > 0 && !sees(p, first + n, cell - 1))
+            break;
+    }
+    return n;
+}
+
+static kvant_status run_latents(kvp_compute *compute, const kvp_kv *kv, uint32_t value_dim,
+                                const kvant_attention_problem *problem)
+{
+    size_t bytes;
+    kvant_status status = kvant_latent_attention_workspace(kv->tensor, value_dim, problem, &bytes);
+
+    if (status != KVANT_OK)
+        return status;
+    if (kvp_compute_workspace(compute, bytes) == NULL)
+        return KVANT_ERR_MEMORY;
+    return kvant_latent_attention(kv->tensor, value_dim, problem, compute->workspace,
+                                  compute->workspace_bytes);
+}
+
 /* Keys and values in one row. Cells are slots, so there is no placement, and nothing waits. */
 static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
@@ -289,18 +325,18 @@ static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node,
     const uint32_t value_dim = (uint32_t)node->src[2]->ne[0];
     kvant_attention_problem problem = problem_of(compute, node, stream);
     uint32_t first_stream = 0;
-    kvant_status status;
-    size_t bytes;
+    kvant_status status = KVANT_OK;
 
     cells_view(node->src[1], &first_stream);
     problem.first_block = first_block(kv, first_stream + stream);
-    status = kvant_latent_attention_workspace(kv->tensor, value_dim, &problem, &bytes);
-    if (status != KVANT_OK)
-        return status;
-    if (kvp_compute_workspace(compute, bytes) == NULL)
-        return KVANT_ERR_MEMORY;
-    status = kvant_latent_attention(kv->tensor, value_dim, &problem, compute->workspace,
-                                    compute->workspace_bytes);
+    for (uint32_t first = 0, n; first < problem.n_queries && status == KVANT_OK; first += n) {
+        kvant_attention_problem part = problem;
+        part.n_queries = n = latents_run(&problem, first);
+        part.q += first * part.q_token_stride;
+        part.out += first * part.out_token_stride;
+        part.mask += part.mask != NULL ? first * part.mask_token_stride : 0;
+        status = run_latents(compute, kv, value_dim, &part);
+    }
     spoil_outputs(kv, kv, first_stream + stream, &problem, value_dim);
     return status;
 }
