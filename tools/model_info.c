@@ -67,10 +67,11 @@ static kvant_scheme_model shape_of(const struct llama_model *model)
 /* Whether the cache has rows of latents: then keys are values, too. */
 static bool has_latents(const struct llama_model *model)
 {
-    return meta_number(model, "key_length_mla") > 0 && kvp_mla_has_row(head_dim(model, "key_length"));
+    return meta_number(model, "key_length_mla") > 0 &&
+           kvp_mla_has_row(head_dim(model, "key_length"));
 }
 
-/* Of the parts of such rows with this spec. */
+/* Writes the bits of a part of such a row with this spec. */
 static bool part_bits(const kv_config *config, const char *spec, uint32_t n_layers, double *bits)
 {
     const kvant_scheme_params params = { .size = sizeof params,
@@ -89,7 +90,8 @@ static bool part_bits(const kv_config *config, const char *spec, uint32_t n_laye
     return ok;
 }
 
-/* What the plug-in makes of a configuration. Without codecs for latents they stay f16. */
+/* Returns the bits that the plug-in's codecs for latents have. Without such codecs the row stays
+ * f16. */
 static double latent_bits(const kv_config *config, const struct llama_model *model)
 {
     const double row = head_dim(model, "key_length");

@@ -84,7 +84,8 @@ KVANT_API kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor
  * codecs (latents and RoPE channels behave differently). The tensor has role KVANT_ROLE_V, a
  * head_dim that is a multiple of 16, and codecs that learn nothing from rows; value_dim is a
  * multiple of head_dim: otherwise KVANT_ERR_ARGUMENT. */
-KVANT_API kvant_status kvant_latent_attention_workspace(const kvant_tensor *rows, uint32_t value_dim,
+KVANT_API kvant_status kvant_latent_attention_workspace(const kvant_tensor *rows,
+                                                        uint32_t value_dim,
                                                         const kvant_attention_problem *problem,
                                                         size_t *bytes);
 KVANT_API kvant_status kvant_latent_attention(const kvant_tensor *rows, uint32_t value_dim,

@@ -268,7 +268,8 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_names(tensor))
         return ABI_STATUS_SUCCESS;
     kvp_asked_placed(); /* ggml asks for the size once more before it places a tensor */
-    if (kvp_kv_shape_read(tensor, region->remote != NULL || region->latents, &shape, err, sizeof(err))) {
+    if (kvp_kv_shape_read(tensor, region->remote != NULL || region->latents, &shape, err,
+                          sizeof(err))) {
         shape.latents = region->latents;
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
     }

@@ -688,7 +688,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 
 bool kvp_kv_ready(kvp_kv *kv)
 {
-    const uint32_t given = kv->shape.latents ? KVP_MLA_PART : given_head_dim(&kv->shape, kv->settings);
+    const uint32_t given =
+        kv->shape.latents ? KVP_MLA_PART : given_head_dim(&kv->shape, kv->settings);
 
     return kvp_kv_is_bound(kv) || (given != 0 && kvp_kv_bind(kv, given));
 }

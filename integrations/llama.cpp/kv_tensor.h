@@ -133,8 +133,8 @@ void kvp_kv_note_copies(kvp_kv *kv);
 /* A layer of the context being created has recurrent state. */
 void kvp_kv_note_state(uint32_t layer);
 
-/* A cache of keys without values (an indexer, MLA where it is not compressed) stays llama.cpp's own: says so, once per
- * context. */
+/* A cache of keys without values (an indexer, MLA where it is not compressed) stays llama.cpp's own:
+ * says so, once per context. */
 void kvp_kv_note_keys_alone(void);
 
 /* Whether the context is only planned (--fit), and its graph showed that values are read out of the

@@ -112,7 +112,8 @@ size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_place
     of.codecs = codecs;
     of.n_kv_heads = row / KVP_MLA_PART;
     for (at.n_layers = 0; at.n_layers <= at.layer + 1; at.n_layers += at.layer + 1) {
-        if (!kvp_mla_codecs(settings, &at, row, codecs) || kvant_tensor_size(&of, &bytes) != KVANT_OK)
+        if (!kvp_mla_codecs(settings, &at, row, codecs) ||
+            kvant_tensor_size(&of, &bytes) != KVANT_OK)
             return 0;
         most = bytes > most ? bytes : most;
     }

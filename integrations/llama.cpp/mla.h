@@ -28,12 +28,13 @@ bool kvp_mla_has_row(uint64_t row);
  * A matrix that is learned for keys would spoil the values. False when it does not fit. */
 bool kvp_mla_spec(const char *keys, char *spec, size_t size);
 
-/* Writes the spec for RoPE's channels, which have 8 bits. They are a ninth of the row in most models,
- * and they have outliers: DeepSeek's own fp8 cache (FlashMLA) keeps them as bf16. */
+/* Writes the spec for RoPE's channels, which have 8 bits. They are a ninth of the row in most
+ * models, and they have outliers: DeepSeek's own fp8 cache (FlashMLA) keeps them as bf16. */
 bool kvp_mla_rope_spec(const char *keys, char *spec, size_t size);
 
-/* The codecs of a row's parts at a place (its role, n_kv_heads and head_dim are not looked at); row:
- * its numbers. False when the settings have none for latents; kvant_error_message() says why. */
+/* Finds the codecs of the parts of a row, which has `row` numbers. The place's role, n_kv_heads and
+ * head_dim are not looked at. False when the settings have none for latents;
+ * kvant_error_message() says why. */
 bool kvp_mla_codecs(const kvp_settings *settings, const kvant_scheme_place *place, uint32_t row,
                     const kvant_codec **codecs);
 

@@ -102,7 +102,8 @@ bool kvp_attention_supported(const abi_tensor *node)
         return kvp_kv_refused(); /* ours all the same: its result asks for memory, which is refused */
     if (is_latents(k) && latents_view(k, v) && shapes_fit(node))
         return true;
-    if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) && cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
+    if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) &&
+        cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
         return true;
     kvp_note("%s: this attention node is left to the CPU back end, on decoded copies", kvp_root(k)->name);
     return false;
@@ -287,9 +288,9 @@ static bool sees(const kvant_attention_problem *p, uint32_t query, uint32_t cell
     return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != HIDDEN;
 }
 
-/* Tokens from the first one on of which each sees the last cell that the token before it sees: those
- * of one sequence, mostly. Attention computes a page for all tokens of a call that it is given, so
- * tokens of several sequences in one call would multiply each other's pages. */
+/* Counts tokens, from the first one on, that each see the last cell that the token before them sees.
+ * These are tokens of one sequence, or of sequences that share cells. Attention multiplies a page
+ * with the queries of all tokens of a call, so one call should not have several sequences. */
 static uint32_t latents_run(const kvant_attention_problem *p, uint32_t first)
 {
     uint32_t n = 1;

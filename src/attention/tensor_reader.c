@@ -518,7 +518,8 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, cons
     if (k->n_kv_heads != v->n_kv_heads)
         return invalid("k and v have different numbers of kv heads");
     KVANT_FORWARD(kvant_attention_take_problem(plan, problem, k->n_kv_heads));
-    KVANT_FORWARD(kvant_attention_check_blocks(plan, k->n_blocks < v->n_blocks ? k->n_blocks : v->n_blocks));
+    const uint32_t n_blocks = k->n_blocks < v->n_blocks ? k->n_blocks : v->n_blocks;
+    KVANT_FORWARD(kvant_attention_check_blocks(plan, n_blocks));
     plan->k_dim = k->codecs[0]->layout.padded_dim;
     plan->v_dim = v->codecs[0]->layout.padded_dim;
     find_views(plan);

@@ -22,7 +22,7 @@ typedef struct kvant_attention_unit {
     float *totals[KVANT_MAX_VERSIONS];        /* per version of the values: n_rows */
     float *k_tile, *v_tile, *scores, *mask;
     float *some_scores; /* if the plan is mixed: of slots with one shift, n_rows x 64 */
-    float *own;         /* the reader's: plan->own_per_row floats for each row, up to a multiple of 16 */
+    float *own;         /* the reader's: plan->own_per_row floats for each row, rounded up to 16 rows */
     uint32_t k_view, v_version; /* numbers of those of the page at hand */
     /* Of the page at hand, unless they are its view's: a row each, offset_stride apart. */
     const float *page_offsets;

@@ -138,7 +138,8 @@ static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernel
 }
 
 /* Attention multiplies keys by their codes, so keys are seldom unpacked. */
-static void trellis_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void trellis_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                           float *tile)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
@@ -150,7 +151,8 @@ static void trellis_unpack(const kvant_codec *codec, const kvant_kernels *kernel
     kernels->trellis_values(&book->trellis, &codec->layout, page, book->unit, scale, tile);
 }
 
-static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode, trellis_unpack };
+static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode,
+                                                   trellis_unpack };
 
 static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           kvant_code_lines *lines)

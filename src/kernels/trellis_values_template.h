@@ -39,7 +39,8 @@ KVANT_INLINE void write_tokens(uint32_t bits, uint32_t o, uint8_t levels[4][64],
                                const float *scale, float *tile, size_t stride)
 {
     for (uint32_t b = 0; b < 4; b++) {
-        const uint32_t column_tile = bits == 4 ? o : o / 2 * 2 + b % 2, side = bits == 4 ? b % 2 : o % 2;
+        const uint32_t column_tile = bits == 4 ? o : o / 2 * 2 + b % 2;
+        const uint32_t side = bits == 4 ? b % 2 : o % 2;
         for (uint32_t q = 0; q < 4; q++) {
             const uint32_t token = 32 * side + 4 * (2 * q + b / 2) + column_tile; /* position */
             write_numbers(levels[b] + 16 * q, unit, scale[token], tile + token * stride);
@@ -57,9 +58,8 @@ KVANT_INLINE void write_values(const level_job *job, uint32_t bits, float unit, 
         for (uint32_t quad = 0; quad < 2; quad++)
             for (uint32_t part = 0; part < 2 * n_operands; part++) {
                 const uint32_t o = part / 2, half = part % 2;
-                gather_tokens(job->tile->at + (size_t)128 * (n_operands * (8 * group + 4 * quad) + o) +
-                                  64 * half,
-                              (size_t)128 * n_operands, levels);
+                const size_t at = (size_t)128 * (n_operands * (8 * group + 4 * quad) + o) + 64 * half;
+                gather_tokens(job->tile->at + at, (size_t)128 * n_operands, levels);
                 write_tokens(bits, o, levels, unit, scale,
                              tile + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);
             }

@@ -237,8 +237,8 @@ static float *mixed_logits(bool together)
             continue;
         assert_int_equal(llama_decode(context, batch), 0);
         for (int j = 0; j < batch.n_tokens; j++)
-            memcpy(logits + (size_t)(i + 1 - batch.n_tokens + j) * n, llama_get_logits_ith(context, j),
-                   n * sizeof(*logits));
+            memcpy(logits + (size_t)(i + 1 - batch.n_tokens + j) * n,
+                   llama_get_logits_ith(context, j), n * sizeof(*logits));
         batch.n_tokens = 0;
     }
     llama_batch_free(batch);
@@ -275,8 +275,8 @@ static bool next_is_nan(struct llama_context *context, llama_pos pos, llama_seq_
     return n > 0;
 }
 
-/* A state of stock's whose last layer has a NaN among the RoPE channels of one row: who sees the row
- * gets NaNs, and another sequence in the same cache does not. */
+/* A state of stock's cache has a NaN among the RoPE channels of one row of its last layer. The
+ * sequence that sees the row gets NaNs, and another sequence in the same cache does not. */
 static void bad_rows_of_latents(void **state)
 {
     enum { N_TOKENS = 90, BAD = 40, ROW_BYTES = (256 + 64) * sizeof(uint16_t) };
@@ -295,7 +295,7 @@ static void bad_rows_of_latents(void **state)
     saved = malloc(size);
     assert_int_equal(llama_state_seq_get_data(context, saved, size, 0), size);
     llama_free(context);
-    memcpy(saved + size - (N_TOKENS - BAD) * ROW_BYTES + ROW_BYTES - 20, &nan_half, sizeof(nan_half));
+    memcpy(saved + size - (N_TOKENS - BAD - 1) * ROW_BYTES - 20, &nan_half, sizeof(nan_half));
     ours.spec = "";
     context = harness_context(&ours);
     decode(context, N_PROMPT, 0, 1);
@@ -312,7 +312,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(other_head_dims), cmocka_unit_test(sliding_windows), cmocka_unit_test(softcap),
         cmocka_unit_test(sinks),
-        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are), cmocka_unit_test(latents),
+        cmocka_unit_test(recurrent_state), cmocka_unit_test(keys_without_values_stay_as_they_are),
+        cmocka_unit_test(latents),
         cmocka_unit_test(latents_of_several_sequences_in_one_batch),
         cmocka_unit_test(bad_rows_of_latents),
     };

@@ -88,10 +88,12 @@ def each(*parts):
 
 
 def latent_keys(rank, rope, nope=32):
-    return keys("deepseek2", attention__head_count_kv=1, attention__q_lora_rank=32, attention__kv_lora_rank=rank,
-                attention__key_length=rank + rope, attention__value_length=rank, attention__key_length_mla=nope + rope,
-                attention__value_length_mla=DIM, rope__dimension_count=rope, leading_dense_block_count=LAYERS,
-                expert_feed_forward_length=FF, expert_shared_count=0, expert_count=2, expert_used_count=1)
+    return keys("deepseek2", attention__head_count_kv=1, attention__q_lora_rank=32,
+                attention__kv_lora_rank=rank, attention__key_length=rank + rope,
+                attention__value_length=rank, attention__key_length_mla=nope + rope,
+                attention__value_length_mla=DIM, rope__dimension_count=rope,
+                leading_dense_block_count=LAYERS, expert_feed_forward_length=FF,
+                expert_shared_count=0, expert_count=2, expert_used_count=1)
 
 
 MODELS = {
@@ -149,4 +151,5 @@ def write(path, pairs, tensors, gain):
 
 for model, (pairs, tensors) in MODELS.items():
     # With less gain, errors of one layer grow little in the next ones; with more, attention tells tokens apart.
-    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, 1.7 if model.startswith(("llama", "latents")) else 3.0)
+    gain = 1.7 if model.startswith(("llama", "latents")) else 3.0
+    write(pathlib.Path(sys.argv[1]) / f"{model}.gguf", pairs, tensors, gain)

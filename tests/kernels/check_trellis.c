@@ -181,6 +181,7 @@ typedef struct value_tile {
     const kvant_trellis *trellis;
     uint8_t *page;
     float *scale, *got;
+    size_t n; /* of the tile */
 } value_tile;
 
 /* A page of any bytes. */
@@ -195,7 +196,8 @@ static value_tile make_value_tile(checker *check, uint32_t dim, uint32_t bits, u
     p.trellis = &book->trellis;
     p.page = check_input(check, "page", p.layout.code_bytes, 64);
     p.scale = check_input(check, "scale", KVANT_PAGE_TOKENS * sizeof *p.scale, 64);
-    p.got = check_output(check, "tile", KVANT_PAGE_TOKENS * p.layout.padded_dim * sizeof *p.got, 64);
+    p.n = (size_t)KVANT_PAGE_TOKENS * p.layout.padded_dim;
+    p.got = check_output(check, "tile", p.n * sizeof *p.got, 64);
     check_bytes(check, p.page, p.layout.code_bytes, -1);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         p.scale[t] = (float)check_below(check, 1000) * 0.0137f;
@@ -208,12 +210,13 @@ CHECK(trellis_values)
     static float want[KVANT_PAGE_TOKENS * KVANT_MAX_HEAD_DIM];
     for (size_t d = 0; d < COUNT(dims); d++)
         for (uint32_t bits = 2; bits <= 4; bits++)
-            for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2) {
-                const value_tile p = make_value_tile(check, dims[d], bits, memory);
+            for (uint32_t m = KVANT_TRELLIS_MIN_MEMORY; m <= KVANT_TRELLIS_MAX_MEMORY; m += 2) {
+                const value_tile p = make_value_tile(check, dims[d], bits, m);
                 if (check_compares(check))
                     c->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, want);
-                CHECK_CALL(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got));
-                check_same(check, "tile", p.got, want, KVANT_PAGE_TOKENS * p.layout.padded_dim, sizeof *want);
+                CHECK_CALL(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f,
+                                                          p.scale, p.got));
+                check_same(check, "tile", p.got, want, p.n, sizeof *want);
             }
 }
 
@@ -221,7 +224,8 @@ BENCH(trellis_values)
 {
     for (uint32_t bits = 2; bits <= 4; bits++) {
         const value_tile p = make_value_tile(check, 64, bits, KVANT_TRELLIS_MIN_MEMORY);
-        CHECK_BENCH(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got),
+        CHECK_BENCH(check,
+                    kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got),
                     "head_dim 64, %u bits", bits);
     }
 }

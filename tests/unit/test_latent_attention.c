@@ -48,8 +48,10 @@ static kvant_tensor *make_tensor(fixture *f, kvant_role role, uint32_t dim)
                                          .blocks_per_sequence = blocks + 1 };
     kvant_tensor *tensor;
     size_t bytes;
-    assert_int_equal(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0), KVANT_OK);
-    assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0),
+                     KVANT_OK);
+    assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0),
+                     KVANT_OK);
     for (uint32_t part = 0; part < PARTS; part++)
         codecs[part] = f->codecs[part >= VALUE_PARTS];
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
@@ -133,7 +135,8 @@ static double bound(const fixture *f, const float *rows, const float *q)
         }
         magnitude = fmax(magnitude, m * f->problem.scale);
     }
-    return 2 * largest * ((ROW + 3 * DIM) * magnitude * 0x1p-24 + f->s.n_tokens * 0x1p-24 + 0x1p-18);
+    return 2 * largest *
+           ((ROW + 3 * DIM) * magnitude * 0x1p-24 + f->s.n_tokens * 0x1p-24 + 0x1p-18);
 }
 
 static void check(setup s)

@@ -17,7 +17,8 @@
 static void rows_of_latents_are_no_power_of_two(void **state)
 {
     static const uint64_t latents[] = { 192, 320, 576, 1088 };
-    static const uint64_t others[] = { 0, 64, 96, 128, 256, 512, 544, 1024, 2048, 4160, UINT64_MAX };
+    static const uint64_t others[] = { 0,   64,   96,   128,  256,       512,
+                                       544, 1024, 2048, 4160, UINT64_MAX };
 
     (void)state;
     for (size_t i = 0; i < sizeof(latents) / sizeof(latents[0]); i++)
@@ -69,8 +70,8 @@ static const char *name_of(const kvant_codec *codec)
 }
 
 /* RoPE's channels never have fewer bits than the latents, and protected layers are f16. */
-static void check_codecs(const char *spec, const char *rope, uint32_t layer, const char *want_latents,
-                         const char *want_rope)
+static void check_codecs(const char *spec, const char *rope, uint32_t layer,
+                         const char *want_latents, const char *want_rope)
 {
     kvp_settings settings = { .latents = scheme_of(spec, 1), .rope = scheme_of(rope, 1) };
     const kvant_scheme_place place = { .size = sizeof(place), .layer = layer, .n_layers = 3 };
