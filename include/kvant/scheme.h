@@ -82,6 +82,13 @@ typedef struct kvant_scheme_model {
  * heads, or no layer with such a head_dim. Errors as kvant_scheme_codecs. */
 KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits);
 
+/* What a cache with this scheme keeps as fp16, for kvant_tensor_params.exact: the first 64 and the
+ * newest 128 tokens of each sequence, of all sequences together at most max_tokens / 16, but never
+ * less than 64 and 64; and up to 512 rows of a write. Codecs that were chosen by specs get zeros, so
+ * that a spec alone says what stays fp16. max_tokens: of all sequences. KVANT_ERR_ARGUMENT. */
+KVANT_API kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
+                                          uint32_t n_sequences, kvant_exact_part *part);
+
 /* *bytes = the most memory that a tensor of this layer can take, for rows of row_dim = n_kv_heads x
  * head_dim numbers: over every head_dim that is a multiple of 8 from 32 on and divides row_dim, or
  * head_dim alone when it is not 0, and over protected and ordinary codecs while n_layers is 0. The

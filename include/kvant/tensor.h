@@ -43,6 +43,22 @@ KVANT_BEGIN_C
 
 typedef struct kvant_tensor kvant_tensor;
 
+/* The tokens that a cache keeps as fp16, whatever its codecs are (kvant_scheme_exact). A block is
+ * open or sealed as a whole, so up to a block more of each sequence may be exact. */
+typedef struct kvant_exact_part {
+    size_t size;     /* set by the caller to sizeof(kvant_exact_part) */
+    uint32_t first;  /* of each sequence: its first tokens, a multiple of 64 */
+    uint32_t newest; /* of each sequence: the tokens written last */
+    /* Of all sequences together: memory is for this many, and for one block more. Where sequences
+     * would need more, those that were not written for longest are sealed first. At least first +
+     * newest. */
+    uint32_t total;
+    /* Rows of one write that stay exact until the next write, so that queries of the same batch see
+     * them as they came. Memory is for this many, too. The first rows of a longer write are sealed
+     * at once. */
+    uint32_t step;
+} kvant_exact_part;
+
 typedef struct kvant_tensor_params {
     size_t size;                      /* set by the caller to sizeof(kvant_tensor_params) */
     const kvant_codec *const *codecs; /* one per kv head; the array is copied, the codecs are borrowed */
@@ -58,6 +74,9 @@ typedef struct kvant_tensor_params {
      * them: a multiple of KVANT_PAGE_ALIGN. 0: blocks follow each other. Codecs that also keep
      * fp16 rows cannot have it. */
     size_t block_stride;
+    /* What the cache keeps as fp16 next to what the codecs ask for: the larger of both counts.
+     * NULL: the codecs alone say. Tensors whose codecs store fp16 rows ignore it. */
+    const kvant_exact_part *exact;
 } kvant_tensor_params;
 
 /* *bytes = what kvant_tensor_create needs. KVANT_ERR_ARGUMENT with the reason in

@@ -135,6 +135,71 @@ static void bits_of_a_model(void **state)
     kvant_scheme_free(&scheme);
 }
 
+static kvant_exact_part exact_of(const kvant_scheme *scheme, uint64_t max_tokens, uint32_t n_sequences)
+{
+    kvant_exact_part part = { .size = sizeof part };
+    assert_int_equal(kvant_scheme_exact(scheme, max_tokens, n_sequences, &part), KVANT_OK);
+    return part;
+}
+
+static void save_settings(const char *path)
+{
+    const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL }, { "f16", 1, 32, NULL } };
+    const kvant_settings_config config = {
+        .size = sizeof config, .model = "tiny", .n_layers = 1, .layers = layers
+    };
+    kvant_settings *settings;
+    assert_int_equal(kvant_settings_create(&config, &settings, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_settings_save(settings, path, NULL, 0), KVANT_OK);
+    kvant_settings_free(&settings);
+}
+
+/* Presets and settings files have an exact part, which is bounded; specs say it themselves. */
+static void exact_part(void **state)
+{
+    static const struct {
+        uint64_t max_tokens;
+        uint32_t n_sequences, newest, total;
+    } cases[] = { { 0, 1, 64, 128 },           { 64, 9, 64, 128 },
+                  { 2048, 1, 64, 128 },        { 2049 + 15, 1, 65, 129 },
+                  { 3071, 1, 127, 191 },       { 3072, 1, 128, 192 },
+                  { 1 << 20, 1, 128, 192 },    { 3072, 4, 128, 192 },
+                  { 8192, 4, 128, 512 },       { 1 << 20, 4, 128, 768 },
+                  { UINT64_MAX, UINT32_MAX, 128, INT32_MAX } };
+    char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/model.kvant", folder);
+    save_settings(path);
+    const kvant_scheme_params with[] = { { .size = sizeof *with },
+                                         { .size = sizeof *with, .preset = "tiny" },
+                                         { .size = sizeof *with, .settings = path } },
+                              without[] = { { .size = sizeof *with, .k = "trellis-4" },
+                                            { .size = sizeof *with, .k = "int-4:sink=4,recent=64" } };
+    for (size_t i = 0; i < COUNT(with); i++) {
+        kvant_scheme *scheme = make(&with[i]);
+        for (size_t c = 0; c < COUNT(cases); c++) {
+            const kvant_exact_part part =
+                exact_of(scheme, cases[c].max_tokens, cases[c].n_sequences);
+            assert_int_equal(part.first, 64);
+            assert_int_equal(part.newest, cases[c].newest);
+            assert_int_equal(part.total, cases[c].total);
+            assert_int_equal(part.step, 512);
+        }
+        kvant_exact_part none = { .size = sizeof none };
+        assert_int_equal(kvant_scheme_exact(scheme, 1, 0, &none), KVANT_ERR_ARGUMENT);
+        kvant_scheme_free(&scheme);
+    }
+    for (size_t i = 0; i < COUNT(without); i++) {
+        kvant_scheme *scheme = make(&without[i]);
+        const kvant_exact_part part = exact_of(scheme, 4096, 1);
+        assert_int_equal(part.first + part.newest + part.total + part.step, 0);
+        kvant_scheme_free(&scheme);
+    }
+    unlink(path);
+    rmdir(folder);
+}
+
 /* Six of 18 layers have keys of 3 bits: 2 + 16/256, and a sixth more on average over keys and values. */
 static void bits_of_tiny(void **state)
 {
@@ -293,6 +358,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(choices),
         cmocka_unit_test(protected_layers_are_those_with_a_cache), cmocka_unit_test(sizes),
+        cmocka_unit_test(exact_part),
                                         cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_tiny), cmocka_unit_test(bits_of_a_settings_file),
                                         cmocka_unit_test(calibration_beside_the_model),
                                         cmocka_unit_test(mistakes_have_reasons) };

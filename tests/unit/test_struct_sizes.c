@@ -386,6 +386,11 @@ static kvant_status fill_scheme(void *info)
     return kvant_scheme_get_info(made.scheme, info);
 }
 
+static kvant_status fill_exact(void *part)
+{
+    return kvant_scheme_exact(made.scheme, 1 << 20, 3, part);
+}
+
 static kvant_status take_cache(void *given)
 {
     kvant_cache *cache = NULL;
@@ -445,6 +450,7 @@ static void scheme_and_cache_structs(void **state)
     CHECK_GIVEN(take_scheme, kvant_scheme_params, &scheme, seed);
     CHECK_GIVEN(take_place, kvant_scheme_place, &place, head_dim);
     CHECK_GIVEN(take_model, kvant_scheme_model, &model, head_dim);
+    CHECK_FILLED(fill_exact, kvant_exact_part, step);
     CHECK_FILLED(fill_scheme, kvant_scheme_info, needs_calibration);
     CHECK_GIVEN(take_cache, kvant_cache_params, &cache, logit_softcap);
     cache.scheme = made.scheme;

@@ -145,6 +145,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_scheme_free": (None, [_OUT]),
     "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
     "kvant_scheme_head_dim": (_INT, [_P, _U32, _INT, c.POINTER(_U32)]),
+    "kvant_scheme_exact": (_INT, [_P, c.c_uint64, c.c_uint32, _to(s.ExactPart)]),
     "kvant_scheme_true_bits": (_INT, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
     # attention.h

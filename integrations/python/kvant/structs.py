@@ -131,6 +131,10 @@ class IndexInfo(Struct):
 # ---- tensor.h ----
 
 
+class ExactPart(Struct):
+    _fields_ = [("first", c.c_uint32), ("newest", c.c_uint32), ("total", c.c_uint32), ("step", c.c_uint32)]
+
+
 class TensorParams(Struct):
     _fields_ = [
         ("codecs", c.POINTER(c.c_void_p)),
@@ -140,6 +144,7 @@ class TensorParams(Struct):
         ("blocks_per_sequence", c.c_uint32),
         ("n_open_blocks", c.c_uint32),
         ("block_stride", c.c_size_t),
+        ("exact", c.POINTER(ExactPart)),
     ]
 
 
