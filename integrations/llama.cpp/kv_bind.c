@@ -279,8 +279,19 @@ static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
     return shape->n_cells / KVANT_PAGE_TOKENS + (shape->n_cells % KVANT_PAGE_TOKENS != 0);
 }
 
-/* All but the codecs. */
-static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params, char *err, size_t errlen)
+void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_sequences,
+                  kvant_exact_part *part)
+{
+    *part = (kvant_exact_part){ .size = sizeof(*part) };
+    if (!shape->in_order)
+        kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams,
+                           n_sequences, part);
+}
+
+/* All but the codecs. The params point to the part. */
+static bool tensor_params(const kvp_kv_shape *shape, const kvp_settings *settings,
+                          kvant_tensor_params *params, kvant_exact_part *part, char *err,
+                          size_t errlen)
 {
     bool placed = is_placed(shape);
     uint64_t blocks = placed ? kvp_placement_blocks(shape->n_cells)
@@ -289,7 +300,9 @@ static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params
     *params = (kvant_tensor_params){ .size = sizeof(*params),
                                      .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
                                      .n_blocks = (uint32_t)blocks,
-                                     .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape) };
+                                     .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
+                                     .exact = part };
+    kvp_kv_exact(shape, settings, params->n_sequences, part);
     if (blocks <= INT32_MAX)
         return true;
     snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
@@ -405,9 +418,10 @@ size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *sh
 {
     kvant_scheme_place place;
     kvant_tensor_params params;
+    kvant_exact_part part;
     size_t bytes;
 
-    if (!tensor_params(shape, &params, err, errlen))
+    if (!tensor_params(shape, &layers->settings, &params, &part, err, errlen))
         return 0;
     if (shape->latents) {
         place = place_of(shape, 0, KVP_MLA_PART);
@@ -492,9 +506,10 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
 {
     kvant_scheme_place place = final_place_of(kv, head_dim);
     kvant_tensor_params params;
+    kvant_exact_part part;
     size_t bytes;
 
-    if (!tensor_params(&kv->shape, &params, err, errlen))
+    if (!tensor_params(&kv->shape, kv->settings, &params, &part, err, errlen))
         return false;
     params.n_kv_heads = place.n_kv_heads;
     params.codecs = find_codecs(kv, &place);

@@ -56,21 +56,27 @@ static kvant_tensor_info info_when_full(const kvp_kv *kv)
     return info;
 }
 
-/* Pages and fp16 pages when each stream is one sequence. A pool has two fp16 blocks in reserve that
- * nothing touches then. */
-static double page_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
-                         uint32_t n_kv_heads, double sealed)
+/* Pages and fp16 pages when each stream is one sequence: the exact part, and room for the rows of a
+ * step. The pool of a spec has two fp16 blocks in reserve that nothing touches then. */
+static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
+                         double sealed)
 {
-    const double spare = 2.0 * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+    const kvp_kv_shape *shape = &kv->shape;
+    const double fp16_block = (double)KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
+    kvant_exact_part part;
     const kvant_tensor_params params = { .size = sizeof(params),
                                          .n_sequences = shape->n_streams,
                                          .n_blocks = n_blocks,
                                          .blocks_per_sequence = n_blocks / shape->n_streams,
                                          .n_kv_heads = n_kv_heads,
-                                         .codecs = codecs };
+                                         .codecs = codecs,
+                                         .exact = &part };
     size_t bytes = 0;
+    double spare;
 
+    kvp_kv_exact(shape, kv->settings, shape->n_streams, &part);
+    spare = part.step > 0 ? 0 : 2 * fp16_block;
     kvant_tensor_size(&params, &bytes);
     return (double)bytes > sealed + spare ? (double)bytes - spare : sealed;
 }
@@ -81,7 +87,7 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
     const kvant_tensor_info full = info_when_full(kv);
 
     size->transforms = (double)(full.learnt_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
-    size->bytes = page_bytes(&kv->shape, codecs, n_kv_heads, sealed);
+    size->bytes = page_bytes(kv, codecs, n_kv_heads, sealed);
     size->exact = size->bytes - sealed;
     size->bytes += size->transforms;
     size->working = (double)full.working_most;

@@ -16,7 +16,7 @@ typedef struct kvp_kv_size {
     double numbers[2]; /* of keys and of values, in all cells */
     double codec_bits; /* bits of these numbers as their codecs store them */
     double bytes;      /* of the cache; the next two are part of it */
-    double exact;      /* fp16 pages: first tokens, recent tokens, and blocks that are not full */
+    double exact;      /* fp16 pages: first and newest tokens, and rows of a step */
     double transforms; /* matrices, centres and scales: learned at full length, or calibrated */
     double working;    /* next to `bytes`, while kvant learns */
     double room;       /* part of working that the layers need one after another */

@@ -166,6 +166,10 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 /* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */
 bool kvp_kv_is_first(const kvp_kv *kv);
 
+/* What a tensor in the computer's memory keeps as fp16 of each of n sequences; zeros on a GPU. */
+void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_sequences,
+                  kvant_exact_part *part);
+
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 

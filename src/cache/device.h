@@ -32,6 +32,7 @@ struct kvant_cache {
     uint32_t n_blocks;
     uint32_t *references;  /* per block: sequences that hold it; 0: free */
     uint32_t n_free;
+    kvant_exact_part exact; /* of its tensors; size 0: none */
     int64_t *slots;        /* of a batch of rows */
     uint8_t *noted;        /* per layer: whose queries the caller noted */
     kvant_sequence *sequences;

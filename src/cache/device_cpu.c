@@ -42,6 +42,9 @@ static kvant_status create(kvant_cache *cache)
         memory->pages = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *memory->pages);
     if (!memory || !memory->pages)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
+    cache->exact.size = sizeof cache->exact;
+    KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens,
+                                     cache->params.max_sequences, &cache->exact));
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++)
         KVANT_FORWARD(create_tensor(cache, i / 2, (kvant_role)(i % 2)));
     return KVANT_OK;

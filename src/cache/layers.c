@@ -15,7 +15,8 @@ kvant_status kvant_layers_params(const kvant_cache *cache, uint32_t layer, kvant
     *params = (kvant_tensor_params){ .size = sizeof *params,
                                      .n_kv_heads = cache->params.n_kv_heads,
                                      .n_sequences = cache->params.max_sequences,
-                                     .n_blocks = cache->n_blocks };
+                                     .n_blocks = cache->n_blocks,
+                                     .exact = cache->exact.size ? &cache->exact : NULL };
     return kvant_cache_codecs(cache, layer, role, &params->codecs);
 }
 

@@ -51,13 +51,21 @@ static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pa
 
 /* Sealing: units are (open page, kv head), since pages are independent. */
 
-#define MOST_PAGES 64u /* sealed together */
+#define MOST_PAGES 64u       /* sealed together */
+#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
+
+typedef struct sealing {
+    int32_t page;
+    bool closes;    /* the block has no open page after it */
+    uint64_t slots; /* that are encoded, as far as their sealed bytes are not up to date */
+} sealing;
 
 typedef struct seal_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
-    const int32_t *pages;
     const block_pages *borrowed; /* of the only page, or NULL */
+    size_t n;
+    sealing list[MOST_PAGES];
 } seal_job;
 
 /* Rows of block_tokens slots from an open page; slots that were never written take the numbers of
@@ -74,15 +82,16 @@ static void gather(const seal_job *job, const kvant_codec *codec, const void *pa
     }
 }
 
-static void seal_page(const seal_job *job, int32_t open, uint32_t head, float *scratch)
+static void seal_page(const seal_job *job, const sealing *s, uint32_t head, float *scratch)
 {
     kvant_tensor *tensor = job->tensor;
-    uint32_t block = (uint32_t)tensor->open_pages[open].block;
+    const kvant_open_page *open = &tensor->open_pages[s->page];
+    uint32_t block = (uint32_t)open->block;
     uint32_t n = kvant_tensor_codec_info(tensor)->block_tokens;
     const block_pages at = job->borrowed ? *job->borrowed : pages_in_place(tensor, block);
     uint64_t mask = ALL_SLOTS >> (KVANT_PAGE_TOKENS - n);
     for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
-        if (!(tensor->open_pages[open].fresh >> first & mask))
+        if (!((open->fresh & s->slots) >> first & mask))
             continue;
         gather(job, tensor->codecs[head], at.open + head * tensor->open_page_bytes, tensor->blocks[block].written,
                first, scratch);
@@ -91,90 +100,174 @@ static void seal_page(const seal_job *job, int32_t open, uint32_t head, float *s
     }
 }
 
-static void seal_unit(void *context, size_t unit, uint32_t worker)
+static size_t units_of(const seal_job *job)
 {
-    const seal_job *job = context;
+    return job->n * job->tensor->n_kv_heads;
+}
+
+/* Of one job, or of those of the keys and the values of a layer. */
+static void seal_unit(void *jobs, size_t unit, uint32_t worker)
+{
+    const seal_job *job = jobs;
+    for (; unit >= units_of(job); job++)
+        unit -= units_of(job);
     const kvant_tensor *tensor = job->tensor;
     size_t floats = (size_t)kvant_tensor_codec_info(tensor)->block_tokens * tensor->head_dim;
-    seal_page(job, job->pages[unit / tensor->n_kv_heads], (uint32_t)(unit % tensor->n_kv_heads),
+    seal_page(job, &job->list[unit / tensor->n_kv_heads], (uint32_t)(unit % tensor->n_kv_heads),
               tensor->scratch + worker * floats);
 }
 
-static void encode_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, const block_pages *borrowed,
-                         uint32_t n_threads)
+static void encode_pages(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
 {
-    seal_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), pages, borrowed };
-    kvant_parallel_for(n * tensor->n_kv_heads, n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS,
-                       seal_unit, &job);
+    size_t n = 0;
+    for (size_t i = 0; i < n_jobs; i++)
+        n += units_of(&jobs[i]);
+    kvant_parallel_for(n, n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS, seal_unit, jobs);
 }
 
 /* Devices seal the first slots of a page. A block that was opened again, or came with gaps, is
  * sealed by the CPU. */
-static void encode_on_device(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
+static void encode_on_device(const seal_job *job, uint32_t n_threads)
 {
+    kvant_tensor *tensor = job->tensor;
     int32_t plain[MOST_PAGES];
     size_t n_plain = 0;
-    for (size_t i = 0; i < n; i++) {
-        const kvant_open_page *open = &tensor->open_pages[pages[i]];
+    for (size_t i = 0; i < job->n; i++) {
+        const kvant_open_page *open = &tensor->open_pages[job->list[i].page];
         const uint64_t written = tensor->blocks[open->block].written;
         if (open->fresh == written && !(written & (written + 1))) {
-            plain[n_plain++] = pages[i];
+            plain[n_plain++] = job->list[i].page;
             continue;
         }
         const block_pages borrowed = borrow(tensor, (uint32_t)open->block);
-        encode_pages(tensor, &pages[i], 1, &borrowed, n_threads);
+        seal_job one = { tensor, job->kernels, &borrowed, 1, { job->list[i] } };
+        encode_pages(&one, 1, n_threads);
         give_back(tensor, (uint32_t)open->block, &borrowed, true);
     }
     if (n_plain)
         tensor->device->seal(tensor, plain, n_plain);
 }
 
-static void seal_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
+static void note_sealed(seal_job *job)
 {
-    if (tensor->device)
-        encode_on_device(tensor, pages, n, n_threads);
-    else
-        encode_pages(tensor, pages, n, NULL, n_threads);
-    for (size_t i = 0; i < n; i++) {
-        kvant_open_page *open = &tensor->open_pages[pages[i]];
-        kvant_block *block = &tensor->blocks[open->block];
+    for (size_t i = 0; i < job->n; i++) {
+        kvant_open_page *open = &job->tensor->open_pages[job->list[i].page];
+        kvant_block *block = &job->tensor->blocks[open->block];
+        open->fresh &= ~job->list[i].slots;
+        block->touched = true;
+        if (!job->list[i].closes)
+            continue;
         block->open_page = KVANT_NO_PAGE;
         block->state = KVANT_BLOCK_SEALED;
-        block->touched = true;
         open->block = -1;
     }
+    job->n = 0;
 }
 
-/* Rows written to the sequence after the page's last one; the newest row has age 0. */
+static void seal(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
+{
+    if (!jobs->tensor->device)
+        encode_pages(jobs, n_jobs, n_threads);
+    for (size_t i = 0; i < n_jobs; i++) {
+        if (jobs[i].tensor->device)
+            encode_on_device(&jobs[i], n_threads);
+        note_sealed(&jobs[i]);
+    }
+}
+
+static seal_job job_of(kvant_tensor *tensor)
+{
+    return (seal_job){ .tensor = tensor, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
+}
+
+static void seal_whole(kvant_tensor *tensor, int32_t page, uint32_t n_threads)
+{
+    seal_job job = job_of(tensor);
+    job.list[job.n++] = (sealing){ page, true, ALL_SLOTS };
+    seal(&job, 1, n_threads);
+}
+
+/* Rows written to the sequence after the page's last one; the newest row has age 0. When rows were
+ * cut the clock may stand before the page's stamp. */
+static uint64_t age_of(const kvant_tensor *tensor, const kvant_open_page *open)
+{
+    const uint64_t clock = tensor->clocks[tensor->blocks[open->block].sequence];
+    return clock > open->stamp ? clock - open->stamp : 0;
+}
+
 static bool outside_window(const kvant_tensor *tensor, const kvant_open_page *open)
 {
-    uint64_t age = tensor->clocks[tensor->blocks[open->block].sequence] - open->stamp;
-    return age >= kvant_tensor_codec_info(tensor)->recent_tokens;
+    return age_of(tensor, open) >= tensor->newest_rows;
 }
 
-/* A block that was opened again is complete when all of its slots were rewritten: sealing it after
- * every rewrite would quantise the other slots of its groups again each time. */
-static bool due(const kvant_tensor *tensor, const kvant_open_page *open)
+/* Slots whose rows have left the window. Rows of a page are taken to have come in the order of their
+ * slots. A page whose rows are all outside has nothing to wait for. */
+static uint64_t slots_outside(const kvant_tensor *tensor, const kvant_open_page *open)
 {
-    return open->fresh == ALL_SLOTS && outside_window(tensor, open);
-}
-
-void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads)
-{
-    int32_t list[MOST_PAGES];
-    size_t n = 0;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
-        const kvant_open_page *open = &tensor->open_pages[i];
-        if (open->block < 0 || !(all || due(tensor, open)))
-            continue;
-        list[n++] = (int32_t)i;
-        if (n == MOST_PAGES) {
-            seal_pages(tensor, list, n, n_threads);
-            n = 0;
-        }
+    uint64_t age = age_of(tensor, open), slots = 0;
+    for (uint32_t slot = KVANT_PAGE_TOKENS; slot-- > 0;) {
+        const uint64_t bit = (uint64_t)1 << slot;
+        slots |= age >= tensor->newest_rows ? bit : 0;
+        age += (open->fresh & bit) != 0;
     }
-    if (n)
-        seal_pages(tensor, list, n, n_threads);
+    return slots;
+}
+
+/* What is due of an open page. A single token's step seals a row, so that no step takes long. Rows
+ * whose codes share scales are sealed with their block. A block that was opened again is complete
+ * when all of its slots were rewritten: sealing it after every rewrite would quantise the other
+ * slots of its groups again each time. */
+static sealing due(const kvant_tensor *tensor, uint32_t page)
+{
+    const kvant_open_page *open = &tensor->open_pages[page];
+    const bool outside = outside_window(tensor, open);
+    if (!tensor->step_rows || tensor->device || kvant_tensor_codec_info(tensor)->block_tokens > 1)
+        return (sealing){ (int32_t)page, true, outside && open->fresh == ALL_SLOTS ? ALL_SLOTS : 0 };
+    return (sealing){ (int32_t)page, outside && tensor->blocks[open->block].written == ALL_SLOTS,
+                      slots_outside(tensor, open) };
+}
+
+/* Lists pages from `page` on that have something to seal; returns the page where the list was full. */
+static uint32_t list_due(seal_job *job, uint32_t page, bool all)
+{
+    const kvant_tensor *tensor = job->tensor;
+    for (; page < tensor->n_open_pages && job->n < MOST_PAGES; page++) {
+        const kvant_open_page *open = &tensor->open_pages[page];
+        if (open->block < 0 || (tensor->step_rows && kvant_is_sink(tensor, (uint32_t)open->block)))
+            continue;
+        const sealing s = all ? (sealing){ (int32_t)page, true, ALL_SLOTS } : due(tensor, page);
+        if ((s.closes && s.slots) || (open->fresh & s.slots))
+            job->list[job->n++] = s;
+    }
+    return page;
+}
+
+static bool worth_threads(const seal_job *jobs, size_t n_jobs)
+{
+    uint32_t n = 0;
+    for (const seal_job *job = jobs; job < jobs + n_jobs; job++)
+        for (size_t i = 0; i < job->n; i++)
+            n += kvant_count_slots(job->tensor->open_pages[job->list[i].page].fresh & job->list[i].slots);
+    return n >= ROWS_FOR_THREADS || kvant_parallel_is_lent();
+}
+
+void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all, uint32_t n_threads)
+{
+    seal_job jobs[2];
+    uint32_t page[2];
+    bool left = true;
+    for (size_t i = 0; i < n_tensors; i++) {
+        jobs[i] = job_of(tensors[i]);
+        page[i] = tensors[i]->n_sink_pages;
+    }
+    while (left) {
+        left = false;
+        for (size_t i = 0; i < n_tensors; i++) {
+            page[i] = list_due(&jobs[i], page[i], all);
+            left |= page[i] < tensors[i]->n_open_pages;
+        }
+        seal(jobs, n_tensors, worth_threads(jobs, n_tensors) ? n_threads : 1);
+    }
 }
 
 /* Taking pages */
@@ -200,19 +293,74 @@ bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
     return n < tensor->window_blocks;
 }
 
-/* What to seal when the pool is full: of the blocks outside of their sequence's window, or of all
- * when there are none, the one that was not written for longest. Sinks that found no page of their
- * own are in the pool, too. */
+/* Whether a page is sealed before another one when the pool is full. Blocks outside of their
+ * sequence's window come first, the one that was not written for longest before the others. When
+ * the exact part of all sequences is bounded, blocks of the sequence that was not written for
+ * longest come next, its first block last. */
+static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a, const kvant_open_page *b)
+{
+    const uint32_t block[] = { (uint32_t)a->block, (uint32_t)b->block };
+    const bool sink[] = { tensor->step_rows && kvant_is_sink(tensor, block[0]),
+                          tensor->step_rows && kvant_is_sink(tensor, block[1]) };
+    const bool outside[] = { outside_window(tensor, a) && !sink[0], outside_window(tensor, b) && !sink[1] };
+    const uint64_t used[] = { tensor->last_used[tensor->blocks[block[0]].sequence],
+                              tensor->last_used[tensor->blocks[block[1]].sequence] };
+    if (outside[0] != outside[1])
+        return outside[0];
+    if (tensor->step_rows && !outside[0] && used[0] != used[1])
+        return used[0] < used[1];
+    return sink[0] != sink[1] ? sink[1] : a->used < b->used;
+}
+
+/* What to seal when the pool is full. Where sinks have places of their own, those that found none
+ * are in the pool, too. */
 static int32_t victim(const kvant_tensor *tensor)
 {
     uint32_t best = tensor->n_sink_pages;
-    for (uint32_t i = best + 1; i < tensor->n_open_pages; i++) {
-        const kvant_open_page *a = &tensor->open_pages[i], *b = &tensor->open_pages[best];
-        bool a_outside = outside_window(tensor, a), b_outside = outside_window(tensor, b);
-        if (a_outside != b_outside ? a_outside : a->used < b->used)
+    for (uint32_t i = best + 1; i < tensor->n_open_pages; i++)
+        if (goes_first(tensor, &tensor->open_pages[i], &tensor->open_pages[best]))
+            best = i;
+    return (int32_t)best;
+}
+
+static bool is_listed(const seal_job *job, uint32_t page)
+{
+    for (size_t i = 0; i < job->n; i++)
+        if (job->list[i].page == (int32_t)page)
+            return true;
+    return false;
+}
+
+/* The first page to go of those that are outside of their window and not listed; n_open_pages when
+ * there is none. */
+static uint32_t next_outside(const seal_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    uint32_t best = tensor->n_open_pages;
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
+        const kvant_open_page *open = &tensor->open_pages[i];
+        if (open->block < 0 || !outside_window(tensor, open) ||
+            kvant_is_sink(tensor, (uint32_t)open->block) || is_listed(job, i))
+            continue;
+        if (best == tensor->n_open_pages || open->used < tensor->open_pages[best].used)
             best = i;
     }
-    return (int32_t)best;
+    return best;
+}
+
+void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_threads)
+{
+    seal_job job = job_of(tensor);
+    uint32_t n_free = 0;
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
+        n_free += tensor->open_pages[i].block < 0;
+    while (n_free + job.n < n_pages && job.n < MOST_PAGES) {
+        const uint32_t page = next_outside(&job);
+        if (page == tensor->n_open_pages)
+            break;
+        job.list[job.n++] = (sealing){ (int32_t)page, true, ALL_SLOTS };
+    }
+    seal(&job, 1, n_threads);
 }
 
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads)
@@ -221,7 +369,7 @@ int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads
     if (page < 0 && tensor->n_open_pages > tensor->n_sink_pages) {
         page = victim(tensor);
         if (tensor->open_pages[page].block >= 0)
-            seal_pages(tensor, &page, 1, n_threads);
+            seal_whole(tensor, page, n_threads);
     }
     if (page < 0)
         return KVANT_NO_PAGE;
@@ -380,4 +528,10 @@ void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots)
     open->fresh |= slots;
     open->stamp = tensor->clocks[tensor->blocks[block].sequence];
     open->used = tensor->used;
+}
+
+void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows)
+{
+    uint64_t *clock = &tensor->clocks[sequence];
+    *clock -= n_rows < *clock ? n_rows : *clock;
 }

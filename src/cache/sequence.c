@@ -108,8 +108,12 @@ static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index
 kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_t layer, uint32_t n)
 {
     kvant_sequence *s = &cache->sequences[sequence];
+    const uint32_t index = s->lengths[layer] / KVANT_PAGE_TOKENS;
     KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->lengths[layer], n));
-    forget_rows(cache, s, layer, s->lengths[layer] / KVANT_PAGE_TOKENS);
+    forget_rows(cache, s, layer, index);
+    /* A block that was shared with a sequence that is gone has been that sequence's. */
+    for (uint32_t i = 0; i < 2 && index < s->n_blocks && s->table[index] != KVANT_NO_BLOCK; i++)
+        kvant_block_adopt(cache->tensors[2 * layer + i], (uint32_t)s->table[index], (uint32_t)sequence);
     return KVANT_OK;
 }
 
@@ -196,8 +200,12 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     shorten(cache, s, length / KVANT_PAGE_TOKENS + (length % KVANT_PAGE_TOKENS != 0));
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        s->lengths[layer] = s->lengths[layer] < length ? s->lengths[layer] : length;
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
+        const uint32_t kept = s->lengths[layer] < length ? s->lengths[layer] : length;
+        for (uint32_t i = 0; i < 2; i++)
+            kvant_open_rewind(cache->tensors[2 * layer + i], (uint32_t)sequence, s->lengths[layer] - kept);
+        s->lengths[layer] = kept;
+    }
     forget_rows_of_all(cache, s, length / KVANT_PAGE_TOKENS);
     return KVANT_OK;
 }

@@ -106,20 +106,12 @@ static void find_bits(const kvant_codec *codec, uint64_t slots, uint8_t *bits, u
         bits[i] = (uint8_t) ~(bits[i] ^ room[i]);
 }
 
-static uint32_t count(uint64_t slots)
-{
-    uint32_t n = 0;
-    for (; slots; slots &= slots - 1)
-        n++;
-    return n;
-}
-
 /* Clears the bits of all slots but `groups`, which are whole. Encoding takes longest, so the
  * smaller part is encoded, once for all pages of equal specs: their tokens have the same bits. */
 static void erase_sealed(const kvant_tensor *tensor, uint64_t groups, uint8_t *pages, uint8_t *bits,
                          const float *zeros)
 {
-    const bool kept = 2 * count(groups) <= KVANT_PAGE_TOKENS;
+    const bool kept = 2 * kvant_count_slots(groups) <= KVANT_PAGE_TOKENS;
     const kvant_codec *found = NULL;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         const kvant_codec *codec = tensor->codecs[head];
@@ -184,4 +176,14 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots)
         return;
     kvant_open_page *open = &tensor->open_pages[b->open_page];
     open->fresh = kvant_tensor_codec_info(tensor)->block_tokens > 1 ? kept : open->fresh & kept;
+}
+
+void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence)
+{
+    kvant_block *b = &tensor->blocks[block];
+    if (b->sequence == sequence)
+        return;
+    b->sequence = sequence;
+    if (b->open_page >= 0)
+        tensor->open_pages[b->open_page].stamp = tensor->clocks[sequence];
 }

@@ -19,7 +19,7 @@
 #define WAITING_BLOCKS 2u
 
 typedef struct sizes {
-    uint32_t sink_blocks, n_pool, n_sink_pages;
+    uint32_t sink_blocks, n_pool, n_sink_pages, newest_rows, step_rows;
     bool always_open, learns;
     size_t block_bytes, block_stride, open_block_bytes, sealed_bytes, total;
 } sizes;
@@ -54,27 +54,98 @@ static kvant_status check_params(const kvant_tensor_params *p)
     return KVANT_OK;
 }
 
-/* Blocks that the newest recent_tokens rows of a sequence and the row in the making can lie in. */
-static size_t window_blocks(uint32_t recent_tokens)
+/* Blocks that the newest rows of a sequence and the row in the making can lie in. */
+static size_t window_blocks(uint32_t newest_rows)
 {
-    return ((size_t)recent_tokens + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
+    return ((size_t)newest_rows + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
 }
 
-static kvant_status size_pool(const kvant_tensor_params *p, const kvant_codec_info *info, sizes *s)
+static size_t blocks_of(size_t n_rows)
 {
-    uint32_t per_sequence = p->blocks_per_sequence ? p->blocks_per_sequence : p->n_blocks;
-    size_t sinks = ((size_t)info->sink_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS, pool = 0, sink_pages;
-    s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
-    s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
-    s->always_open = info->block_tokens > 1 || info->recent_tokens > 0;
-    if (!kvant_mul_size(p->n_sequences, s->sink_blocks, &sink_pages) || sink_pages > INT32_MAX / 2 ||
-        (s->always_open && (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), &pool) ||
-                            pool > INT32_MAX / 2 - SPARE_BLOCKS)))
+    return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
+}
+
+/* Pages as large as fp16 rows: an exact part would be a second copy. */
+static bool stores_fp16(const kvant_tensor_params *p)
+{
+    for (uint32_t head = 0; head < p->n_kv_heads; head++)
+        if (p->codecs[head]->info.page_bytes < KVANT_PAGE_TOKENS * p->codecs[head]->info.head_dim * sizeof(uint16_t))
+            return false;
+    return true;
+}
+
+static kvant_status take_exact(const kvant_tensor_params *p, kvant_exact_part *exact)
+{
+    *exact = (kvant_exact_part){ 0 };
+    if (!p->exact)
+        return KVANT_OK;
+    if (!KVANT_TAKE(kvant_exact_part, exact, p->exact, step))
+        return invalid("the exact part's size field is not set");
+    if (exact->first % KVANT_PAGE_TOKENS || (uint64_t)exact->first + exact->newest > exact->total ||
+        (exact->total && !exact->step))
+        return invalid("the exact part has a first part of broken blocks, no step, or less in total than for one sequence");
+    if (stores_fp16(p))
+        *exact = (kvant_exact_part){ 0 };
+    return KVANT_OK;
+}
+
+/* The pool of codecs that keep rows open themselves: for the windows of all sequences. */
+static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *info, size_t *pool)
+{
+    *pool = 0;
+    if (info->block_tokens <= 1 && !info->recent_tokens)
+        return true;
+    if (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), pool) || *pool > INT32_MAX / 2 - SPARE_BLOCKS)
+        return false;
+    *pool += SPARE_BLOCKS;
+    return true;
+}
+
+/* One pool for the exact part of all sequences, a block more than its rows fill because they begin
+ * anywhere in a block, and for the rows of a step. What the codecs ask for on top of it is for each sequence. */
+static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact, sizes *s)
+{
+    const kvant_codec_info *info = &p->codecs[0]->info;
+    size_t pool = blocks_of(exact->total) + 1, windows, sinks = 0;
+    if (!windows_pool(p, info, &windows))
         return too_large();
-    pool = s->always_open ? pool + SPARE_BLOCKS : s->learns ? WAITING_BLOCKS : 0;
+    if (info->sink_tokens > exact->first && !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
+        return too_large();
+    if (sinks > INT32_MAX / 2 - windows)
+        return too_large();
+    pool = (pool > windows + sinks ? pool : windows + sinks) + blocks_of(exact->step);
+    pool = p->n_open_blocks ? p->n_open_blocks : pool;
+    s->n_pool = (uint32_t)(pool < p->n_blocks ? pool : p->n_blocks);
+    s->always_open = true;
+    return KVANT_OK;
+}
+
+static kvant_status size_codecs_pool(const kvant_tensor_params *p, sizes *s)
+{
+    const kvant_codec_info *info = &p->codecs[0]->info;
+    size_t sink_pages, pool;
+    if (!kvant_mul_size(p->n_sequences, s->sink_blocks, &sink_pages) || sink_pages > INT32_MAX / 2 ||
+        !windows_pool(p, info, &pool))
+        return too_large();
+    s->always_open = pool > 0;
+    pool = s->always_open ? pool : s->learns ? WAITING_BLOCKS : 0;
     s->n_pool = pool && p->n_open_blocks ? p->n_open_blocks : (uint32_t)pool;
     s->n_sink_pages = (uint32_t)sink_pages;
     return s->n_pool > INT32_MAX / 2 ? too_large() : KVANT_OK;
+}
+
+static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
+{
+    const kvant_codec_info *info = &p->codecs[0]->info;
+    const uint32_t per_sequence = p->blocks_per_sequence ? p->blocks_per_sequence : p->n_blocks;
+    kvant_exact_part exact;
+    *s = (sizes){ .learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST };
+    KVANT_FORWARD(take_exact(p, &exact));
+    const size_t sinks = blocks_of(exact.first > info->sink_tokens ? exact.first : info->sink_tokens);
+    s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
+    s->newest_rows = exact.newest > info->recent_tokens ? exact.newest : info->recent_tokens;
+    s->step_rows = exact.step;
+    return exact.step ? size_exact_pool(p, &exact, s) : size_codecs_pool(p, s);
 }
 
 static bool sum_page_bytes(const kvant_tensor_params *p, size_t *sum)
@@ -107,7 +178,7 @@ static kvant_status compute_sizes(const kvant_tensor_params *p, sizes *s)
 {
     KVANT_FORWARD(check_params(p));
     const kvant_codec_info *info = &p->codecs[0]->info;
-    KVANT_FORWARD(size_pool(p, info, s));
+    KVANT_FORWARD(size_pool(p, s));
     size_t open_bytes, rows;
     if (!sum_page_bytes(p, &s->block_bytes))
         return too_large();
@@ -163,9 +234,10 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     tensor->page_offsets = kvant_alloc(p->n_kv_heads, sizeof *tensor->page_offsets);
     tensor->blocks = kvant_alloc(p->n_blocks, sizeof *tensor->blocks);
     tensor->clocks = kvant_alloc(p->n_sequences, sizeof *tensor->clocks);
+    tensor->last_used = kvant_alloc(p->n_sequences, sizeof *tensor->last_used);
     tensor->sequence_versions = kvant_alloc(p->n_sequences, 1);
     KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks || !tensor->clocks ||
-                        !tensor->sequence_versions,
+                        !tensor->last_used || !tensor->sequence_versions,
                     KVANT_ERR_MEMORY);
     size_t offset = 0;
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
@@ -194,8 +266,11 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
         .sink_blocks = s->sink_blocks,
         .n_sink_pages = s->n_sink_pages,
         .n_open_pages = s->n_sink_pages + s->n_pool,
-        .window_blocks =
-            s->always_open ? (uint32_t)window_blocks(p->codecs[0]->info.recent_tokens) : WAITING_BLOCKS,
+        .window_blocks = s->step_rows ? s->n_pool
+                         : s->always_open ? (uint32_t)window_blocks(s->newest_rows)
+                                          : WAITING_BLOCKS,
+        .newest_rows = s->newest_rows,
+        .step_rows = s->step_rows,
         .always_open = s->always_open,
         .learns = s->learns,
         .sealed = memory,
@@ -245,6 +320,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
     kvant_free((*tensor)->blocks);
     kvant_free((*tensor)->open_pages);
     kvant_free((*tensor)->clocks);
+    kvant_free((*tensor)->last_used);
     kvant_free((*tensor)->sequence_versions);
     kvant_free((*tensor)->scratch);
     kvant_free((*tensor)->staging);
@@ -289,6 +365,7 @@ void kvant_tensor_clear(kvant_tensor *tensor)
         return;
     kvant_tensor_clear_blocks(tensor, 0, tensor->n_blocks);
     memset(tensor->clocks, 0, tensor->n_sequences * sizeof *tensor->clocks);
+    memset(tensor->last_used, 0, tensor->n_sequences * sizeof *tensor->last_used);
     kvant_versions_reset(tensor);
     kvant_shifts_free(tensor);
     tensor->any_written = false;

@@ -33,10 +33,11 @@ typedef struct kvant_block {
     bool touched; /* its sealed pages were written; until then their memory is not */
 } kvant_block;
 
-/* Open pages 0 .. n_sink_pages - 1 are for sinks, the others are the pool. */
+/* Open pages 0 .. n_sink_pages - 1 are for sinks, the others are the pool. A tensor with an exact
+ * part has the pool alone. */
 typedef struct kvant_open_page {
     int64_t block;  /* -1: free */
-    uint64_t fresh; /* bit per slot: written since the block was opened, so its sealed bytes are not up to date */
+    uint64_t fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
     uint64_t stamp; /* the sequence's clock when it was last written */
     uint64_t used;  /* the same by the clock of all sequences */
 } kvant_open_page;
@@ -125,6 +126,8 @@ struct kvant_tensor {
     uint32_t sink_blocks; /* per sequence */
     uint32_t n_sink_pages, n_open_pages;
     uint32_t window_blocks; /* of the pool that a sequence's window needs */
+    uint32_t newest_rows;   /* of a sequence, that stay open: its window */
+    uint32_t step_rows;     /* of a write, that stay open until the next one; 0: there is no exact part */
     bool always_open;       /* rows pass through open pages */
     bool learns;            /* center=first or norm=first */
     bool any_written;
@@ -132,6 +135,7 @@ struct kvant_tensor {
     kvant_block *blocks;
     kvant_open_page *open_pages;
     uint64_t *clocks, used;     /* rows written: per sequence, in all */
+    uint64_t *last_used;        /* per sequence: `used` when it was last written */
     uint8_t *sequence_versions; /* of each sequence's last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
     float *centers; /* of all versions, with the scales */
@@ -215,6 +219,14 @@ static inline bool kvant_is_sink(const kvant_tensor *tensor, uint32_t block)
     return tensor->blocks[block].index < tensor->sink_blocks;
 }
 
+static inline uint32_t kvant_count_slots(uint64_t slots)
+{
+    uint32_t n = 0;
+    for (; slots; slots &= slots - 1)
+        n++;
+    return n;
+}
+
 static inline size_t kvant_open_block_bytes(const kvant_tensor *tensor)
 {
     return tensor->open_page_bytes * tensor->n_kv_heads;
@@ -289,9 +301,16 @@ bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version
 /* Bookkeeping of a write to slots (a bit each) of an open block. */
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* Seals the blocks that are complete and older than the recent window; with all, whatever the pool
- * holds. */
-void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads);
+/* The last n rows of a sequence were cut: its window goes back by as many. */
+void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows);
+
+/* Seals what is older than its sequence's window, of one tensor or of the keys and values of a layer:
+ * rows of a tensor with an exact part, otherwise blocks that are complete. With all, whatever the
+ * pool holds. */
+void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all, uint32_t n_threads);
+
+/* Seals blocks outside of their windows until n pages are free, or none of these blocks is left. */
+void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_threads);
 
 /* Takes an open page for the block, with unspecified bytes; seals another block when none is free.
  * KVANT_NO_PAGE when the tensor has no pool and no place for another sink. can_take: whether it
@@ -318,6 +337,9 @@ kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64
 
 /* Forgets the rows of other slots: these slots count as never written. */
 void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
+
+/* The block is of another sequence from now on, which goes on writing it. */
+void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence);
 
 /* transfer.c: kvant_tensor_export of some slots. */
 kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,

@@ -91,7 +91,8 @@ static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, co
 static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target, int32_t page)
 {
     const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
-    uint64_t age = from->clocks[from->blocks[source].sequence] - open->stamp;
+    const uint64_t now = from->clocks[from->blocks[source].sequence];
+    const uint64_t age = now > open->stamp ? now - open->stamp : 0;
     uint64_t *clock = &to->clocks[to->blocks[target].sequence];
     *clock = *clock < age ? age : *clock;
     to->open_pages[page].fresh = open->fresh;

@@ -189,6 +189,13 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
     return true;
 }
 
+/* Rows in place of others that are not sealed make no row older. */
+static size_t rows_added(const kvant_tensor *tensor, const kvant_run *r)
+{
+    const int32_t page = tensor->blocks[r->block].open_page;
+    return page < 0 ? r->n : kvant_count_slots(r->mask & ~tensor->open_pages[page].fresh);
+}
+
 static void mark(const write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
@@ -196,8 +203,9 @@ static void mark(const write_job *job, const kvant_run *r)
     for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
         kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
     tensor->any_written = true;
-    tensor->clocks[block->sequence] += r->n;
+    tensor->clocks[block->sequence] += rows_added(tensor, r);
     tensor->used += r->n;
+    tensor->last_used[block->sequence] = tensor->used;
     block->written |= r->mask;
     if (block->open_page >= 0) {
         kvant_open_touch(tensor, r->block, r->mask);
@@ -481,6 +489,38 @@ static bool any_left(const write_job *jobs, size_t n_jobs)
     return false;
 }
 
+/* Blocks that rows of the write from the next one on go to, at most MOST_RUNS. */
+static uint32_t blocks_left(const write_job *job)
+{
+    uint32_t n = 0;
+    for (size_t first = job->done; n < MOST_RUNS && first < job->n; n++)
+        first += run_from(job, first).n;
+    return n;
+}
+
+/* Seals what left its window. Rows of this write are seen by queries of the same step, so a tensor
+ * with an exact part seals rows of former writes before it, and rows of this one only to find room
+ * for its last rows. Without an exact part everything is sealed after the write. */
+static void seal_between(write_job *jobs, size_t n_jobs, bool begins)
+{
+    kvant_tensor *due[2];
+    size_t n_due = 0;
+    for (size_t i = 0; i < n_jobs; i++) {
+        kvant_tensor *tensor = jobs[i].tensor;
+        if (kvant_versions_wait(tensor) || begins != (tensor->step_rows > 0))
+            continue;
+        if (tensor->step_rows || tensor->always_open)
+            due[n_due++] = tensor;
+        else
+            kvant_open_seal_due(&tensor, 1, true, jobs[i].n_threads);
+    }
+    if (n_due)
+        kvant_open_seal_due(due, n_due, false, jobs->n_threads);
+    for (size_t i = 0; i < n_jobs && !begins; i++)
+        if (jobs[i].tensor->step_rows && jobs[i].done < jobs[i].n)
+            kvant_open_make_room(jobs[i].tensor, blocks_left(&jobs[i]), jobs[i].n_threads);
+}
+
 static kvant_status run(write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
@@ -495,13 +535,12 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
             kvant_learning_reset(jobs[i].tensor);
     KVANT_FORWARD(status);
     KVANT_FORWARD(learn_all(jobs, n_jobs));
+    seal_between(jobs, n_jobs, true);
     while (any_left(jobs, n_jobs)) {
         for (size_t i = 0; i < n_jobs; i++)
             place_some(&jobs[i]);
         encode_placed(jobs, n_jobs);
-        for (size_t i = 0; i < n_jobs; i++)
-            if (!kvant_versions_wait(jobs[i].tensor))
-                kvant_open_seal_due(jobs[i].tensor, !jobs[i].tensor->always_open, jobs[i].n_threads);
+        seal_between(jobs, n_jobs, false);
     }
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
         note_versions(&jobs[i]);

@@ -1,0 +1,317 @@
+/* test_exact.c - the exact part of a cache: first and newest tokens of each sequence, and the rows of
+ * a step, are fp16 whatever is written, cut or forked; everything else is sealed. */
+#include "tensor_fixture.h"
+
+#include <kvant/cache.h>
+
+static const kvant_exact_part usual = {
+    .size = sizeof usual, .first = 64, .newest = 128, .total = 192, .step = 512
+};
+
+static fixture make_exact(const char *spec, uint32_t n_sequences, uint32_t blocks,
+                          const kvant_exact_part *part)
+{
+    fixture f = make(spec, n_sequences, blocks, 0);
+    fixture exact = f;
+    exact.params.exact = part;
+    kvant_tensor_free(&f.tensor);
+    free(f.memory);
+    free(f.rows);
+    make_tensor(&exact);
+    return exact;
+}
+
+static uint32_t n_open(const fixture *f)
+{
+    uint32_t n = 0;
+    for (uint32_t block = 0; block < f->params.n_blocks; block++)
+        n += is_open(f, block);
+    return n;
+}
+
+/* Rows of a sequence are written in steps of any length. The newest rows before a step and at least
+ * the last 512 rows of the step itself are exact after it, and a block of older rows is sealed. */
+static void first_and_newest_rows_are_exact(void **state)
+{
+    static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel",
+                                         "int-4:center=first", "int-4:sink=4,recent=40" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++)
+        for (uint64_t seed = 1; seed < 5; seed++) {
+            uint64_t rng = seed;
+            fixture f = make_exact(specs[s], 1, 64, &usual);
+            const bool exact_numbers = strncmp(specs[s], "int", 3) == 0 && !strstr(specs[s], "center");
+            for (uint32_t n = 0, step; n < 4000; n += step) {
+                static const uint32_t most[] = { 1, 9, 64, 512, 700 };
+                step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
+                step = step < 4000 - n ? step : 4000 - n;
+                write_range(&f, n, step, step, 1 + (uint32_t)seed % 2, &rng);
+                const uint32_t end = n + step, kept = step < 512 ? 128 + step : 512;
+                for (uint32_t block = 0; block < (end + 63) / 64; block++) {
+                    const uint32_t last = 64 * block + 63;
+                    if (block == 0 || last + kept >= end)
+                        assert_true(is_open(&f, block));
+                    else if (step <= 512 && last + 128 < n)
+                        assert_false(is_open(&f, block));
+                }
+                assert_true(n_open(&f) <= 3 + 1 + 8);
+            }
+            if (exact_numbers && !strstr(specs[s], "axis"))
+                check_slots(&f, 0, 4000);
+            drop(&f);
+        }
+}
+
+/* Codes of a row do not depend on the steps that brought it and what followed it. */
+static void steps_and_threads_do_not_change_bytes(void **state)
+{
+    static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel" };
+    static const uint32_t steps[] = { 1, 7, 64, 512, 700 };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 33;
+        fixture first = make_exact(specs[s], 1, 11, &usual);
+        write_range(&first, 0, 700, steps[0], 1, &rng);
+        for (size_t b = 1; b < COUNT(steps); b++) {
+            fixture f = make_exact(specs[s], 1, 11, &usual);
+            write_rows(&f, 0, 700, first.rows, steps[b], (uint32_t)b + 1);
+            for (uint32_t block = 0; block < 11; block++)
+                for (uint32_t h = 0; h < N_KV_HEADS && !is_open(&f, block) && !is_open(&first, block); h++)
+                    assert_memory_equal(block_of(&f, block, h).page, block_of(&first, block, h).page,
+                                        info_of(f.codecs[h]).page_bytes);
+            drop(&f);
+        }
+        assert_false(is_open(&first, 1));
+        drop(&first);
+    }
+}
+
+/* A draft of eight tokens of which four are rejected: their slots are written again. The four count
+ * once, so the window before the next draft ends with row n + 3. */
+static void rejected_rows_make_no_row_older(void **state)
+{
+    (void)state;
+    uint64_t rng = 5;
+    fixture f = make_exact("int-4", 1, 20, &usual);
+    write_range(&f, 0, 300, 300, 1, &rng);
+    for (uint32_t n = 300; n < 1000; n += 4) {
+        write_range(&f, n, 8, 8, 1, &rng);
+        for (uint32_t row = n + 4 - 128; row < n + 8; row++)
+            assert_true(is_open(&f, row / 64));
+        for (uint32_t block = 1; 64 * block + 64 + 128 + 8 <= n; block++)
+            assert_false(is_open(&f, block));
+    }
+    drop(&f);
+}
+
+/* The part of all sequences is bounded. The sequence that is written keeps its own, and those that
+ * were not written for longest give way. */
+static void the_bound_of_all_sequences_holds(void **state)
+{
+    const kvant_exact_part part = { .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64 };
+    enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 1 + 1 };
+    (void)state;
+    uint64_t rng = 9;
+    fixture f = make_exact("int-4", SEQUENCES, BLOCKS, &part);
+    const size_t sealed = SEQUENCES * BLOCKS * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
+    assert_int_equal(f.bytes, sealed + PAGES * N_KV_HEADS * HEAD_DIM * 64 * 2);
+    uint32_t n[SEQUENCES] = { 0 };
+    for (uint32_t round = 0; round < 5; round++)
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            const uint32_t first = n[s];
+            while (n[s] < first + 90) {
+                const uint32_t step = n[s] + 32 < first + 90 ? 1 + (uint32_t)(test_random(&rng) % 32) : first + 90 - n[s];
+                write_range(&f, s * BLOCKS * 64 + n[s], step, step, 1, &rng);
+                n[s] += step;
+                assert_true(n_open(&f) <= PAGES);
+            }
+            for (uint32_t row = first; row < n[s]; row++) /* what it wrote in this round, beyond its window of 64, may be sealed */
+                assert_true(row + 64 < n[s] || is_open(&f, s * BLOCKS + row / 64));
+            assert_true(round > 0 || is_open(&f, s * BLOCKS));
+            const uint32_t former = (s + SEQUENCES - 1) % SEQUENCES; /* it gives way last */
+            assert_true(n[former] == 0 || is_open(&f, former * BLOCKS + (n[former] - 1) / 64));
+        }
+    for (uint32_t s = 0; s < SEQUENCES; s++)
+        check_slots(&f, s * BLOCKS * 64, n[s]);
+    drop(&f);
+}
+
+/* Codecs whose pages are fp16 rows have no second copy of them; a broken part is refused. */
+static void sizes(void **state)
+{
+    (void)state;
+    static const kvant_exact_part bad[] = { { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
+                                            { .size = sizeof *bad, .first = 64, .newest = 64, .total = 127, .step = 1 },
+                                            { .size = sizeof *bad, .first = 64, .newest = 64, .total = 128 },
+                                            { .size = 4, .first = 64, .newest = 64, .total = 128, .step = 1 } };
+    const kvant_exact_part none = { .size = sizeof none };
+    const char *const specs[] = { "f16", "int-4", "int-4:center=first", "int-4:recent=100" };
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        fixture f = make(specs[s], 2, 40, 0);
+        kvant_tensor_params params = params_of(&f);
+        size_t bytes;
+        params.exact = &none;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+        assert_int_equal(bytes, f.bytes);
+        params.exact = &usual;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+        /* recent=100: windows of 3 blocks of two sequences and two to spare; the part: 3 and one more; a step: 8 */
+        const size_t pages = s == 0 ? 0 : s == 3 ? 2 * 3 + 2 + 8 : 3 + 1 + 8;
+        const size_t sealed = 2 * 40 * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
+        assert_int_equal(bytes, sealed + pages * N_KV_HEADS * HEAD_DIM * 64 * 2);
+        params.n_blocks = 5;
+        params.blocks_per_sequence = 3;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK); /* no more pages than blocks */
+        assert_true(bytes <= 5 * N_KV_HEADS * (info_of(f.codecs[0]).page_bytes + HEAD_DIM * 64 * 2));
+        for (size_t i = 0; i < COUNT(bad); i++) {
+            params.exact = &bad[i];
+            assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_ERR_ARGUMENT);
+        }
+        drop(&f);
+    }
+}
+
+/* A block that is open in one cache becomes a block of another one, whatever its exact part is. */
+static void open_blocks_are_imported(void **state)
+{
+    (void)state;
+    uint64_t rng = 12;
+    fixture from = make_exact("int-4", 1, 8, &usual), to = make_exact("int-4", 1, 8, &usual);
+    write_range(&from, 0, 400, 400, 1, &rng);
+    write_range(&to, 0, 512, 512, 1, &rng); /* all pages are taken */
+    for (uint32_t block = 0; block < 6; block++) {
+        exported e = export_block(&from, block);
+        assert_int_equal(kvant_tensor_import(to.tensor, block, e.data, e.bytes), KVANT_OK);
+        assert_true(is_open(&to, block));
+        free(e.data);
+    }
+    memcpy(to.rows, from.rows, 384 * WIDTH * sizeof(float));
+    check_slots(&to, 0, 512);
+    drop(&to);
+    drop(&from);
+}
+
+/* A cache with sequences that grow, are cut, forked and freed. */
+
+enum { D = 64, MOST_SEQUENCES = 3, MOST_TOKENS = 2000 };
+
+typedef struct sequence {
+    int32_t id; /* -1: free */
+    uint32_t n, own; /* tokens; those before own came from another sequence, or were shared with one */
+    uint32_t begun;  /* tokens when the last step began */
+    uint32_t left;   /* rows before it were outside of the newest 128 when a step began, of any sequence */
+    float k[MOST_TOKENS][D], v[MOST_TOKENS][D];
+} sequence;
+
+/* Rows of fp16 pass through a rotation and a matrix near the identity, as rows of independent equal
+ * channels give it: each number is off by at most 2^-11 of the transformed row's, twice. At 2 bits
+ * the error of normal numbers is at least 2^-2 of them in the mean (rate and distortion); of a single row of 64
+ * it varies by a few percent. */
+static bool is_exact(const float *got, const float *want)
+{
+    const double error = sqrt(squared_distance(got, want, D)), length = sqrt(squared_distance(want, (float[D]){ 0 }, D));
+    assert_true(error < 0.01 * length || error > 0.1 * length);
+    return error < 0.01 * length;
+}
+
+static void check_sequence(const kvant_cache *cache, const sequence *s, bool written)
+{
+    static float k[MOST_TOKENS][D], v[MOST_TOKENS][D];
+    assert_int_equal(kvant_cache_read(cache, 0, s->id, 0, s->n, *k, *v), KVANT_OK);
+    for (uint32_t row = s->own; row < s->n && written; row++) {
+        const bool k_exact = is_exact(k[row], s->k[row]);
+        const uint32_t last = row / 64 * 64 + 63; /* of its block */
+        assert_int_equal(k_exact, is_exact(v[row], s->v[row]));
+        if (row < 64 || row >= s->left)
+            assert_true(k_exact);
+        else if (last >= s->own && last + 128 < s->begun)
+            assert_false(k_exact);
+    }
+}
+
+static void append(kvant_cache *cache, sequence *s, uint32_t n, uint64_t *rng)
+{
+    s->begun = s->n;
+    fill_normal(s->k[s->n], (size_t)n * D, rng);
+    fill_normal(s->v[s->n], (size_t)n * D, rng);
+    assert_int_equal(kvant_cache_append(cache, 0, s->id, s->k[s->n], s->v[s->n], n), KVANT_OK);
+    s->n += n;
+}
+
+static void fork_to(kvant_cache *cache, sequence *from, sequence *to)
+{
+    const int32_t id = kvant_sequence_fork(cache, from->id);
+    *to = *from;
+    to->id = id;
+    assert_true(id >= 0);
+    from->own = to->own = from->n; /* a block belongs to one of both */
+}
+
+static void cut(kvant_cache *cache, sequence *s, uint32_t n)
+{
+    assert_int_equal(kvant_sequence_truncate(cache, s->id, n), KVANT_OK);
+    s->n = n;
+    s->own = s->own < n ? s->own : n;
+    s->left = s->left < n ? s->left : n;
+}
+
+/* With steps of at most 300 rows the pool of 18 pages has room for what all sequences need: 4 blocks
+ * each, and 5 more for the step. */
+static void random_sequences(void **state)
+{
+    static sequence all[MOST_SEQUENCES];
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        uint64_t rng = seed;
+        kvant_cache_params params = KVANT_CACHE_PARAMS;
+        kvant_cache *cache;
+        params.n_layers = params.n_heads = params.n_kv_heads = 1;
+        params.head_dim = D;
+        params.max_tokens = 16384;
+        params.max_sequences = MOST_SEQUENCES;
+        params.n_threads = 1 + (uint32_t)seed % 2;
+        params.preset = "tiny";
+        assert_int_equal(kvant_cache_create(&params, &cache), KVANT_OK);
+        for (uint32_t i = 0; i < MOST_SEQUENCES; i++)
+            all[i].id = -1;
+        for (uint32_t op = 0; op < 60; op++) {
+            sequence *s = &all[test_random(&rng) % MOST_SEQUENCES], *other = &all[test_random(&rng) % MOST_SEQUENCES];
+            const uint32_t what = (uint32_t)(test_random(&rng) % 10);
+            if (s->id < 0) {
+                *s = (sequence){ .id = kvant_sequence_create(cache) };
+                assert_true(s->id >= 0);
+            }
+            if (what == 0) {
+                kvant_sequence_free(cache, s->id);
+                s->id = -1;
+                continue;
+            }
+            if (what == 1 && other->id < 0)
+                fork_to(cache, s, other);
+            else if (what < 4 && s->n > s->own)
+                cut(cache, s, s->n - (uint32_t)(test_random(&rng) % (s->n - s->own)) % 100);
+            const uint32_t n = 1 + (uint32_t)(test_random(&rng) % (what % 2 ? 3 : 300));
+            const bool written = s->n + n <= MOST_TOKENS;
+            for (uint32_t i = 0; i < MOST_SEQUENCES && written; i++)
+                all[i].left = all[i].n > all[i].left + 128 ? all[i].n - 128 : all[i].left;
+            if (written)
+                append(cache, s, n, &rng);
+            check_sequence(cache, s, written);
+        }
+        kvant_cache_free(&cache);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_and_newest_rows_are_exact),
+        cmocka_unit_test(steps_and_threads_do_not_change_bytes),
+        cmocka_unit_test(rejected_rows_make_no_row_older),
+        cmocka_unit_test(the_bound_of_all_sequences_holds),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(open_blocks_are_imported),
+        cmocka_unit_test(random_sequences),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
