@@ -5,10 +5,10 @@
         > bench/results/sizes.csv
 
 The library computes presets: one sequence that fills the context, on a CPU, nothing calibrated.
-pages_bytes has codes, scales and the pages that a preset keeps as fp16; transforms_bytes has what a
-preset learns from the prompt. Their sum is what llama.cpp's users read in the plug-in's first line.
-llama.cpp's own types are blocks of 32 numbers. tests/python/test_sizes.py compares the file with
-the library.
+pages_bytes has codes, scales and fp16 pages: the exact part and room for the rows of a step;
+transforms_bytes has what a preset learns from the prompt. Their sum is what llama.cpp's users read
+in the plug-in's first line. llama.cpp's own types are blocks of 32 numbers.
+tests/python/test_sizes.py compares the file with the library.
 """
 
 import argparse
@@ -48,23 +48,21 @@ COLUMNS = (
 ).split(",")
 
 
-def tensor_bytes(codecs, context):
+def tensor_bytes(codecs, exact, context):
     """Bytes of pages and of transforms of one layer's keys, or values."""
     n = blocks(context)
-    tensor = Tensor(codecs, 1, n, n)
+    tensor = Tensor(codecs, 1, n, n, exact=exact)
     # The positions alone decide how many transforms there may be, so any frequency serves.
     tensor.set_rope(Rope([0.0], n_positions=context))
-    info = tensor.info
-    # Two spare fp16 blocks are address space that a cache of one sequence does not write.
-    spare = 2 * PAGE_TOKENS * info.n_kv_heads * info.head_dim * 2
-    return max(info.bytes - spare, n * info.sealed_bytes), info.learnt_most
+    return tensor.info.bytes, tensor.info.learnt_most
 
 
 def preset_bytes(preset, shape, context):
     """Bytes of pages and of transforms of a whole model's cache."""
     layers, kv_heads, head_dim = shape
     scheme = Scheme(preset, n_layers=layers, n_kv_heads=kv_heads, head_dim=head_dim)
-    roles = [tensor_bytes(scheme.codecs(0, role), context) for role in "kv"]
+    exact = scheme.exact(context)
+    roles = [tensor_bytes(scheme.codecs(0, role), exact, context) for role in "kv"]
     return tuple(layers * sum(parts) for parts in zip(*roles))
 
 

@@ -97,7 +97,15 @@ class Scheme(WithFolder):
     def test_memory_of_a_context(self):
         """What tensors of the same codecs take."""
         scheme = kvant.Scheme("small", v_head_dim=32, **SHAPE)
-        tensors = [kvant.Tensor(scheme.codecs(layer, role), n_blocks=16) for layer in range(3) for role in "kv"]
+        exact = scheme.exact(1000)
+        self.assertEqual(exact, kvant.ExactPart(first=64, newest=64, total=128, step=512))
+        self.assertEqual(scheme.exact(1 << 20, 4).total, 4 * (64 + 128))
+        self.assertEqual(kvant.Scheme(k="int-4", **SHAPE).exact(4096), kvant.ExactPart(0, 0, 0, 0))
+        tensors = [
+            kvant.Tensor(scheme.codecs(layer, role), n_blocks=16, exact=exact)
+            for layer in range(3)
+            for role in "kv"
+        ]
         self.assertEqual(scheme.context_bytes(1000), sum(tensor.info.bytes for tensor in tensors))
         self.assertEqual(tensors[1].info.head_dim, 32)
 

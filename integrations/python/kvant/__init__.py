@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .codec import (
         Codec as Codec,
         CodecFamily as CodecFamily,
+        ExactPart as ExactPart,
         check_spec as check_spec,
         codecs as codecs,
         needs_calibration as needs_calibration,
@@ -52,7 +53,7 @@ _HOMES = {
     "attend": ("attention",),
     "cache": ("Cache", "CacheInfo"),
     "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
-    "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
+    "codec": ("Codec", "CodecFamily", "ExactPart", "check_spec", "codecs", "needs_calibration"),
     "index": ("Index", "IndexInfo"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "models": ("Evaluation", "calibrate", "evaluate"),

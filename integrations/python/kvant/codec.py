@@ -270,6 +270,15 @@ class Codec(Owned):
         return aligned
 
 
+class ExactPart(NamedTuple):
+    """The tokens that a cache keeps as fp16, whatever its codecs are (Scheme.exact)."""
+
+    first: int  #: of each sequence: its first tokens, a multiple of 64
+    newest: int  #: of each sequence: the tokens written last
+    total: int  #: of all sequences together, at most
+    step: int  #: rows of a write that stay fp16 until the next write
+
+
 def tensor_params(
     codecs: Sequence[Codec],
     n_sequences: int,
@@ -277,8 +286,9 @@ def tensor_params(
     blocks_per_sequence: int,
     n_open_blocks: int,
     block_stride: int = 0,
+    exact: ExactPart | None = None,
 ) -> s.TensorParams:
-    """kvant_tensor_params. They keep the array that they point to, not the codecs."""
+    """kvant_tensor_params. They keep the arrays that they point to, not the codecs."""
     if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
         raise TypeError("codecs: a kvant.Codec per kv head is needed")
     handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
@@ -290,4 +300,5 @@ def tensor_params(
         blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
         n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
         block_stride=checks.count(block_stride, "block_stride", least=0),
+        exact=None if exact is None else c.pointer(s.ExactPart.new(**exact._asdict())),
     )

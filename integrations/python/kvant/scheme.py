@@ -8,7 +8,7 @@ import os
 
 from . import checks
 from . import structs as s
-from .codec import Codec, tensor_params
+from .codec import Codec, ExactPart, tensor_params
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
 
 
@@ -101,13 +101,24 @@ class Scheme(Owned):
         check("bits of the scheme", status, SAID)
         return bits.value
 
+    def exact(self, max_tokens: int, n_sequences: int = 1) -> ExactPart:
+        """What a cache on a CPU keeps as fp16: the first and the newest tokens of each sequence, at
+        most a sixteenth of max_tokens, and the rows of a step. Zeros where specs chose the codecs."""
+        part = s.ExactPart.new()
+        tokens = checks.count(max_tokens, "max_tokens", least=0)
+        sequences = checks.count(n_sequences, "n_sequences")
+        status = library().kvant_scheme_exact(self._handle, tokens, sequences, c.byref(part))
+        check("exact part", status, SAID)
+        return ExactPart(part.first, part.newest, part.total, part.step)
+
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
-        """Memory of tensors for n_tokens tokens of all sequences together: pages, the fp16 blocks
-        that the codecs need, and what the tensors remember per block."""
+        """Memory of tensors for n_tokens tokens of all sequences together: pages, and the fp16
+        blocks of the exact part, of a step's rows, and of what the codecs need."""
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
+        exact = self.exact(n_tokens, n_sequences)
         for layer in range(self.n_layers):
             for role in ROLES:
-                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
+                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0, exact=exact)
                 size = c.c_size_t()
                 check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
                 total += size.value

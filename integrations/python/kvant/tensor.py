@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 from . import arrays, checks
 from . import structs as s
 from .arrays import np
-from .codec import Codec, tensor_params
+from .codec import Codec, ExactPart, tensor_params
 from .library import PAGE_TOKENS, SAID, Owned, check, library
 from .places import Host
 from .rope import Rope
@@ -64,7 +64,8 @@ class Tensor(Owned):
     need. n_threads: of a write; None: all that the process may use. Bytes do not depend on it.
     memory: where pages lie, uint8 [bytes], aligned to 64 bytes and zeroed, or uint8 [n_blocks,
     bytes] of which each row holds a block's pages and other things may lie between rows; None: of
-    the tensor's own.
+    the tensor's own. exact: what the tensor keeps as fp16 next to what the codecs ask for
+    (Scheme.exact); None: nothing.
 
     One thread writes at a time, and none reads beside it; any number of threads may read at
     once."""
@@ -78,13 +79,14 @@ class Tensor(Owned):
         n_open_blocks: int = 0,
         n_threads: int | None = None,
         memory: np.ndarray | None = None,
+        exact: ExactPart | None = None,
     ) -> None:
         super().__init__("kvant_tensor_free", tuple(codecs))
         given = None if memory is None else arrays.on_host(memory, "memory")
         in_rows = given is not None and given.ndim == 2
         stride = given.strides[0] if in_rows and given.shape[0] > 1 else 0
         made = tensor_params(
-            self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride
+            self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride, exact
         )
         size = c.c_size_t()
         check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
