@@ -298,7 +298,9 @@ class Inspect(unittest.TestCase):
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 8 * page)
         self.assertGreater(there[0]["working_bytes"], 2 * SMALL_LAYERS * 32 * page)
-        self.assertGreater(there[0]["kv_bytes"], here[0]["kv_bytes"])
+        # In the computer's memory: the first block, the newest 64 tokens and a step's 512, which
+        # begin anywhere in a block.
+        self.assertEqual(here[0]["exact_bytes"], 2 * SMALL_LAYERS * (1 + 1 + 8 + 1) * page)
 
     def test_windows_and_other_layers(self):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
@@ -367,11 +369,13 @@ class Settings(unittest.TestCase):
         self.assertEqual([row["bits"] for row in rows], [16, 9 + (last - 1) * (16 - 9) / (2 * SMALL_LAYERS), 9, 3.25])
         self.assertLess(rows[1]["kld_mean"], rows[3]["kld_mean"])
 
-    def test_the_same_codecs_give_the_same_numbers(self):
+    def test_the_same_codecs_store_the_same_bits(self):
+        """A settings file has an exact part, as presets have one; specs that are given by hand have
+        none."""
         self.path.write_text(settings.plain(SMALL_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3"))
         rows = rows_of(self.eval("--config", self.path, "-k", "turboquant-4", "-v", "turboquant-3"))
-        for field in ("kld_mean", "ppl", "bits"):
-            self.assertEqual(rows[1][field], rows[2][field], field)
+        self.assertEqual(rows[1]["bits"], rows[2]["bits"])
+        self.assertLess(rows[1]["kld_mean"], rows[2]["kld_mean"])
 
     def test_another_models_settings_file(self):
         for shape, n_layers in (("3x64", SMALL_LAYERS - 1), ("2x64", SMALL_LAYERS), ("3x32", SMALL_LAYERS), ("1x192", SMALL_LAYERS)):
@@ -546,7 +550,8 @@ class Run(unittest.TestCase):
 
     def test_the_plugins_line_tells_the_memory(self):
         """What it foretells for a full context is there when it is full, within rounding and what tensors remember of blocks: a
-        twentieth. What learning still holds then is at most what the line says of it."""
+        twentieth, but for the page of each tensor that rows need when they begin within a block: here a batch begins with one. What
+        learning still holds then is at most what the line says of it."""
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", "1024", "--chunks", "1", "--preset", "quality", "--json", KVANT_QUIET="0")
         said = re.search(
             r"KV cache quality: (\d+\.\d\d) bits per number, .*, (\d+\.\d) MiB for 1024 tokens .* "
@@ -558,7 +563,8 @@ class Run(unittest.TestCase):
         per_mib = 2**20 * 8 / numbers  # of which the line has one decimal
         self.assertAlmostEqual(bits, cache * per_mib, delta=0.05 * per_mib + 0.005)
         measured = rows_of(done)[1]["kv_bytes"] / 2**20
-        self.assertGreater(measured, cache - 0.05 - measured / 20)
+        spare = 2 * SMALL_LAYERS * 64 * N_KV_HEADS * HEAD_DIM * 2 / 2**20
+        self.assertGreater(measured, cache - spare - 0.05 - measured / 20)
         self.assertLess(measured, cache + learning + 0.1 + measured / 20)
 
     def test_verbose_passes_on_what_the_plugin_says(self):

@@ -94,7 +94,7 @@ class Attends(TestCase):
         cache.append(0, sequence, k, v)
         tensors = []
         for role, x in (("k", k), ("v", v)):
-            tensors.append(kvant.Tensor(scheme.codecs(0, role), n_blocks=8))
+            tensors.append(kvant.Tensor(scheme.codecs(0, role), n_blocks=8, exact=scheme.exact(512)))
             tensors[-1].write(np.arange(n), x)
         self.same([cache.attend(0, sequence, q)], [kvant.attention(*tensors, q, n)])
         self.assertEqual(cache.info.true_bits, scheme.true_bits)
