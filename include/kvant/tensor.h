@@ -9,10 +9,15 @@
  * States of a block (architecture.md has the diagram):
  *
  *   empty    no slot was written
- *   open     transformed fp16 rows: block_tokens or recent_tokens of the codec ask for it, or no
- *            version is known yet, or a sealed block is being rewritten
- *   sink     fp16 for good: the block holds one of the first sink_tokens positions of its sequence
+ *   open     transformed fp16 rows: the exact part, block_tokens or recent_tokens of the codec ask
+ *            for it, or no version is known yet, or a sealed block is being rewritten
+ *   sink     fp16 for good: the block holds one of the first tokens of its sequence
  *   sealed   codes
+ *
+ * With an exact part (kvant_exact_part) every row is fp16 first. A write seals what left the window
+ * of the newest rows before it, so that attention to the rows of a write reads them as they came.
+ * All sequences share one pool of open blocks. When it is full, the sequence that was not written
+ * for longest gives way, its first block last.
  *
  * Versions. With center=first or norm=first in a codec's spec, centre and scale per channel come
  * from the rows themselves. The tensor keeps a few versions of them. Rows wait in open blocks until
