@@ -122,7 +122,8 @@ static void encode_pages(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
     size_t n = 0;
     for (size_t i = 0; i < n_jobs; i++)
         n += units_of(&jobs[i]);
-    kvant_parallel_for(n, n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS, seal_unit, jobs);
+    n_threads = n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS;
+    kvant_parallel_for(n, n_threads, seal_unit, jobs);
 }
 
 /* Devices seal the first slots of a page. A block that was opened again, or came with gaps, is
@@ -221,13 +222,14 @@ static sealing due(const kvant_tensor *tensor, uint32_t page)
 {
     const kvant_open_page *open = &tensor->open_pages[page];
     const bool outside = outside_window(tensor, open);
+    const bool complete = outside && open->fresh == ALL_SLOTS;
     if (!tensor->step_rows || tensor->device || kvant_tensor_codec_info(tensor)->block_tokens > 1)
-        return (sealing){ (int32_t)page, true, outside && open->fresh == ALL_SLOTS ? ALL_SLOTS : 0 };
+        return (sealing){ (int32_t)page, true, complete ? ALL_SLOTS : 0 };
     return (sealing){ (int32_t)page, outside && tensor->blocks[open->block].written == ALL_SLOTS,
                       slots_outside(tensor, open) };
 }
 
-/* Lists pages from `page` on that have something to seal; returns the page where the list was full. */
+/* Lists pages from `page` on that have something to seal. Returns where the list was full. */
 static uint32_t list_due(seal_job *job, uint32_t page, bool all)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -246,12 +248,15 @@ static bool worth_threads(const seal_job *jobs, size_t n_jobs)
 {
     uint32_t n = 0;
     for (const seal_job *job = jobs; job < jobs + n_jobs; job++)
-        for (size_t i = 0; i < job->n; i++)
-            n += kvant_count_slots(job->tensor->open_pages[job->list[i].page].fresh & job->list[i].slots);
+        for (size_t i = 0; i < job->n; i++) {
+            const kvant_open_page *open = &job->tensor->open_pages[job->list[i].page];
+            n += kvant_count_slots(open->fresh & job->list[i].slots);
+        }
     return n >= ROWS_FOR_THREADS || kvant_parallel_is_lent();
 }
 
-void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all, uint32_t n_threads)
+void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,
+                         uint32_t n_threads)
 {
     seal_job jobs[2];
     uint32_t page[2];
@@ -297,12 +302,14 @@ bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
  * sequence's window come first, the one that was not written for longest before the others. When
  * the exact part of all sequences is bounded, blocks of the sequence that was not written for
  * longest come next, its first block last. */
-static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a, const kvant_open_page *b)
+static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a,
+                       const kvant_open_page *b)
 {
     const uint32_t block[] = { (uint32_t)a->block, (uint32_t)b->block };
     const bool sink[] = { tensor->step_rows && kvant_is_sink(tensor, block[0]),
                           tensor->step_rows && kvant_is_sink(tensor, block[1]) };
-    const bool outside[] = { outside_window(tensor, a) && !sink[0], outside_window(tensor, b) && !sink[1] };
+    const bool outside[] = { outside_window(tensor, a) && !sink[0],
+                             outside_window(tensor, b) && !sink[1] };
     const uint64_t used[] = { tensor->last_used[tensor->blocks[block[0]].sequence],
                               tensor->last_used[tensor->blocks[block[1]].sequence] };
     if (outside[0] != outside[1])
@@ -312,8 +319,7 @@ static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a, con
     return sink[0] != sink[1] ? sink[1] : a->used < b->used;
 }
 
-/* What to seal when the pool is full. Where sinks have places of their own, those that found none
- * are in the pool, too. */
+/* The page to seal when the pool is full. A sink that found no place of its own is in the pool. */
 static int32_t victim(const kvant_tensor *tensor)
 {
     uint32_t best = tensor->n_sink_pages;
@@ -520,6 +526,16 @@ bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, ui
     }
     move_version(tensor, block, version);
     return true;
+}
+
+void kvant_open_count(kvant_tensor *tensor, const kvant_run *run)
+{
+    const kvant_block *block = &tensor->blocks[run->block];
+    const uint64_t pending = block->open_page < 0 ? 0 : tensor->open_pages[block->open_page].fresh;
+    const uint32_t n_new = kvant_count_slots(run->mask & ~pending);
+    tensor->clocks[block->sequence] += block->open_page < 0 ? run->n : n_new;
+    tensor->used += run->n;
+    tensor->last_used[block->sequence] = tensor->used;
 }
 
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots)

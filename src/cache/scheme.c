@@ -20,13 +20,11 @@
 #define HEAD_DIM_STEP 8u
 #define MAX_SPEC 256u
 
-/* The exact part. With more newest tokens the error falls little further: SmolLM2 at 2048 tokens,
- * tiny, has .032 with 64 and .025 with 128. Programs compute prompts in batches of at most 512. */
+/* More newest tokens lower the error little further, and prompts come in batches of at most 512. */
 #define EXACT_FIRST 64u
-#define EXACT_NEWEST 128u
-#define LEAST_NEWEST 64u
+#define EXACT_LEAST (EXACT_FIRST + 64u)
+#define EXACT_OWN (EXACT_FIRST + 128u)
 #define EXACT_STEP 512u
-#define EXACT_SHARE 16u /* of max_tokens: a sixteenth */
 #define MAX_PATH 4096u
 
 typedef struct made_codec {
@@ -498,20 +496,17 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_pl
     return KVANT_OK;
 }
 
-kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens, uint32_t n_sequences,
-                                kvant_exact_part *part)
+kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
+                                uint32_t n_sequences, kvant_exact_part *part)
 {
     KVANT_RETURN_IF(!scheme || !n_sequences, KVANT_ERR_ARGUMENT);
     kvant_exact_part full = { .size = sizeof full };
     if (scheme->preset.name || scheme->settings) {
-        const uint64_t share = max_tokens / EXACT_SHARE, least = EXACT_FIRST + LEAST_NEWEST;
-        const uint64_t most = share > least ? share : least;
-        full.first = EXACT_FIRST;
-        full.newest = most < EXACT_FIRST + EXACT_NEWEST ? (uint32_t)most - EXACT_FIRST : EXACT_NEWEST;
-        const uint64_t all = (uint64_t)n_sequences * (full.first + full.newest);
-        const uint64_t total = all < most ? all : most;
-        full.total = (uint32_t)(total < INT32_MAX ? total : INT32_MAX);
-        full.step = EXACT_STEP;
+        const uint64_t share = max_tokens / 16, most = share > EXACT_LEAST ? share : EXACT_LEAST;
+        const uint64_t own = most < EXACT_OWN ? most : EXACT_OWN, all = n_sequences * own;
+        const uint64_t some = all < most ? all : most, total = some < INT32_MAX ? some : INT32_MAX;
+        full = (kvant_exact_part){ sizeof full, EXACT_FIRST, (uint32_t)own - EXACT_FIRST,
+                                   (uint32_t)total, EXACT_STEP };
     }
     return KVANT_GIVE(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -113,7 +113,8 @@ kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_
     forget_rows(cache, s, layer, index);
     /* A block that was shared with a sequence that is gone has been that sequence's. */
     for (uint32_t i = 0; i < 2 && index < s->n_blocks && s->table[index] != KVANT_NO_BLOCK; i++)
-        kvant_block_adopt(cache->tensors[2 * layer + i], (uint32_t)s->table[index], (uint32_t)sequence);
+        kvant_block_adopt(cache->tensors[2 * layer + i], (uint32_t)s->table[index],
+                          (uint32_t)sequence);
     return KVANT_OK;
 }
 
@@ -203,7 +204,8 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
         const uint32_t kept = s->lengths[layer] < length ? s->lengths[layer] : length;
         for (uint32_t i = 0; i < 2; i++)
-            kvant_open_rewind(cache->tensors[2 * layer + i], (uint32_t)sequence, s->lengths[layer] - kept);
+            kvant_open_rewind(cache->tensors[2 * layer + i], (uint32_t)sequence,
+                              s->lengths[layer] - kept);
         s->lengths[layer] = kept;
     }
     forget_rows_of_all(cache, s, length / KVANT_PAGE_TOKENS);

@@ -68,9 +68,11 @@ static size_t blocks_of(size_t n_rows)
 /* Pages as large as fp16 rows: an exact part would be a second copy. */
 static bool stores_fp16(const kvant_tensor_params *p)
 {
-    for (uint32_t head = 0; head < p->n_kv_heads; head++)
-        if (p->codecs[head]->info.page_bytes < KVANT_PAGE_TOKENS * p->codecs[head]->info.head_dim * sizeof(uint16_t))
+    for (uint32_t head = 0; head < p->n_kv_heads; head++) {
+        const kvant_codec_info *info = &p->codecs[head]->info;
+        if (info->page_bytes < KVANT_PAGE_TOKENS * info->head_dim * sizeof(uint16_t))
             return false;
+    }
     return true;
 }
 
@@ -83,7 +85,8 @@ static kvant_status take_exact(const kvant_tensor_params *p, kvant_exact_part *e
         return invalid("the exact part's size field is not set");
     if (exact->first % KVANT_PAGE_TOKENS || (uint64_t)exact->first + exact->newest > exact->total ||
         (exact->total && !exact->step))
-        return invalid("the exact part has a first part of broken blocks, no step, or less in total than for one sequence");
+        return invalid("the exact part has a first part of broken blocks, no step, or less in total "
+                       "than for one sequence");
     if (stores_fp16(p))
         *exact = (kvant_exact_part){ 0 };
     return KVANT_OK;
@@ -95,15 +98,18 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     *pool = 0;
     if (info->block_tokens <= 1 && !info->recent_tokens)
         return true;
-    if (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), pool) || *pool > INT32_MAX / 2 - SPARE_BLOCKS)
+    if (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), pool) ||
+        *pool > INT32_MAX / 2 - SPARE_BLOCKS)
         return false;
     *pool += SPARE_BLOCKS;
     return true;
 }
 
 /* One pool for the exact part of all sequences, a block more than its rows fill because they begin
- * anywhere in a block, and for the rows of a step. What the codecs ask for on top of it is for each sequence. */
-static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact, sizes *s)
+ * anywhere in a block, and for the rows of a step. A codec's own windows and sinks are for each
+ * sequence. */
+static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact,
+                                    sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
     size_t pool = blocks_of(exact->total) + 1, windows, sinks = 0;

@@ -298,6 +298,10 @@ bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, ui
  * leaves fp16's range. */
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
 
+/* Counts the rows of a run, before they are marked as written. Rows in place of others that are not
+ * sealed make no row older. */
+void kvant_open_count(kvant_tensor *tensor, const kvant_run *run);
+
 /* Bookkeeping of a write to slots (a bit each) of an open block. */
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 

@@ -189,13 +189,6 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
     return true;
 }
 
-/* Rows in place of others that are not sealed make no row older. */
-static size_t rows_added(const kvant_tensor *tensor, const kvant_run *r)
-{
-    const int32_t page = tensor->blocks[r->block].open_page;
-    return page < 0 ? r->n : kvant_count_slots(r->mask & ~tensor->open_pages[page].fresh);
-}
-
 static void mark(const write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
@@ -203,9 +196,7 @@ static void mark(const write_job *job, const kvant_run *r)
     for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
         kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
     tensor->any_written = true;
-    tensor->clocks[block->sequence] += rows_added(tensor, r);
-    tensor->used += r->n;
-    tensor->last_used[block->sequence] = tensor->used;
+    kvant_open_count(tensor, r);
     block->written |= r->mask;
     if (block->open_page >= 0) {
         kvant_open_touch(tensor, r->block, r->mask);
@@ -498,9 +489,9 @@ static uint32_t blocks_left(const write_job *job)
     return n;
 }
 
-/* Seals what left its window. Rows of this write are seen by queries of the same step, so a tensor
- * with an exact part seals rows of former writes before it, and rows of this one only to find room
- * for its last rows. Without an exact part everything is sealed after the write. */
+/* Seals rows that left their window. Queries of the same step see the rows of this write. So a
+ * tensor with an exact part seals rows of former writes first. It seals rows of this write only to
+ * find room for the last ones. Without an exact part it seals after the write. */
 static void seal_between(write_job *jobs, size_t n_jobs, bool begins)
 {
     kvant_tensor *due[2];
