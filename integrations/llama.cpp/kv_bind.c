@@ -344,16 +344,42 @@ static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-/* An open page has 4 times the bytes of a sealed one, so they are 3 % of a long cache. */
-uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape)
+kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
-    const uint32_t n = kvp_kv_blocks(shape) / 128;
+    kvant_exact_part part = { .size = sizeof(part) };
 
-    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+    kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams,
+                       shape->n_streams, &part);
+    return part;
 }
 
-/* Whether a spec's cache has open pages on a GPU: of a search, which takes as long for one row as for 64, or for first or recent tokens
- * (sink=, which a centre brings with it, recent=). */
+static uint32_t pages_of(uint32_t tokens)
+{
+    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
+/* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so these
+ * are 3 % of a long cache. */
+#define LEAST_OPEN 8u
+#define USUAL_OPEN 20u
+
+/* The newest tokens of a sequence may begin and end within a block, so they take a page more. A
+ * step's rows go on in the last of these pages. */
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    const kvant_exact_part part = kvp_kv_exact(shape, settings);
+    const uint32_t n_blocks = kvp_kv_blocks(shape), usual = n_blocks / 128;
+    uint32_t n = pages_of(part.total) + pages_of(part.step);
+
+    if (n == 0)
+        return usual < LEAST_OPEN ? LEAST_OPEN : usual > USUAL_OPEN ? USUAL_OPEN : usual;
+    n += part.total / (part.first + part.newest);
+    n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+    return n > n_blocks ? n_blocks : n;
+}
+
+/* Whether the cache of a spec has open pages on a GPU. A trellis search takes as long for one row as
+ * for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
 static bool has_open_pages(const char *spec)
 {
     static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=", "recent=" };
@@ -384,9 +410,11 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
     kvant_scheme_info info = { .size = sizeof(info) };
 
     kvant_scheme_get_info(settings->scheme, &info);
-    if (!shape->in_order || (info.settings == NULL && !has_open_pages(info.k) && !has_open_pages(info.v)))
+    if (!shape->in_order || (kvp_kv_exact(shape, settings).step == 0 && !has_open_pages(info.k) &&
+                             !has_open_pages(info.v)))
         return 0;
-    return (size_t)kvp_kv_open_pages(shape) * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * shape->row *
+           sizeof(uint16_t);
 }
 
 /* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below 64, where bits per number are

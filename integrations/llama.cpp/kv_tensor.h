@@ -173,11 +173,14 @@ void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint3
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 
-/* On a GPU: fp16 pages of 64 rows behind the sealed ones, at the end of what is reserved; 0 bytes where no codec of the context needs
- * them. */
-#define KVP_LEAST_OPEN 8u
-#define KVP_MOST_OPEN 20u
-uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape);
+/* What a cache on a GPU keeps as fp16 (scheme.h). Each stream is taken for one sequence. Zeros: what
+ * its codecs say. */
+kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings);
+
+/* A GPU has fp16 pages of 64 rows behind the sealed pages, at the end of what is reserved. They take
+ * 0 bytes where the context's codecs need none. */
+#define KVP_MOST_OPEN 136u
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* Whether keys of some layer learn matrices. */

@@ -286,7 +286,7 @@ static void find_positions(kvp_gpu_backend *b, const abi_graph *graph)
 /* Once a context. */
 static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
 {
-    if (b->warned || (cache->sink_tokens == 0 && !cache->weighs))
+    if (b->warned || (cache->exact.first == 0 && !cache->weighs))
         return;
     b->warned = true;
     kvp_error("warning: %s does not see where tokens are: their first ones are not kept in fp16, and keys "

@@ -1,7 +1,7 @@
 /* cells.c - a cache tensor in GPU memory: its codec, its calibration, its rows (kvp_remote of kv_tensor.h).
  *
  * Pages of a tensor stand block after block, kv head after kv head; block i has cells 64 i to 64 i + 63 of all streams.
- * Rows go to sealed pages at once, so a page is what its tokens are at any time. */
+ * Rows may be in open pages alone until kvp_gpu_cache_settle. */
 #include "gpu.h"
 
 #include <stdio.h>

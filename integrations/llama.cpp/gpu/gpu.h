@@ -25,7 +25,8 @@
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   size.c      what all of this takes, from shapes alone
- *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
+ *   open.c      blocks whose rows are fp16
+ *   step.c      which these are: the first and the newest of a sequence, and those of a step
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
@@ -62,8 +63,8 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
-#define KVP_MOST_PAGES 40u /* of a batch that waits for matrices; else KVP_MOST_OPEN */
-#define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
+#define KVP_MOST_PAGES KVP_MOST_OPEN /* more than a batch needs that waits for matrices */
+#define KVP_FEW_TOKENS 16u /* a step of at most 16 tokens may be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
 #define KVP_MOST_WAITING                                                                           \
     (2 * KVP_ENOUGH_ROWS)  /* rows that wait for one, where memory is free (wait.c) */
@@ -106,13 +107,22 @@ static inline bool kvp_gpu_is_few(const kvp_gpu_step *step)
 
 typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
-    bool sink;      /* first tokens of a sequence */
-    bool stays;     /* open when its rows need no longer wait: a sink, or recent */
+    uint64_t first; /* rows that are among the first tokens of a sequence */
+    uint64_t token; /* the newest row, counted as kvp_gpu_end counts */
+    uint64_t step;  /* that brought it */
     uint64_t fresh; /* rows that are not encoded yet */
     uint64_t moved; /* rows whose keys moved here: their codes are out of date, values' are not */
     uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
-    uint64_t used;
+    uint64_t used;  /* the last step with one of its rows */
 } kvp_open_page;
+
+/* The newest token of a stream. If a stream has several sequences (a unified cache), `token` counts
+ * the tokens of the one that got the most in each step. */
+typedef struct kvp_gpu_end {
+    uint64_t token, before; /* before: when its last step came */
+    uint64_t step;
+    int32_t position; /* of the last token of the first sequence in that step */
+} kvp_gpu_end;
 
 /* Rows of a batch one behind the other, in blocks whose keys have one transform. */
 typedef struct kvp_gpu_run {
@@ -184,14 +194,18 @@ typedef struct kvp_gpu_cache {
     kvp_kv **tensors;
     size_t n_tensors;
     bool keeps;           /* open pages; else all rows are encoded at once */
-    uint32_t sink_tokens, recent_tokens; /* of a sequence: the first ones, and the last ones of a batch */
-    uint32_t n_blocks, n_pages;
+    kvant_exact_part exact; /* the most of what its tensors have */
+    uint32_t sink_tokens; /* first tokens of a sequence, which nothing is learnt from */
+    uint32_t n_blocks, n_pages, n_own; /* n_own: pages, unless a batch waits for matrices */
+    kvp_gpu_end *ends; /* by stream */
     int32_t *table; /* by block: itself, or -1 - its open page */
     uint64_t *written; /* by block: a bit per cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
     uint64_t now;
     bool table_changed;
-    bool waits, any_open; /* the batch at hand: a few tokens, all in open pages and in no sealed one yet; some go to open pages */
+    /* The batch at hand: all of its rows are in open pages and in no sealed page yet; some of its
+     * rows go to open pages. */
+    bool waits, any_open;
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
@@ -650,6 +664,23 @@ void kvp_gpu_cache_leave(kvp_kv *kv);
 /* Decides which blocks are open for a batch, and brings table and slots to the GPU. */
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
+
+/* open.c. Blocks with rows that get open pages, and these pages. */
+typedef struct kvp_gpu_opening {
+    uint32_t n, blocks[KVP_MOST_PAGES], pages[KVP_MOST_PAGES];
+} kvp_gpu_opening;
+
+/* open.c. Pages have changed hands: encodes what the former ones held, then decodes the blocks that
+ * are opened. After an error all pages are as they were. */
+bool kvp_gpu_exchange(kvp_gpu_cache *cache, const kvp_open_page *former,
+                      const kvp_gpu_opening *opened, cu_stream stream);
+
+/* step.c. Whether a page is for the first or the newest tokens of a sequence. */
+bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page);
+
+/* step.c. Whether all blocks of a step are open, or empty with a free page, so that nothing is
+ * encoded or decoded before its graph. */
+bool kvp_gpu_opens_empty(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
 /* Opens blocks that have rows, as far as there are pages for them. */
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream);

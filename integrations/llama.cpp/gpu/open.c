@@ -1,13 +1,7 @@
-/* open.c - blocks whose rows are fp16 for now, or for good: in open pages beside the sealed ones.
+/* open.c - blocks whose rows are fp16, in open pages next to the sealed pages of all blocks.
  *
- * A search (a trellis) takes as long for one row as for 64, so rows of a few tokens wait in open pages, where attention
- * reads them; and blocks that hold first or recent tokens are open where the codec says so (sink=, recent=). All
- * tensors of a cache have the same blocks open. Which block is open is decided here before a graph, from cell numbers
- * and positions that llama.cpp sends to the GPU (devices.c keeps a copy): the graph itself reads the table and the slots
- * from GPU memory, so it can be replayed.
- *
- * Rows of many tokens (a prompt) are encoded at once, and also go to open pages where their block is open. A page is
- * given up when another block needs it: rows that were not encoded yet are encoded then. */
+ * Owns the caches, their tensors' open pages, and the encoding and decoding of these pages. All
+ * tensors of a cache have the same blocks open. step.c decides which. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -32,11 +26,13 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
     cache->n_streams = kv->shape.n_streams;
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
+    cache->ends = calloc(cache->n_streams, sizeof(*cache->ends));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
     cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
-    if (cache->written == NULL || cache->ranges.of == NULL ||
+    if (cache->written == NULL || cache->ends == NULL || cache->ranges.of == NULL ||
         cache->ranges.centers.positions == NULL) {
         free(cache->written);
+        free(cache->ends);
         free(cache->ranges.of);
         free(cache->ranges.centers.positions);
         free(cache);
@@ -45,7 +41,8 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     kvp_gpu_ranges_forget(cache);
     cache->id = kv->cache;
     cache->gpu = gpu;
-    cache->n_pages = kvp_kv_open_pages(&kv->shape);
+    cache->exact = kvp_kv_exact(&kv->shape, kv->settings);
+    cache->n_own = cache->n_pages = kvp_kv_open_pages(&kv->shape, kv->settings);
     cache->next = gpu->caches;
     gpu->caches = cache;
     return cache;
@@ -116,9 +113,12 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->tensors[cache->n_tensors++] = kv;
     cells->cache = cache;
     cells->n_shifts = cache->shift.n;
-    cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0 || info->recent_tokens > 0;
-    if (info->recent_tokens > cache->recent_tokens)
-        cache->recent_tokens = info->recent_tokens;
+    if (info->sink_tokens > cache->exact.first)
+        cache->exact.first = info->sink_tokens;
+    if (info->recent_tokens > cache->exact.newest)
+        cache->exact.newest = info->recent_tokens;
+    cache->keeps = cache->keeps || searches(info->spec) || cache->exact.first > 0 ||
+                   cache->exact.newest > 0;
     cache->learns = cache->learning = cache->learns || cells->learns;
     cache->weighs = cache->weighing = cache->weighs || cells->weighs;
     if (info->sink_tokens > cache->sink_tokens)
@@ -159,6 +159,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->shift.mixed);
     free(cache->table);
     free(cache->written);
+    free(cache->ends);
     free(cache->wait_cells);
     free(cache->first);
     free(cache->plain.cells);
@@ -270,13 +271,8 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
     return ok;
 }
 
-/* Blocks with rows that are opened for a step, and their pages. */
-typedef struct opening {
-    uint32_t n, blocks[KVP_MOST_PAGES], pages[KVP_MOST_PAGES];
-} opening;
-
 /* Where decoded rows go, in 64 rows (bring_slots), behind the blocks' numbers. */
-static bool bring_blocks(kvp_gpu_cache *cache, const opening *opened, uint32_t n_kv_heads, cu_stream stream)
+static bool bring_blocks(kvp_gpu_cache *cache, const kvp_gpu_opening *opened, uint32_t n_kv_heads, cu_stream stream)
 {
     int32_t numbers[2 * KVP_MOST_PAGES];
 
@@ -289,7 +285,7 @@ static bool bring_blocks(kvp_gpu_cache *cache, const opening *opened, uint32_t n
 }
 
 /* Decodes sealed rows into pages. */
-static bool decode(kvp_gpu_cache *cache, const opening *opened, cu_stream stream)
+static bool decode(kvp_gpu_cache *cache, const kvp_gpu_opening *opened, cu_stream stream)
 {
     uint32_t heads = 0;
     bool ok = true;
@@ -315,22 +311,6 @@ static bool decode(kvp_gpu_cache *cache, const opening *opened, cu_stream stream
     return ok;
 }
 
-/* The page to give to another block: a free one, the one that was used longest ago, a sink last. KVP_NO_PAGE: all are used in this
- * step. */
-static int32_t choose_page(const kvp_gpu_cache *cache)
-{
-    int32_t best = KVP_NO_PAGE;
-
-    for (uint32_t i = 0; i < cache->n_pages; i++) {
-        const kvp_open_page *p = &cache->pages[i], *q = best >= 0 ? &cache->pages[best] : NULL;
-        if (p->block == KVP_NO_PAGE)
-            return (int32_t)i;
-        if (p->used < cache->now && (q == NULL || (p->sink != q->sink ? q->sink : p->used < q->used)))
-            best = (int32_t)i;
-    }
-    return best;
-}
-
 void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 {
     if (cache->pages[page].block != KVP_NO_PAGE)
@@ -341,27 +321,8 @@ void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->table_changed = true;
 }
 
-/* Chooses a page for a block that is not open, if one can be had. What a page still holds of another block is hidden, as rows that were
- * never written are: a block without rows needs no decoding. */
-static void open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, bool recent, opening *opened)
-{
-    int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
-
-    if (page == KVP_NO_PAGE)
-        return;
-    if (cache->table[block] >= 0) {
-        kvp_gpu_assign_page(cache, (uint32_t)page, (int32_t)block);
-        opened->blocks[opened->n] = block;
-        opened->pages[opened->n] = (uint32_t)page;
-        opened->n += cache->written[block] != 0;
-    }
-    cache->pages[page].used = cache->now;
-    cache->pages[page].sink = cache->pages[page].sink || sink;
-    cache->pages[page].stays = cache->pages[page].stays || sink || recent;
-}
-
-/* Pages change hands: what was in them is encoded first, of all before any is decoded. They stay as they were on an error. */
-static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const opening *opened, cu_stream stream)
+bool kvp_gpu_exchange(kvp_gpu_cache *cache, const kvp_open_page *former,
+                      const kvp_gpu_opening *opened, cu_stream stream)
 {
     kvp_open_page leaving[KVP_MOST_PAGES];
     bool changed = false, ok;
@@ -389,136 +350,6 @@ static bool exchange(kvp_gpu_cache *cache, const kvp_open_page *former, const op
     return ok;
 }
 
-bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream)
-{
-    kvp_open_page former[KVP_MOST_PAGES];
-    opening opened = { 0 };
-
-    memcpy(former, cache->pages, sizeof(former));
-    cache->now++;
-    for (size_t i = 0; i < n && cache->keeps; i++)
-        open_block(cache, blocks[i], false, false, &opened);
-    return exchange(cache, former, &opened, stream);
-}
-
-/* Before a graph */
-
-/* Whether a row of a step is one of the last of its sequence there: positions that count up are one sequence's. */
-static bool is_recent(const kvp_gpu_cache *cache, const kvp_gpu_step *step, size_t i)
-{
-    size_t after = 1;
-
-    while (after < cache->recent_tokens && i + after < step->n &&
-           step->positions[i + after] == step->positions[i] + (int32_t)after)
-        after++;
-    return after < cache->recent_tokens;
-}
-
-/* Where the rows of a step go: slots of open pages, and whether all have one. */
-static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
-{
-    const bool few = step->n <= KVP_FEW_TOKENS || (!cache->waiting && cache->learning && step->n < KVP_LEARN_ROWS);
-    kvp_open_page former[KVP_MOST_PAGES];
-    opening opened = { 0 };
-    bool all = true;
-
-    memcpy(former, cache->pages, sizeof(former));
-    cache->now++;
-    for (size_t i = 0; i < step->n; i++) {
-        const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
-        const bool recent = step->positions != NULL && is_recent(cache, step, i);
-        if (few || cache->waiting || sink || recent)
-            open_block(cache, (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS), sink, recent, &opened);
-    }
-    if (!exchange(cache, former, &opened, stream))
-        return false;
-    for (size_t i = 0; i < step->n; i++) {
-        const int32_t at = cache->table[step->cells[i] / KVANT_PAGE_TOKENS], page = at < 0 ? -1 - at : KVP_NO_PAGE;
-        slots[i] = page == KVP_NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
-        all = all && page != KVP_NO_PAGE;
-    }
-    cache->waits = few && all;
-    kvp_gpu_decoded_note(cache, step, slots);
-    for (size_t i = 0; i < step->n; i++)
-        if (slots[i] >= 0) {
-            const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
-            kvp_open_page *page = &cache->pages[slots[i] / KVANT_PAGE_TOKENS];
-            page->fresh = cache->waits ? page->fresh | bit : page->fresh & ~bit;
-            page->moved &= ~bit;
-        }
-    cache->any_open = all;
-    for (size_t i = 0; i < step->n; i++)
-        cache->any_open = cache->any_open || slots[i] >= 0;
-    return true;
-}
-
-static bool in_range(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
-{
-    for (size_t i = 0; i < step->n; i++)
-        if (step->cells[i] < 0 || step->cells[i] >= (int64_t)cache->n_blocks * KVANT_PAGE_TOKENS)
-            return false;
-    return true;
-}
-
-static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
-{
-    const size_t bytes = step->n * sizeof(int64_t);
-    const void *former = cache->slots.at;
-    int64_t *slots = malloc(bytes);
-    bool ok = slots != NULL && kvp_gpu_grow(cache->gpu, &cache->slots, bytes, false) &&
-              find_slots(cache, step, slots, stream);
-
-    if (cache->slots.at != former)
-        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former ones */
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_open_slots(cache), slots, bytes, stream), "copying");
-    if (ok && cache->table_changed) {
-        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->device_table.at, cache->table,
-                                      cache->n_blocks * sizeof(*cache->table), stream),
-                       "copying");
-        cache->table_changed = !ok;
-    }
-    free(slots);
-    return ok;
-}
-
-bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
-{
-    const bool ok = in_range(cache, step) && kvp_gpu_wait_prepare(cache, step, stream) && kvp_gpu_ranges_prepare(cache, step) &&
-                    (!cache->keeps || place(cache, step, stream));
-
-    for (size_t i = 0; i < step->n && ok; i++)
-        kvp_gpu_cache_holds(cache, step->cells[i]);
-    return ok && kvp_gpu_ranges_bring(cache, stream);
-}
-
-void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell)
-{
-    uint64_t *written = &cache->written[cell / KVANT_PAGE_TOKENS];
-
-    cache->ranges.changed = cache->ranges.changed || *written == 0;
-    *written |= (uint64_t)1 << (cell % KVANT_PAGE_TOKENS);
-}
-
-void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
-{
-    memmove(cache->written + to, cache->written + first, n * sizeof(*cache->written));
-    cache->ranges.changed = true;
-}
-
-bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache)
-{
-    uint64_t any = 0;
-
-    for (uint32_t block = 0; block < cache->n_blocks; block++)
-        any |= cache->written[block];
-    return any == 0;
-}
-
-const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
-{
-    return cache->slots.at;
-}
-
 /* Outside of graphs */
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
@@ -539,6 +370,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
         kvp_gpu_close_all(cache);
     kvp_gpu_wait_forget(cache);
     memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
+    memset(cache->ends, 0, cache->n_streams * sizeof(*cache->ends));
     cache->learning = cache->learns;
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);

@@ -80,7 +80,7 @@ static bool has_first_tokens(const kvp_gpu_cache *cache, uint32_t block)
 {
     const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
 
-    return page >= 0 && cache->pages[page].sink;
+    return page >= 0 && cache->pages[page].first != 0;
 }
 
 /* By how much most keys of a block move that move at all, and how many these are. */

@@ -56,5 +56,6 @@ size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *sett
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
-    return ((n < KVP_MOST_ANEW ? n : KVP_MOST_ANEW) + KVP_MOST_PAGES) * KVANT_PAGE_TOKENS * row;
+    return ((n < KVP_MOST_ANEW ? n : KVP_MOST_ANEW) + kvp_kv_open_pages(shape, settings)) *
+           KVANT_PAGE_TOKENS * row;
 }

@@ -168,7 +168,7 @@ static bool goes_on(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     if (!all_wait(cache) || count_blocks(cache, step) > count_free_pages(cache))
         return false;
     if (kvp_gpu_is_few(step))
-        return cache->n_few < KVP_LATE_STEPS && count_fresh(cache, step) <= kvp_kv_open_pages(&cache->tensors[0]->shape);
+        return cache->n_few < KVP_LATE_STEPS && count_fresh(cache, step) <= cache->n_own;
     if (cache->n_few > 0 || cache->n_wait + step->n > cache->most_wait)
         return false;
     return !is_learnt_from(cache, step) || (cache->n_batches < MOST_BATCHES && cache->n_wait + step->n <= cache->most_learnt);
@@ -204,7 +204,7 @@ static bool take_pages_back(kvp_gpu_cache *cache)
 
     cache->waiting = false;
     kvp_gpu_close_all(cache);
-    cache->n_pages = kvp_kv_open_pages(&cache->tensors[0]->shape);
+    cache->n_pages = cache->n_own;
     kvp_gpu_close_all(cache);
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
@@ -218,12 +218,12 @@ static bool take_pages_back(kvp_gpu_cache *cache)
 /* Pages with rows that are nowhere else, then those that stay open, as many as there is room for. */
 static uint32_t find_moved(const kvp_gpu_cache *cache, uint32_t from[KVP_MOST_PAGES])
 {
-    const uint32_t most = kvp_kv_open_pages(&cache->tensors[0]->shape);
     uint32_t n = 0;
 
     for (int fresh = 1; fresh >= 0; fresh--)
-        for (uint32_t i = 0; i < cache->n_pages && n < most; i++)
-            if (cache->pages[i].block != KVP_NO_PAGE && (cache->pages[i].fresh != 0) == fresh && (fresh || cache->pages[i].stays))
+        for (uint32_t i = 0; i < cache->n_pages && n < cache->n_own; i++)
+            if (cache->pages[i].block != KVP_NO_PAGE && (cache->pages[i].fresh != 0) == fresh &&
+                (fresh || kvp_gpu_page_stays(cache, i)))
                 from[n++] = i;
     return n;
 }

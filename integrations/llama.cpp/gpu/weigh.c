@@ -235,15 +235,11 @@ bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache)
     return ok;
 }
 
-/* Blocks of few tokens, of first and of recent ones are opened, which may decode them. */
+/* A step that gives up pages or opens blocks with rows needs the matrices before its graph. */
 bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    bool later = step->n >= KVP_LEARN_ROWS && cache->recent_tokens == 0 && cache->plain.n <= MOST_PLAIN &&
-                 (cache->sink_tokens == 0 || step->positions != NULL);
-
-    for (size_t i = 0; i < step->n && later && cache->sink_tokens > 0; i++)
-        later = step->positions[i] >= (int32_t)cache->sink_tokens;
-    return later;
+    return step->n >= KVP_LEARN_ROWS && cache->plain.n <= MOST_PLAIN &&
+           (!cache->keeps || kvp_gpu_opens_empty(cache, step));
 }
 
 /* Of so many tokens of one sequence kvant_tensor_note_queries would look at every step-th. */
