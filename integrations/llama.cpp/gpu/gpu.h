@@ -198,6 +198,8 @@ typedef struct kvp_gpu_cache {
     uint32_t sink_tokens; /* first tokens of a sequence, which nothing is learnt from */
     uint32_t n_blocks, n_pages, n_own; /* n_own: pages, unless a batch waits for matrices */
     kvp_gpu_end *ends; /* by stream */
+    const kvp_kv *planner; /* whose rows were written first since the last graph; NULL: none were */
+    int64_t planned_last;  /* the last cell of these rows */
     int32_t *table; /* by block: itself, or -1 - its open page */
     uint64_t *written; /* by block: a bit per cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
@@ -682,11 +684,20 @@ bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page);
  * encoded or decoded before its graph. */
 bool kvp_gpu_opens_empty(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 
+/* step.c. Slots of cells in open pages, -1 for those without; how many have one. */
+size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t n, int64_t *slots);
+
+/* step.c. Before rows of a tensor are written without a graph, or blocks of 64 cells are copied:
+ * opens the blocks of the first and newest rows. The cache is settled. open_copies opens the copies
+ * of blocks that are open; their pages are still to be copied. */
+bool kvp_gpu_open_written(const kvp_kv *kv, const int64_t *numbers, size_t n, cu_stream stream);
+void kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n);
+
 /* Opens blocks that have rows, as far as there are pages for them. */
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream);
 
-/* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
-bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
+/* Sealed pages hold all rows afterwards. forget: all rows are of the past. */
+bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 
 /* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message. take: what they wrote since. */

@@ -352,15 +352,13 @@ bool kvp_gpu_exchange(kvp_gpu_cache *cache, const kvp_open_page *former,
 
 /* Outside of graphs */
 
-bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
+bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream)
 {
-    const bool ok = kvp_gpu_wait_end(cache, false, stream) && (cache->table == NULL || encode(cache, cache->pages, stream));
+    const bool ok = kvp_gpu_wait_end(cache, false, stream) &&
+                    (cache->table == NULL || encode(cache, cache->pages, stream));
 
-    for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++) {
+    for (uint32_t i = 0; i < cache->n_pages && ok; i++)
         cache->pages[i].fresh = cache->pages[i].moved = 0;
-        if (close && cache->pages[i].block != KVP_NO_PAGE)
-            kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
-    }
     return ok;
 }
 
@@ -371,6 +369,7 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     kvp_gpu_wait_forget(cache);
     memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
     memset(cache->ends, 0, cache->n_streams * sizeof(*cache->ends));
+    cache->planner = NULL;
     cache->learning = cache->learns;
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);

@@ -229,6 +229,18 @@ static void note_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int6
     }
 }
 
+size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t n, int64_t *slots)
+{
+    size_t n_open = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const int64_t page = kvp_gpu_page_of(cache, cells[i]);
+        slots[i] = page >= 0 ? page * KVANT_PAGE_TOKENS + cells[i] % KVANT_PAGE_TOKENS : -1;
+        n_open += page >= 0;
+    }
+    return n_open;
+}
+
 /* Before a graph */
 
 /* Where the rows of a step go: slots of open pages, -1 for those that have none. */
@@ -237,19 +249,14 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *
 {
     kvp_open_page former[KVP_MOST_PAGES];
     kvp_gpu_opening opened = { 0 };
-    size_t n_open = 0;
+    size_t n_open;
 
     memcpy(former, cache->pages, sizeof(former));
     cache->now++;
     open_blocks(cache, step, &opened);
     if (!kvp_gpu_exchange(cache, former, &opened, stream))
         return false;
-    for (size_t i = 0; i < step->n; i++) {
-        const int64_t page = kvp_gpu_page_of(cache, step->cells[i]);
-        slots[i] =
-            page >= 0 ? page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS : -1;
-        n_open += page >= 0;
-    }
+    n_open = kvp_gpu_slots_of(cache, step->cells, step->n, slots);
     cache->waits = is_kept(cache, step) && n_open == step->n;
     cache->any_open = n_open > 0;
     kvp_gpu_decoded_note(cache, step, slots);
@@ -322,7 +329,102 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_st
 
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, step->cells[i]);
+    cache->planner = NULL;
     return ok && kvp_gpu_ranges_bring(cache, stream);
+}
+
+/* Outside of graphs */
+
+/* Rows are written, or blocks copied, tensor after tensor. The first one's call plans for all. */
+static bool plans(kvp_gpu_cache *cache, const kvp_kv *kv)
+{
+    if (cache->planner == NULL)
+        cache->planner = kv;
+    return cache->keeps && cache->planner == kv;
+}
+
+/* Opens the block of a row that comes without a graph. Rows that come one by one do not take pages
+ * from others. */
+static void open_for(kvp_gpu_cache *cache, int64_t number, size_t n, kvp_gpu_opening *opened)
+{
+    const uint32_t block = (uint32_t)(number / KVANT_PAGE_TOKENS);
+
+    if (n >= KVANT_PAGE_TOKENS || cache->written[block] == 0)
+        open_block(cache, block, opened);
+}
+
+/* Marks rows as a sequence's first ones. */
+static void note_first(kvp_gpu_cache *cache, const int64_t *slots, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (slots[i] >= 0)
+            cache->pages[slots[i] / KVANT_PAGE_TOKENS].first |=
+                (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
+}
+
+/* A sequence that is restored comes in pieces of at most 512 rows. */
+bool kvp_gpu_open_written(const kvp_kv *kv, const int64_t *numbers, size_t n, cu_stream stream)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+    const kvp_gpu_step step = { .cells = numbers, .n = n };
+    const bool begins = numbers[0] != cache->planned_last + 1 && n >= KVANT_PAGE_TOKENS;
+    const size_t first = !begins ? 0 : n < cache->exact.first ? n : cache->exact.first;
+    const size_t newest = n < cache->exact.newest ? n : cache->exact.newest;
+    kvp_open_page former[KVP_MOST_PAGES];
+    kvp_gpu_opening opened = { 0 };
+    int64_t *slots;
+    bool ok;
+
+    if (!plans(cache, kv))
+        return true;
+    cache->planned_last = numbers[n - 1];
+    memcpy(former, cache->pages, sizeof(former));
+    cache->now++;
+    for (size_t i = 0; i < first; i++)
+        open_for(cache, numbers[i], n, &opened);
+    for (size_t i = n - newest; i < n; i++)
+        open_for(cache, numbers[i], n, &opened);
+    slots = malloc(n * sizeof(*slots));
+    ok = slots != NULL && kvp_gpu_exchange(cache, former, &opened, stream);
+    if (ok) {
+        kvp_gpu_slots_of(cache, numbers, n, slots);
+        cache->waits = false;
+        kvp_gpu_decoded_note(cache, &step, slots);
+        note_rows(cache, &step, slots);
+        note_first(cache, slots, first);
+    }
+    free(slots);
+    return ok;
+}
+
+void kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (!plans(cache, kv))
+        return;
+    cache->now++;
+    *end_of(cache, to) = *end_of(cache, first);
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        kvp_open_page *page = &cache->pages[i];
+        if (page->block >= (int64_t)to && page->block < (int64_t)to + n)
+            kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
+        else if (page->block >= (int64_t)first && page->block < (int64_t)first + n)
+            page->used = cache->now;
+    }
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        const kvp_open_page from = cache->pages[i];
+        int32_t page;
+        if (from.block < (int64_t)first || from.block >= (int64_t)first + n ||
+            !kvp_gpu_page_stays(cache, i) || (page = have_page(cache)) == KVP_NO_PAGE)
+            continue;
+        kvp_gpu_assign_page(cache, (uint32_t)page, from.block - (int32_t)first + (int32_t)to);
+        cache->pages[page].first = from.first;
+        cache->pages[page].token = from.token;
+        cache->pages[page].used = cache->now;
+    }
 }
 
 void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell)
