@@ -224,7 +224,7 @@ struct llama_context *harness_context(const harness_options *options)
 
     params.n_ctx = options->n_ctx;
     params.n_batch = options->n_ctx;
-    params.n_ubatch = 512;
+    params.n_ubatch = options->n_ubatch != 0 ? options->n_ubatch : 512;
     params.n_seq_max = options->n_seq ? options->n_seq : 1;
     params.kv_unified = options->unified;
     params.offload_kqv = !options->on_cpu;

@@ -22,6 +22,7 @@ typedef struct harness_options {
     bool fa_auto;     /* llama.cpp decides whether flash attention is on */
     uint32_t n_ctx;
     uint32_t n_seq; /* 0 means 1 */
+    uint32_t n_ubatch; /* tokens of a graph; 0 means 512 */
     bool unified;
     bool on_cpu; /* keys and values stay in the computer's memory (--no-kv-offload) */
 } harness_options;

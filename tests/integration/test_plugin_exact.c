@@ -1,0 +1,273 @@
+/* test_plugin_exact.c - the tokens that a cache on a GPU keeps as fp16 (gpu/step.c), on the mock of
+ * ggml-cuda: the first 64 and the newest 128 of each sequence, and those of a step until the next
+ * one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../choose.h"
+#include "harness.h"
+
+#define FIRST 64
+#define NEWEST 128
+#define STEP 512
+#define N_TEXT 2700
+#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
+
+static llama_token tokens[N_TEXT];
+
+static int start(void **state)
+{
+    int status;
+
+    harness_need_gpu();
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, N_TEXT);
+    return status;
+}
+
+/* States */
+
+static uint8_t *save(struct llama_context *context, llama_seq_id seq, size_t *size)
+{
+    uint8_t *saved;
+
+    *size = llama_state_seq_get_size(context, seq);
+    saved = malloc(*size);
+    assert_non_null(saved);
+    assert_int_equal(llama_state_seq_get_data(context, saved, *size, seq), *size);
+    return saved;
+}
+
+static size_t row_numbers(void)
+{
+    const struct llama_model *model = harness_model();
+
+    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
+                    llama_model_n_head_kv(model));
+}
+
+/* Values of the first layer, n tokens. They depend on no other token. A state has the keys of all
+ * layers, then the values of all layers, then how many tokens (none) each stream after it has. */
+static const uint8_t *first_values(const uint8_t *saved, size_t size, size_t n, int n_after)
+{
+    const size_t block = BLOCK_HEAD + n * row_numbers() * sizeof(uint16_t);
+    const size_t n_layers = (size_t)llama_model_n_layer(harness_model());
+    const size_t after = (size_t)n_after * sizeof(uint32_t);
+
+    assert_true(size > block * 2 * n_layers + after);
+    return saved + size - after - n_layers * block + BLOCK_HEAD;
+}
+
+static float number_at(const uint8_t *rows, size_t i)
+{
+    uint16_t half;
+
+    memcpy(&half, rows + i * sizeof(half), sizeof(half));
+    return ggml_fp16_to_fp32(half);
+}
+
+/* Root of the squared error over the squared norm of a row. */
+static double error_of_row(const uint8_t *ours, const uint8_t *stock, size_t row)
+{
+    const size_t width = row_numbers();
+    double error = 0, norm = 0;
+
+    for (size_t i = row * width; i < (row + 1) * width; i++) {
+        const double x = number_at(ours, i), y = number_at(stock, i);
+        error += (x - y) * (x - y);
+        norm += y * y;
+    }
+    return error / norm;
+}
+
+/* Whether a row is exact. fp16 is within 2^-11 of a number, which happens three times (the model's
+ * row in stock's cache, the rotated row in ours, and the row in the state), and the errors of a
+ * row's numbers add up as squares: at most 3 / 2^11 of the norm. A 4-bit code errs by about .07. */
+static bool is_exact(const uint8_t *ours, const uint8_t *stock, size_t row)
+{
+    const double most = 3.0 / 2048;
+
+    return error_of_row(ours, stock, row) <= most * most;
+}
+
+/* Sequences */
+
+static const harness_options exact_options = { .spec = "", .n_ctx = 4096 };
+static const harness_options stock_options = { .n_ctx = 4096 };
+
+static void prompt(struct llama_context *context, int from, int to, llama_seq_id seq)
+{
+    for (int i = from, n; i < to; i += n) {
+        n = to - i < STEP ? to - i : STEP;
+        harness_decode(context, tokens + i, n, i, seq, false);
+    }
+}
+
+static void decode(struct llama_context *context, int from, int to, llama_seq_id seq)
+{
+    for (int i = from; i < to; i++)
+        harness_decode(context, tokens + i, 1, i, seq, false);
+}
+
+/* Checks a sequence of n tokens whose first and newest ones have to be exact. most: rows that may
+ * be exact in all, so that others are not; returns how many are. */
+static size_t check(struct llama_context *ours, struct llama_context *stock, llama_seq_id seq,
+                    size_t n, size_t newest, size_t most)
+{
+    size_t size, other, n_exact = 0;
+    uint8_t *a = save(ours, seq, &size), *b = save(stock, seq, &other);
+    const int n_after = (int)llama_n_seq_max(stock) - 1 - seq;
+    const uint8_t *x = first_values(a, size, n, n_after), *y = first_values(b, other, n, n_after);
+
+    assert_int_equal(size, other);
+    for (size_t i = 0; i < n; i++) {
+        const bool exact = is_exact(x, y, i);
+        n_exact += exact;
+        if (!exact && (i < FIRST || i + newest >= n))
+            fail_msg("row %zu of %zu of sequence %d errs by %g", i, n, seq, error_of_row(x, y, i));
+    }
+    print_message("sequence %d: %zu of %zu rows are exact\n", seq, n_exact, n);
+    assert_true(n_exact <= most);
+    free(a);
+    free(b);
+    return n_exact;
+}
+
+/* Pages of 64 rows: the first, three that the newest rows may be in, and eight for a step. */
+#define PAGES(n_sequences) (((n_sequences) * 4 + STEP / 64) * 64)
+
+static void first_and_newest_tokens_are_exact(void **state)
+{
+    struct llama_context *ours = harness_context(&exact_options);
+    struct llama_context *stock = harness_context(&stock_options), *both[] = { ours, stock };
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        prompt(both[i], 0, 2560, 0);
+    check(ours, stock, 0, 2560, STEP, PAGES(1)); /* the last step is over, none came after it */
+    for (int i = 0; i < 2; i++)
+        decode(both[i], 2560, 2630, 0);
+    check(ours, stock, 0, 2630, NEWEST, PAGES(1));
+    for (int i = 0; i < 2; i++) { /* an answer is made again */
+        assert_true(llama_memory_seq_rm(llama_get_memory(both[i]), 0, 2590, -1));
+        decode(both[i], 2590, 2605, 0);
+        prompt(both[i], 2605, 2640, 0);
+        decode(both[i], 2640, 2642, 0);
+    }
+    check(ours, stock, 0, 2642, NEWEST, PAGES(1));
+    llama_free(ours);
+    llama_free(stock);
+}
+
+/* Each sequence has its part, whichever is at work. */
+static void streams_have_exact_tokens_of_their_own(void **state)
+{
+    enum { N = 4 };
+    harness_options options[] = { exact_options, stock_options };
+    struct llama_context *both[2];
+    size_t n_exact = 0;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        options[i].n_seq = N;
+        options[i].n_ctx = N * 3072;
+        both[i] = harness_context(&options[i]);
+        for (int s = 0; s < N; s++)
+            prompt(both[i], 0, 600, s);
+        decode(both[i], 600, 900, 2);
+    }
+    for (int s = 0; s < N; s++)
+        n_exact += check(both[0], both[1], s, s == 2 ? 900 : 600, NEWEST, PAGES(N));
+    assert_true(n_exact <= PAGES(N));
+    llama_free(both[0]);
+    llama_free(both[1]);
+}
+
+/* A restored sequence has the exact tokens that were saved, in a context that has others. */
+static void restored_tokens_are_exact(void **state)
+{
+    harness_options options = exact_options;
+    struct llama_context *ours, *stock = harness_context(&stock_options), *other;
+    size_t size;
+    uint8_t *saved;
+
+    (void)state;
+    options.n_seq = 2;
+    options.unified = true;
+    ours = harness_context(&exact_options);
+    other = harness_context(&options);
+    prompt(ours, 0, 1100, 0);
+    prompt(stock, 0, 1100, 0);
+    saved = save(ours, 0, &size);
+    decode(other, 0, 70, 1);
+    assert_int_equal(llama_state_seq_set_data(other, saved, size, 0), size);
+    check(other, stock, 0, 1100, NEWEST, PAGES(1));
+    decode(other, 1100, 1170, 0);
+    decode(stock, 1100, 1170, 0);
+    check(other, stock, 0, 1170, NEWEST, PAGES(1));
+    free(saved);
+    llama_free(ours);
+    llama_free(other);
+    llama_free(stock);
+}
+
+/* A copy of a stream is as exact as the stream. */
+static void copies_are_exact(void **state)
+{
+    harness_options options[] = { exact_options, stock_options };
+    struct llama_context *both[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        options[i].n_seq = 2;
+        options[i].n_ctx = 2 * 3072;
+        both[i] = harness_context(&options[i]);
+        prompt(both[i], 0, 900, 0);
+        llama_memory_seq_cp(llama_get_memory(both[i]), 0, 1, -1, -1);
+        decode(both[i], 900, 910, 1);
+    }
+    check(both[0], both[1], 0, 900, NEWEST, PAGES(2));
+    check(both[0], both[1], 1, 910, NEWEST, PAGES(2));
+    llama_free(both[0]);
+    llama_free(both[1]);
+}
+
+/* The first rows of a longer step are encoded at once. Its newest 512 rows are exact. */
+static void long_steps_keep_their_newest_tokens(void **state)
+{
+    harness_options options[] = { exact_options, stock_options };
+    struct llama_context *both[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        options[i].n_ubatch = 2048;
+        both[i] = harness_context(&options[i]);
+        harness_decode(both[i], tokens, 64, 0, 0, false);
+        harness_decode(both[i], tokens + 64, 2048, 64, 0, false);
+    }
+    check(both[0], both[1], 0, 2112, STEP, PAGES(1));
+    llama_free(both[0]);
+    llama_free(both[1]);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_and_newest_tokens_are_exact),
+        cmocka_unit_test(streams_have_exact_tokens_of_their_own),
+        cmocka_unit_test(restored_tokens_are_exact),
+        cmocka_unit_test(copies_are_exact),
+        cmocka_unit_test(long_steps_keep_their_newest_tokens),
+    };
+
+    choose_cases(argc, argv);
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
