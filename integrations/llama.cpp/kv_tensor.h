@@ -173,12 +173,13 @@ void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint3
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 
-/* What a cache on a GPU keeps as fp16 (scheme.h). Each stream is taken for one sequence. Zeros: what
- * its codecs say. */
+/* Tells which tokens a cache on a GPU keeps as fp16 (scheme.h). A stream counts as one sequence.
+ * Zeros: the codecs alone say it. */
 kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings);
 
-/* A GPU has fp16 pages of 64 rows behind the sealed pages, at the end of what is reserved. They take
- * 0 bytes where the context's codecs need none. */
+/* A GPU has fp16 pages of 64 rows behind the sealed pages, at the end of the reserved bytes. They
+ * take 0 bytes where the context's codecs need none. With more than 136 pages a step would take
+ * long on the host: that is the exact part of 32 streams. */
 #define KVP_MOST_OPEN 136u
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);

@@ -1,6 +1,6 @@
 /* test_plugin_exact.c - the tokens that a cache on a GPU keeps as fp16 (gpu/step.c), on the mock of
- * ggml-cuda: the first 64 and the newest 128 of each sequence, and those of a step until the next
- * one. */
+ * ggml-cuda. The first 64 and the newest 128 tokens of each sequence stay, and a step's tokens do
+ * until the next step. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -88,9 +88,9 @@ static double error_of_row(const uint8_t *ours, const uint8_t *stock, size_t row
     return error / norm;
 }
 
-/* Whether a row is exact. fp16 is within 2^-11 of a number, which happens three times (the model's
- * row in stock's cache, the rotated row in ours, and the row in the state), and the errors of a
- * row's numbers add up as squares: at most 3 / 2^11 of the norm. A 4-bit code errs by about .07. */
+/* Whether a row is exact. Rounding to fp16 errs by at most 2^-11 of each number, so by as much of
+ * the row's norm. It happens three times: in stock's cache, to the rotated row in ours, and in the
+ * state. A 4-bit code errs by about .07 of the norm. */
 static bool is_exact(const uint8_t *ours, const uint8_t *stock, size_t row)
 {
     const double most = 3.0 / 2048;
@@ -117,8 +117,8 @@ static void decode(struct llama_context *context, int from, int to, llama_seq_id
         harness_decode(context, tokens + i, 1, i, seq, false);
 }
 
-/* Checks a sequence of n tokens whose first and newest ones have to be exact. most: rows that may
- * be exact in all, so that others are not; returns how many are. */
+/* Checks that the first and newest of a sequence's n tokens are exact, and that no more than `most`
+ * tokens are. Returns how many are. */
 static size_t check(struct llama_context *ours, struct llama_context *stock, llama_seq_id seq,
                     size_t n, size_t newest, size_t most)
 {

@@ -154,7 +154,7 @@ static bool is_kept(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return step->n <= cache->exact.step || (cache->learning && step->n < KVP_LEARN_ROWS);
 }
 
-/* Of a step that is not kept, each sequence has its newest rows in open pages. */
+/* A step that is not kept has the newest rows of each sequence in open pages. */
 static size_t newest_of(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const size_t each = cache->exact.step / count_sequences(step);
@@ -243,7 +243,7 @@ size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t
 
 /* Before a graph */
 
-/* Where the rows of a step go: slots of open pages, -1 for those that have none. */
+/* Finds the slots of a step's rows in open pages; a row without one has -1. */
 static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots,
                        cu_stream stream)
 {
