@@ -1,6 +1,9 @@
 /* token_times.c - how long contexts take for a prompt and for each token behind it, which ggml's own benches do not tell.
  *
- *   token_times LIBRARIES PLUGIN MODEL PROMPT ALONE ROUNDS      PLUGIN "none": llama.cpp's own device and cache
+ *   token_times LIBRARIES PLUGIN MODEL PROMPT ALONE ROUNDS [CONTEXT [LOGITS]]
+ *
+ * PLUGIN "none": llama.cpp's own device and cache. CONTEXT: n_ctx, else what the tokens need. LOGITS: a file of each
+ * token's logits.
  *
  * A line a context: milliseconds of the prompt, in batches of 512, then of each token. The first context also loads kernels. */
 #include <stdio.h>
@@ -13,6 +16,7 @@
 enum { BATCH = 512, MOST = 65536, KINDS = 30000 };
 
 static llama_token tokens[MOST];
+static FILE *logits;
 
 static double now(void)
 {
@@ -33,15 +37,19 @@ static double decode(struct llama_context *context, int first, int n)
             exit(1);
     }
     llama_synchronize(context);
-    return now() - begin;
+    const double took = now() - begin;
+    if (logits != NULL)
+        fwrite(llama_get_logits_ith(context, -1), sizeof(float),
+               (size_t)llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context))), logits);
+    return took;
 }
 
-static void round_of(struct llama_model *model, int prompt, int alone)
+static void round_of(struct llama_model *model, int prompt, int alone, int n_ctx)
 {
     struct llama_context_params params = llama_context_default_params();
     struct llama_context *context;
 
-    params.n_ctx = (uint32_t)((prompt + alone + 511) / 256 * 256);
+    params.n_ctx = (uint32_t)(n_ctx > 0 ? n_ctx : (prompt + alone + 511) / 256 * 256);
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     context = llama_init_from_model(model, params);
     if (context == NULL)
@@ -64,8 +72,10 @@ int main(int argc, char **argv)
     model = load_model(argv[1], argv[2], argv[3]);
     for (int i = 0; i < MOST; i++)
         tokens[i] = (llama_token)(((unsigned)i * 2654435761u >> 8) % KINDS);
+    if (argc > 8 && (logits = fopen(argv[8], "wb")) == NULL)
+        return 1;
     for (int i = 0; i < atoi(argv[6]); i++)
-        round_of(model, atoi(argv[4]), atoi(argv[5]));
+        round_of(model, atoi(argv[4]), atoi(argv[5]), argc > 7 ? atoi(argv[7]) : 0);
     llama_model_free(model);
-    return 0;
+    return logits != NULL && fclose(logits) != 0;
 }

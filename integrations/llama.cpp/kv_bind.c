@@ -30,6 +30,7 @@ struct kvp_layers {
     uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
     uint32_t n_positions;                 /* of the longest cache, one stream */
     kvp_kv_size full;                     /* of what is bound, when all cells are written */
+    size_t in_place; /* tokens that the longest cache keeps as f16 itself; SIZE_MAX: none is bound */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -94,6 +95,7 @@ bool kvp_kv_new_context(char *err, size_t errlen)
         return false;
     }
     layers->n_users = 1;
+    layers->in_place = SIZE_MAX;
     if (!kvp_settings_read(&layers->settings, err, errlen) || !set_current(layers)) {
         free(layers);
         return false;
@@ -223,6 +225,20 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv)
     return kv->layers->n_positions;
 }
 
+#define CELLS_PADDING 256u
+
+size_t kvp_kv_cells_in_place(const kvp_kv *kv)
+{
+    const size_t row = kv->shape.row * sizeof(uint16_t), most = kv->settings->exact;
+    size_t n = kv->reserved / row;
+
+    if (kv->remote == NULL || kv->shape.n_streams != 1)
+        return 0;
+    n = kv->shape.n_cells < n ? kv->shape.n_cells : n;
+    n = most < n ? most : n;
+    return n / CELLS_PADDING * CELLS_PADDING;
+}
+
 bool kvp_kv_is_first(const kvp_kv *kv)
 {
     return kv->shape.layer == kv->layers->first &&
@@ -279,13 +295,14 @@ static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
     return shape->n_cells / KVANT_PAGE_TOKENS + (shape->n_cells % KVANT_PAGE_TOKENS != 0);
 }
 
-void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_sequences,
-                  kvant_exact_part *part)
+kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings,
+                              uint32_t n_sequences)
 {
-    *part = (kvant_exact_part){ .size = sizeof(*part) };
-    if (!shape->in_order)
-        kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams,
-                           n_sequences, part);
+    kvant_exact_part part = { .size = sizeof(part) };
+
+    kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams, n_sequences,
+                       &part);
+    return part;
 }
 
 /* All but the codecs. The params point to the part. */
@@ -302,7 +319,9 @@ static bool tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                                      .n_blocks = (uint32_t)blocks,
                                      .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
                                      .exact = part };
-    kvp_kv_exact(shape, settings, params->n_sequences, part);
+    *part = (kvant_exact_part){ .size = sizeof(*part) }; /* a GPU's exact rows have pages of their own */
+    if (!shape->in_order)
+        *part = kvp_kv_exact(shape, settings, params->n_sequences);
     if (blocks <= INT32_MAX)
         return true;
     snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
@@ -344,15 +363,6 @@ static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings)
-{
-    kvant_exact_part part = { .size = sizeof(part) };
-
-    kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams,
-                       shape->n_streams, &part);
-    return part;
-}
-
 static uint32_t pages_of(uint32_t tokens)
 {
     return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
@@ -367,7 +377,7 @@ static uint32_t pages_of(uint32_t tokens)
  * step's rows go on in the last of these pages. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
-    const kvant_exact_part part = kvp_kv_exact(shape, settings);
+    const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
     const uint32_t n_blocks = kvp_kv_blocks(shape), usual = n_blocks / 128;
     uint32_t n = pages_of(part.total) + pages_of(part.step);
 
@@ -410,7 +420,7 @@ size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings
     kvant_scheme_info info = { .size = sizeof(info) };
 
     kvant_scheme_get_info(settings->scheme, &info);
-    if (!shape->in_order || (kvp_kv_exact(shape, settings).step == 0 && !has_open_pages(info.k) &&
+    if (!shape->in_order || (kvp_kv_exact(shape, settings, shape->n_streams).step == 0 && !has_open_pages(info.k) &&
                              !has_open_pages(info.v)))
         return 0;
     return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * shape->row *
@@ -605,6 +615,8 @@ static void note_bound(kvp_kv *kv)
     if (codecs == NULL || !kvp_kv_full_size(kv, codecs, kv->remote != NULL, &kv->full))
         return;
     kvp_kv_size_add(&kv->layers->full, &kv->full);
+    if (kv->shape.n_cells == kv->layers->n_positions && kvp_kv_cells_in_place(kv) < kv->layers->in_place)
+        kv->layers->in_place = kvp_kv_cells_in_place(kv);
     kv->calibrated = kv->remote == NULL ? kvp_kv_calibrated_bytes(codecs, n_kv_heads) : 0;
     kvp_kv_count(kv);
     kvant_codec_get_info(codecs[0], &first);
@@ -624,7 +636,7 @@ static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
-    char learning[64] = "", latents[256];
+    char learning[64] = "", in_place[64] = "", latents[256];
     uint32_t n;
 
     if (layers->told || layers->refused)
@@ -634,11 +646,13 @@ static void tell(struct kvp_layers *layers)
     if (full->working > 0)
         snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
     kvp_mla_describe(&layers->settings, latents, sizeof(latents));
+    if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
+        snprintf(in_place, sizeof(in_place), "; f16 itself for the first %zu tokens", layers->in_place);
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
-            "(f16: %.1f MiB)%s%s",
+            "(f16: %.1f MiB)%s%s%s",
             layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n,
             n, full->bytes / mib, (unsigned long long)full->cells,
-            2 * (full->numbers[0] + full->numbers[1]) / mib, learning,
+            2 * (full->numbers[0] + full->numbers[1]) / mib, learning, in_place,
             layers->latents ? latents : layers->settings.remark);
     if (layers->rotated)
         kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "

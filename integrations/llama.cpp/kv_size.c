@@ -64,7 +64,7 @@ static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uin
     const kvp_kv_shape *shape = &kv->shape;
     const double fp16_block = (double)KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
-    kvant_exact_part part;
+    const kvant_exact_part part = kvp_kv_exact(shape, kv->settings, shape->n_streams);
     const kvant_tensor_params params = { .size = sizeof(params),
                                          .n_sequences = shape->n_streams,
                                          .n_blocks = n_blocks,
@@ -73,10 +73,8 @@ static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uin
                                          .codecs = codecs,
                                          .exact = &part };
     size_t bytes = 0;
-    double spare;
+    const double spare = part.step > 0 ? 0 : 2 * fp16_block;
 
-    kvp_kv_exact(shape, kv->settings, shape->n_streams, &part);
-    spare = part.step > 0 ? 0 : 2 * fp16_block;
     kvant_tensor_size(&params, &bytes);
     return (double)bytes > sealed + spare ? (double)bytes - spare : sealed;
 }

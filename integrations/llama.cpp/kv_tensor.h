@@ -163,19 +163,21 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 /* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
 uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
+/* How many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp puts them, and the user
+ * allows (KVANT_EXACT): a multiple of 256, as llama.cpp's n_kv is. 0 with several streams, whose views lie at
+ * nominal strides, and in the computer's memory. */
+size_t kvp_kv_cells_in_place(const kvp_kv *kv);
+
 /* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */
 bool kvp_kv_is_first(const kvp_kv *kv);
-
-/* What a tensor in the computer's memory keeps as fp16 of each of n sequences; zeros on a GPU. */
-void kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_sequences,
-                  kvant_exact_part *part);
 
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 
-/* Tells which tokens a cache on a GPU keeps as fp16 (scheme.h). A stream counts as one sequence.
- * Zeros: the codecs alone say it. */
-kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings);
+/* Tells which tokens of so many sequences a tensor keeps as fp16 (scheme.h). On a GPU a stream counts
+ * as one sequence. Zeros: the codecs alone say it. */
+kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings,
+                              uint32_t n_sequences);
 
 /* A GPU has fp16 pages of 64 rows behind the sealed pages, at the end of the reserved bytes. They
  * take 0 bytes where the context's codecs need none. With more than 136 pages a step would take

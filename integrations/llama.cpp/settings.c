@@ -274,18 +274,30 @@ static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
     return true;
 }
 
+static bool read_exact(uint64_t *exact, char *err, size_t errlen)
+{
+    const char *text = given("KVANT_EXACT");
+
+    *exact = UINT32_MAX;
+    if (text == NULL || strcmp(text, "auto") == 0 || parse_number(text, UINT32_MAX, exact))
+        return true;
+    snprintf(err, errlen, "KVANT_EXACT=%s is not auto or a whole number of tokens", text);
+    return false;
+}
+
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 {
     kvant_scheme_params params;
-    uint64_t head_dim, verbose, quiet;
+    uint64_t head_dim, exact, verbose, quiet;
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
+        !read_exact(&exact, err, errlen) || !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
     *settings = (kvp_settings){ .scheme = get_scheme(&params),
                                 .head_dim = (uint32_t)head_dim,
+                                .exact = (uint32_t)exact,
                                 .verbose = verbose != 0,
                                 .quiet = quiet != 0 };
     if (settings->scheme != NULL && check_head_dim(settings)) {

@@ -161,7 +161,7 @@ static bool change(kvp_gpu_cells *cells, kvp_gpu_version *made, const struct lis
 {
     const size_t width = kvp_gpu_width(cells), sealed = lists[0].n * KVANT_PAGE_TOKENS, n = sealed + lists[1].n * KVANT_PAGE_TOKENS;
     int64_t *slots;
-    float *room = kvp_gpu_batch_room(cells->gpu, n, width, &slots);
+    float *room = kvp_gpu_batch_room(cells->gpu, n + 1, width, &slots); /* n may be 0 */
     const bool open = cells->open_pages.base != NULL;
     bool ok = room != NULL && decode(cells, &lists[0], room) && (!open || decode(cells, &lists[1], room + sealed * width)) &&
               kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "decoding rows") &&

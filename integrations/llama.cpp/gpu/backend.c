@@ -7,6 +7,7 @@
  * ggml-cuda would begin a capture of its own inside ours; a node in front whose parameters always change prevents it.
  * The first time a graph is computed without capture, so that both sides allocate what they need. */
 #include "gpu.h"
+#include "in_place.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,11 @@ static void to_ours(kvp_gpu_backend *b)
     b->on_ours = true;
 }
 
+void kvp_gpu_follow(kvp_gpu_backend *b)
+{
+    to_ours(b);
+}
+
 static void to_cuda(kvp_gpu_backend *b)
 {
     if (!b->on_ours)
@@ -73,7 +79,7 @@ static bool is_computed(const abi_tensor *node)
 static bool is_ours(const abi_tensor *node)
 {
     return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) &&
-           (kvp_gpu_touches(node) || kvp_gpu_accelerates(node));
+           ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
 }
 
 /* A number for a part of a graph that has one: ggml-cuda compares no nodes then. */
@@ -167,18 +173,28 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
     return kvp_gpu_compute(b, node, values, attending);
 }
 
+/* The node itself is CUDA's. */
+static int32_t ask(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    to_ours(b);
+    return kvp_gpu_place_ask(b, node) ? ABI_STATUS_SUCCESS : ABI_STATUS_ALLOC_FAILED;
+}
+
 static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
 {
     int32_t status = ABI_STATUS_SUCCESS;
     int begin = 0, part = 0;
 
     for (int i = 0; i <= graph->n_nodes && status == ABI_STATUS_SUCCESS; i++) {
-        if (i < graph->n_nodes && !is_ours(graph->nodes[i]))
+        const bool asks = i < graph->n_nodes && kvp_gpu_place_asks(b, graph->nodes[i]);
+        if (i < graph->n_nodes && !asks && !is_ours(graph->nodes[i]))
             continue;
         status = by_cuda(b, graph, begin, i, part_uid(b, graph, part++), capturing);
-        if (i < graph->n_nodes && status == ABI_STATUS_SUCCESS)
+        if (asks && status == ABI_STATUS_SUCCESS)
+            status = ask(b, graph->nodes[i]);
+        else if (i < graph->n_nodes && status == ABI_STATUS_SUCCESS)
             status = by_us(b, graph, &i);
-        begin = i + 1;
+        begin = asks ? i : i + 1;
     }
     return status;
 }
@@ -310,7 +326,6 @@ static void find_last_attention(kvp_gpu_backend *b, const abi_graph *graph)
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_writes = 0;
-    find_positions(b, graph);
     for (int i = 0; i < graph->n_nodes; i++) {
         kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
         int at = 0;
@@ -376,14 +391,40 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
     return ok;
 }
 
+static bool has_ours(const abi_graph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (is_ours(graph->nodes[i]))
+            return true;
+    return false;
+}
+
+static int32_t by_cuda_alone(kvp_gpu_backend *b, abi_graph *graph)
+{
+    int32_t status;
+
+    to_cuda(b);
+    if (b->asking == NULL)
+        return b->inner.graph_compute(b->backend, graph);
+    status = by_parts(b, graph, false);
+    to_cuda(b);
+    return status;
+}
+
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
-    const bool known = graph->uid != 0 && graph->uid == b->uid;
     unsigned epoch;
     int32_t status;
-    bool waits;
+    bool known, waits;
 
-    b->looked = b->monotonous = false;
+    find_positions(b, graph);
+    b->looked = b->monotonous = b->asked = false;
+    if (!kvp_gpu_place_prepare(b, graph))
+        return ABI_STATUS_ALLOC_FAILED;
+    if (!has_ours(graph))
+        return by_cuda_alone(b, graph);
+    known = graph->uid != 0 && graph->uid == b->uid && b->forms == b->gpu->forms;
+    b->forms = b->gpu->forms;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
@@ -443,7 +484,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     notice_refusals(b);
     kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
-        ours = is_ours(graph->nodes[i]);
+        ours = is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
     if (!ours)
         return b->inner.graph_compute(backend, graph);
     b->n_graphs++;

@@ -3,6 +3,7 @@
  * Pages of a tensor stand block after block, kv head after kv head; block i has cells 64 i to 64 i + 63 of all streams.
  * Rows may be in open pages alone until kvp_gpu_cache_settle. */
 #include "gpu.h"
+#include "in_place.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -462,6 +463,10 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
+    if (kvp_gpu_place_read(kv, cell, n, rows, &status)) {
+        pthread_mutex_unlock(&cells->gpu->lock);
+        return status;
+    }
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
     if (room != NULL && kvp_gpu_cache_settle(cells->cache, cells->gpu->stream))
@@ -557,8 +562,12 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         return KVANT_ERR_CUDA;
     kvp_gpu_finish(gpu, kv->layers);
     pthread_mutex_lock(&gpu->lock);
+    if (kvp_gpu_place_write(kv, cell_numbers, n, rows, &status)) {
+        pthread_mutex_unlock(&gpu->lock);
+        return status;
+    }
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
-    if (kvp_gpu_cache_settle(cells->cache, gpu->stream) &&
+    if (kvp_gpu_hand_over(cells->cache) && kvp_gpu_cache_settle(cells->cache, gpu->stream) &&
         kvp_gpu_open_written(kv, cell_numbers, n, gpu->stream) &&
         kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
         kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) &&
@@ -585,6 +594,7 @@ static void clear(kvp_kv *kv)
     if (cells->rope.size != 0)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know moved keys' matrices */
     kvp_gpu_shift_free(cells);
+    kvp_gpu_place_forget(cells->cache);
     kvp_gpu_cache_forget(cells->cache);
     pthread_mutex_unlock(&cells->gpu->lock);
     cells->learnt = cells->weighed = false;

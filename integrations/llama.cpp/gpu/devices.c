@@ -297,6 +297,13 @@ bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, s
     return true;
 }
 
+const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n)
+{
+    const kvp_gpu_seen *seen = at != NULL ? seen_at(gpu, at) : NULL;
+
+    return seen != NULL && seen->bytes >= n * sizeof(int32_t) ? seen->copy : NULL;
+}
+
 /* Memory of CUDA's with its label. */
 static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 {

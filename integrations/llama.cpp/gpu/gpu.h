@@ -25,6 +25,7 @@
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   size.c      what all of this takes, from shapes alone
+ *   in_place.c  caches that fit as fp16; hand_over.c when they no longer do
  *   open.c      blocks whose rows are fp16
  *   step.c      which these are: the first and the newest of a sequence, and those of a step
  *
@@ -242,6 +243,8 @@ typedef struct kvp_gpu_cache {
         kvp_gpu_memory memory;
         uint32_t *host; /* the same as far as the computer knows, and room for as many words */
     } marks;
+    bool in_place; /* rows are fp16 where llama.cpp puts them, and graphs over them are CUDA's */
+    struct kvp_gpu_place *place; /* in_place.h; NULL: they never were */
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
@@ -311,6 +314,7 @@ struct kvp_gpu {
     int n_copies;                  /* number of those used last */
     bool copies_taken;             /* by keys, whose queries did not come yet */
     atomic_uint *refused;                 /* of these rows */
+    unsigned forms;               /* another number: a cache is in place, or no longer; under the lock */
     pthread_mutex_t list_lock;
 };
 
@@ -394,6 +398,9 @@ struct kvp_gpu_backend {
     kvp_gpu_memory lengths; /* of the streams of each of these */
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
+    unsigned forms;       /* the GPU's, when it was looked at */
+    kvp_gpu_cache *asking; /* which is in place and learns from queries of the batch at hand; NULL: none */
+    bool asked;           /* it did, of the first layer */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     struct kvp_layers *layers; /* of the llama context that made it */
@@ -714,6 +721,7 @@ static inline uint32_t *kvp_gpu_word(atomic_uint *word)
  * seen. positions: where those of the batch lie, or NULL. forget: when nobody computes any more. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, const void *positions, size_t n,
                        kvp_gpu_step *step);
+const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n); /* or NULL */
 void kvp_gpu_forget_inputs(kvp_gpu *gpu);
 
 /* marks.c. create: before anything is stored. notice: what kernels marked since, for this reason;
@@ -778,7 +786,8 @@ int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 /* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be used. */
 bool kvp_gpu_straighten(cu_graph graph);
 
-/* backend.c */
+/* backend.c. follow: what is enqueued on our stream from now on comes after CUDA's work. */
+void kvp_gpu_follow(kvp_gpu_backend *b);
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
 
 #endif /* KVP_CUDA_GPU_H */

@@ -391,13 +391,31 @@ static bool bring(const struct kvp_gpu_batch *batch, const abi_tensor *from, voi
     return kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from->data, kvp_api.nbytes(from), batch->cells->gpu->copying), "copying");
 }
 
+static bool bring_halves(const struct kvp_gpu_batch *batch, float *to)
+{
+    const abi_tensor *from = &batch->keys;
+    uint16_t *halves = malloc(kvp_api.nbytes(from));
+    const bool ok = halves != NULL && bring(batch, from, halves) &&
+                    kvp_cu_ok(kvp_cu.stream_finish(batch->cells->gpu->copying), "copying");
+
+    if (ok)
+        kvp_api.fp16_to_fp32_row(halves, to, from->ne[0] * from->ne[1]);
+    free(halves);
+    return ok;
+}
+
+static bool bring_keys(const struct kvp_gpu_batch *batch)
+{
+    return batch->keys.type == ABI_TYPE_F16 ? bring_halves(batch, rows_of(batch)) : bring(batch, &batch->keys, rows_of(batch));
+}
+
 /* The same from GPU memory. Its caller has other things to do than to wait for copies. */
 static char *bring_rows(const struct kvp_gpu_batch *batch)
 {
     char *queries = malloc(kvp_api.nbytes(&batch->queries));
 
     if (queries != NULL && kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->ready), "copying") &&
-        bring(batch, &batch->keys, rows_of(batch)) && bring(batch, &batch->queries, queries) &&
+        bring_keys(batch) && bring(batch, &batch->queries, queries) &&
         kvp_cu_ok(kvp_cu.stream_finish(batch->cells->gpu->copying), "copying"))
         return queries;
     free(queries);

@@ -3,6 +3,7 @@
  * Owns the caches, their tensors' open pages, and the encoding and decoding of these pages. All
  * tensors of a cache have the same blocks open. step.c decides which. */
 #include "gpu.h"
+#include "in_place.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +42,7 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     kvp_gpu_ranges_forget(cache);
     cache->id = kv->cache;
     cache->gpu = gpu;
-    cache->exact = kvp_kv_exact(&kv->shape, kv->settings);
+    cache->exact = kvp_kv_exact(&kv->shape, kv->settings, kv->shape.n_streams);
     cache->n_own = cache->n_pages = kvp_kv_open_pages(&kv->shape, kv->settings);
     cache->next = gpu->caches;
     gpu->caches = cache;
@@ -155,6 +156,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->moved);
     kvp_gpu_release(&cache->wait);
     kvp_gpu_ranges_free(cache);
+    kvp_gpu_place_free(cache);
     kvp_gpu_decoded_free(cache);
     free(cache->shift.mixed);
     free(cache->table);

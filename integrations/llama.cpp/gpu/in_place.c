@@ -1,0 +1,500 @@
+/* in_place.c - which caches are in place (in_place.h), and their rows while they are.
+ *
+ * A cache begins in place when it is empty, and when a batch is all that is left of its rows. What llama.cpp removed
+ * (seq_rm) is known by n_kv and by the mask alone: a cell at or above n_kv holds nothing. Cells between the batch and
+ * n_kv, which is padded to 256 cells, may hold rows of others: these are decoded first. */
+#include "in_place.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define PADDING 256u        /* n_kv is a multiple of it */
+#define ASK_EVERY 8u        /* prompt batches, after the first ones; the graph of one is cut at each attention node */
+
+static size_t row_bytes(const kvp_kv *kv)
+{
+    return kv->shape.row * sizeof(uint16_t);
+}
+
+static char *row_at(const kvp_kv *kv, size_t cell)
+{
+    return (char *)kv->memory + cell * row_bytes(kv);
+}
+
+/* Cells that fit in every tensor of the cache. */
+static size_t room_of(const kvp_gpu_cache *cache)
+{
+    size_t least = SIZE_MAX;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const size_t cells = kvp_kv_cells_in_place(cache->tensors[i]);
+        least = cells < least ? cells : least;
+    }
+    return least;
+}
+
+/* NULL without memory, or where the cache can never be in place. */
+static struct kvp_gpu_place *place_of(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_place *place = cache->place;
+    const size_t room = place == NULL ? room_of(cache) : place->room;
+
+    if (place != NULL || room == 0)
+        return place;
+    place = calloc(1, sizeof(*place));
+    if (place != NULL)
+        place->positions = malloc(room * sizeof(*place->positions));
+    if (place == NULL || place->positions == NULL) {
+        free(place);
+        return NULL;
+    }
+    place->room = room;
+    cache->place = place;
+    kvp_gpu_place_forget(cache);
+    return place;
+}
+
+void kvp_gpu_place_forget(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_place *place = cache->place;
+
+    cache->in_place = false;
+    if (place == NULL)
+        return;
+    for (size_t i = 0; i < place->room; i++)
+        place->positions[i] = KVP_NO_ROW;
+    place->n = 0;
+    place->n_prompts = place->n_asked = 0;
+    place->learns = false;
+}
+
+void kvp_gpu_place_free(kvp_gpu_cache *cache)
+{
+    if (cache->place == NULL)
+        return;
+    kvp_gpu_release(&cache->place->asked);
+    if (cache->place->ready != NULL)
+        kvp_cu.event_free(cache->place->ready);
+    free(cache->place->positions);
+    free(cache->place);
+    cache->place = NULL;
+}
+
+/* Rows outside of graphs */
+
+bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const size_t room = cells->cache->in_place ? cells->cache->place->room : 0;
+    const size_t known = cell < room ? (room - cell < n ? room - cell : n) : 0, width = kv->shape.row;
+    uint16_t *halves;
+
+    if (room == 0)
+        return false;
+    halves = malloc((known + 1) * row_bytes(kv));
+    *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (halves != NULL && known > 0 &&
+        !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell), known * row_bytes(kv),
+                                    cells->gpu->stream),
+                    "copying") &&
+          kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
+        *status = KVANT_ERR_CUDA;
+    if (*status == KVANT_OK) {
+        kvp_api.fp16_to_fp32_row(halves, rows, (int64_t)(known * width));
+        memset(rows + known * width, 0, (n - known) * width * sizeof(*rows));
+    }
+    free(halves);
+    return true;
+}
+
+/* Which of a tensor's cells follow each other from the i-th on. */
+static size_t run_of(const int64_t *cells, size_t i, size_t n)
+{
+    size_t run = 1;
+
+    while (i + run < n && cells[i + run] == cells[i] + (int64_t)run)
+        run++;
+    return run;
+}
+
+static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const uint16_t *halves)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    bool ok = true;
+
+    for (size_t i = 0, run; i < n && ok; i += run) {
+        run = run_of(numbers, i, n);
+        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)row_at(kv, (size_t)numbers[i]),
+                                      (const char *)halves + i * row_bytes(kv), run * row_bytes(kv), cells->gpu->stream),
+                       "copying");
+    }
+    return kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying") && ok;
+}
+
+static void hold(struct kvp_gpu_place *place, int64_t cell, int32_t position)
+{
+    place->positions[cell] = position;
+    if ((size_t)cell >= place->n)
+        place->n = (size_t)cell + 1;
+}
+
+bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows, kvant_status *status)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+    struct kvp_gpu_place *place = place_of(cache);
+    bool fits = place != NULL && (cache->in_place || kvp_gpu_cache_is_empty(cache));
+    uint16_t *halves;
+
+    for (size_t i = 0; i < n && fits; i++)
+        fits = numbers[i] >= 0 && (size_t)numbers[i] < place->room;
+    if (!fits)
+        return false;
+    halves = malloc((n + 1) * row_bytes(kv));
+    *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (halves == NULL)
+        return true;
+    cache->in_place = true;
+    cache->gpu->forms++;
+    kvp_api.fp32_to_fp16_row(rows, halves, (int64_t)(n * kv->shape.row));
+    if (!copy_rows(kv, numbers, n, halves))
+        *status = KVANT_ERR_CUDA;
+    for (size_t i = 0; i < n; i++)
+        hold(place, numbers[i], KVP_ROW_SOMEWHERE);
+    free(halves);
+    return true;
+}
+
+/* Coming back */
+
+/* Rows of a tensor as fp16, from pages; NULL without memory. */
+static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
+{
+    uint16_t *halves = malloc((n + 1) * row_bytes(kv));
+    float *rows = malloc((n + 1) * kv->shape.row * sizeof(*rows));
+    const bool ok = halves != NULL && rows != NULL && kv->remote->read(kv, first, n, rows) == KVANT_OK;
+
+    if (ok)
+        kvp_api.fp32_to_fp16_row(rows, halves, (int64_t)(n * kv->shape.row));
+    free(rows);
+    if (!ok)
+        free(halves);
+    return ok ? halves : NULL;
+}
+
+/* A tensor's memory becomes rows of fp16: zeros, and n rows from the first-th cell on. */
+static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t *halves)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const cu_address at = (cu_address)(uintptr_t)kv->memory;
+
+    return kvp_cu_ok(kvp_cu.fill(at, 0, kv->reserved, cells->gpu->stream), "clearing") &&
+           (n == 0 || (halves != NULL && kvp_cu_ok(kvp_cu.copy_in(at + first * row_bytes(kv), halves, n * row_bytes(kv),
+                                                                  cells->gpu->stream),
+                                                   "copying"))) &&
+           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "clearing");
+}
+
+static bool has_row(const kvp_gpu_cache *cache, size_t cell)
+{
+    return cache->written[cell / KVANT_PAGE_TOKENS] >> (cell % KVANT_PAGE_TOKENS) & 1;
+}
+
+/* The cache is anew, but for rows of cells [first, end), which somebody may hold. */
+static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
+{
+    uint16_t **halves = calloc(cache->n_tensors, sizeof(*halves));
+    bool ok = halves != NULL, *held = calloc(end - first + 1, sizeof(*held));
+
+    ok = ok && held != NULL;
+    for (size_t i = first; i < end && ok; i++)
+        held[i - first] = has_row(cache, i);
+    for (size_t i = 0; i < cache->n_tensors && ok && end > first; i++)
+        ok = (halves[i] = decode(cache->tensors[i], first, end - first)) != NULL;
+    for (size_t i = 0; i < cache->n_tensors && ok; i++)
+        cache->tensors[i]->remote->clear(cache->tensors[i]);
+    for (size_t i = 0; i < cache->n_tensors && ok; i++)
+        ok = become_rows(cache->tensors[i], first, end - first, halves[i]);
+    for (size_t i = first; i < end && ok; i++)
+        if (held[i - first])
+            hold(cache->place, (int64_t)i, KVP_ROW_SOMEWHERE);
+    for (size_t i = 0; i < cache->n_tensors && halves != NULL; i++)
+        free(halves[i]);
+    free(halves);
+    free(held);
+    return ok;
+}
+
+/* Graphs */
+
+/* What a graph does with one cache. */
+typedef struct use {
+    kvp_gpu_cache *cache;
+    const abi_tensor *cells, *mask;
+    size_t n_kv;  /* of its attention; 0: it has none */
+    size_t asked; /* tokens of its attention */
+    bool other;   /* an operation that needs pages */
+} use;
+
+enum { MOST_USES = KVANT_CUDA_MOST_SPREAD };
+
+static use *use_of(use *uses, int *n, kvp_gpu_cache *cache)
+{
+    for (int i = 0; i < *n; i++)
+        if (uses[i].cache == cache)
+            return &uses[i];
+    if (*n == MOST_USES)
+        return NULL;
+    uses[*n] = (use){ .cache = cache };
+    return &uses[(*n)++];
+}
+
+static bool is_shift(const abi_tensor *node)
+{
+    return node->op == kvp_api.op.rope && node->view_src != NULL && node->ne[3] == 1;
+}
+
+static bool is_computed(const abi_tensor *node)
+{
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && node->op != kvp_api.op.none && node->op != kvp_api.op.view &&
+           node->op != kvp_api.op.permute && node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
+}
+
+/* The cache tensor that a node writes to or reads; NULL: none. */
+static const abi_tensor *touched(const abi_tensor *node)
+{
+    if (!is_computed(node))
+        return NULL;
+    if (kvp_is_kv(node))
+        return node;
+    for (int i = 0; i < ABI_MAX_SRC; i++)
+        if (node->src[i] != NULL && kvp_is_kv(node->src[i]))
+            return node->src[i];
+    return NULL;
+}
+
+bool kvp_gpu_place_takes(const abi_tensor *node)
+{
+    const abi_tensor *tensor = touched(node);
+    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
+
+    return cells != NULL && cells->cache != NULL && cells->cache->in_place;
+}
+
+static void note_node(use *u, const abi_tensor *node)
+{
+    const bool writes = node->op == kvp_api.op.set_rows && node->view_offs == 0;
+    const bool attends = node->op == kvp_api.op.flash_attn_ext;
+
+    if (attends && (size_t)node->src[1]->ne[1] > u->n_kv) {
+        u->n_kv = (size_t)node->src[1]->ne[1];
+        u->mask = node->src[3];
+        u->asked = (size_t)node->src[0]->ne[1];
+    }
+    if (writes && kvp_gpu_prepared(node) != NULL)
+        u->cells = node->src[1];
+    u->other = u->other || !(writes || attends || is_shift(node));
+}
+
+static int find_uses(use *uses, const abi_graph *graph)
+{
+    int n = 0;
+
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const abi_tensor *tensor = touched(graph->nodes[i]);
+        const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
+        use *u = cells != NULL && cells->cache != NULL ? use_of(uses, &n, cells->cache) : NULL;
+        if (u != NULL)
+            note_node(u, graph->nodes[i]);
+    }
+    return n;
+}
+
+/* How many cells the batch's queries see, if they see them from the first one on; 0: not known. */
+static size_t seen_by(const kvp_gpu *gpu, const abi_tensor *mask)
+{
+    for (const kvp_gpu_mask *at = mask != NULL ? gpu->masks : NULL; at != NULL; at = at->next)
+        if (at->at == mask->data && at->plain && at->n_streams == 1)
+            return (size_t)at->lengths[0];
+    return 0;
+}
+
+/* The batch's cells are the first ones, and it sees no others, so all other rows lie between them and n_kv. */
+static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n; i++)
+        if (step->cells[i] != (int64_t)i)
+            return false;
+    return u->n_kv >= step->n && u->n_kv - step->n < PADDING && seen_by(gpu, u->mask) == step->n;
+}
+
+static bool begin(kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
+{
+    const bool empty = kvp_gpu_cache_is_empty(u->cache);
+
+    if (!empty && !(is_alone(gpu, u, step) && come_back(u->cache, step->n, u->n_kv)))
+        return false;
+    u->cache->in_place = true;
+    gpu->forms++;
+    return true;
+}
+
+static bool step_fits(const use *u, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n; i++)
+        if (step->cells[i] < 0 || (size_t)step->cells[i] >= u->cache->place->room)
+            return false;
+    return true;
+}
+
+/* Whether the cache is in place for this graph, which may have none of its writes (-sm tensor, or a shift). */
+static bool is_in_place(kvp_gpu_backend *b, const use *u)
+{
+    const struct kvp_gpu_place *place = place_of(u->cache);
+    kvp_gpu_step step = { 0 };
+
+    if (place == NULL || u->other || u->n_kv > place->room)
+        return false;
+    if (u->cells == NULL)
+        return u->cache->in_place;
+    if (!kvp_gpu_find_step(b->gpu, u->cells->data, b->positions, (size_t)u->cells->ne[0], &step) ||
+        !step_fits(u, &step) || !(u->cache->in_place || begin(b->gpu, u, &step)))
+        return false;
+    for (size_t i = 0; i < step.n; i++)
+        hold(u->cache->place, step.cells[i], step.positions != NULL ? step.positions[i] : KVP_ROW_SOMEWHERE);
+    return true;
+}
+
+/* A context shift covers all cells, of which those behind the room are not there. Where rows are afterwards is not known
+ * here. */
+static void clip_shift(abi_tensor *node)
+{
+    struct kvp_gpu_place *place = kvp_gpu_cells_of(node)->cache->place;
+    const int64_t room = (int64_t)place->room;
+    abi_tensor *const of[2] = { node, node->src[0] };
+
+    for (int i = 0; i < 2; i++)
+        of[i]->ne[2] = of[i]->ne[2] > room ? room : of[i]->ne[2];
+    node->src[1]->ne[0] = node->ne[2];
+    for (size_t i = 0; i < place->n; i++)
+        place->positions[i] = place->positions[i] == KVP_NO_ROW ? KVP_NO_ROW : KVP_ROW_SOMEWHERE;
+}
+
+/* Whether queries of this batch are kept. */
+static bool asks(kvp_gpu_cache *cache, const use *u)
+{
+    return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
+           (cache->place->n_prompts++ < KVP_ASKED_BATCHES || cache->place->n_prompts % ASK_EVERY == 0);
+}
+
+/* Rows of the graph at hand are not there yet. */
+static bool learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+{
+    return cache->place->learns || cache->place->n_asked == 0 || n == 0 ||
+           kvp_gpu_place_learn(b, cache, graph, n);
+}
+
+static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
+{
+    kvp_gpu_cache *cache = u->cache;
+    const size_t n = cache->in_place ? cache->place->n : 0;
+
+    if (is_in_place(b, u)) {
+        if (b->asking == NULL && asks(cache, u))
+            b->asking = cache;
+        return 4 * n < 3 * cache->place->room || learn(b, cache, graph, n);
+    }
+    if (!cache->in_place)
+        return true;
+    if (!learn(b, cache, graph, n))
+        return false;
+    b->inner.synchronize(b->backend);
+    return kvp_gpu_hand_over(cache);
+}
+
+bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    use uses[MOST_USES];
+    const int n = find_uses(uses, graph);
+    bool ok = true;
+
+    b->asking = NULL;
+    for (int i = 0; i < n && ok; i++)
+        ok = prepare(b, &uses[i], graph);
+    for (int i = 0; i < graph->n_nodes && ok; i++)
+        if (is_shift(graph->nodes[i]) && kvp_gpu_place_takes(graph->nodes[i]))
+            clip_shift(graph->nodes[i]);
+    return ok;
+}
+
+/* Queries */
+
+bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node)
+{
+    const kvp_gpu_cells *cells = b->asking != NULL && node->op == kvp_api.op.flash_attn_ext && is_computed(node) &&
+                                         kvp_is_kv(node->src[1])
+                                     ? kvp_gpu_cells_of(node->src[1])
+                                     : NULL;
+
+    return cells != NULL && cells->cache == b->asking && cells->weighs;
+}
+
+/* Where a tensor's are kept. */
+static size_t number_of(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
+{
+    size_t i = 0;
+
+    while (cache->tensors[i]->cells != cells)
+        i++;
+    return i;
+}
+
+char *kvp_gpu_place_queries(const kvp_gpu_cells *cells)
+{
+    const struct kvp_gpu_place *place = cells->cache->place;
+
+    return (char *)place->asked.at +
+           number_of(cells->cache, cells) * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * place->asked_row;
+}
+
+/* The first layer of a batch says which tokens these are. */
+static void note_asked(kvp_gpu_backend *b, struct kvp_gpu_place *place, size_t n, size_t step)
+{
+    const uint32_t batch = place->n_asked++ % KVP_ASKED_BATCHES;
+    const int32_t *positions = kvp_gpu_positions_at(b->gpu, b->positions, n);
+
+    for (size_t i = 0; i < KVP_ASKED_TOKENS; i++)
+        place->asked_positions[batch * KVP_ASKED_TOKENS + i] = positions != NULL ? positions[i * step] : -1;
+}
+
+bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
+    kvp_gpu_cache *cache = cells->cache;
+    struct kvp_gpu_place *place = cache->place;
+    const abi_tensor *q = node->src[0];
+    const size_t n = (size_t)q->ne[1], step = n / KVP_ASKED_TOKENS, row = q->nb[1];
+    cu_copy_2d rows = { .from_type = CU_MEMORY_DEVICE,
+                        .from_device = (cu_address)(uintptr_t)q->data,
+                        .from_pitch = step * row,
+                        .to_type = CU_MEMORY_DEVICE,
+                        .to_pitch = row,
+                        .width = row,
+                        .height = KVP_ASKED_TOKENS };
+
+    if ((size_t)q->ne[2] * q->nb[2] != row || q->ne[3] != 1 || (place->asked_row != 0 && place->asked_row != row))
+        return true; /* the layer learns later */
+    place->asked_row = row;
+    if (!kvp_gpu_grow(b->gpu, &place->asked, cache->n_tensors * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row, true))
+        return false;
+    if (!b->asked)
+        note_asked(b, place, n, step);
+    b->asked = true;
+    rows.to_device = (cu_address)(uintptr_t)(kvp_gpu_place_queries(cells) +
+                                             (place->n_asked - 1) % KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row);
+    return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
+}

@@ -1,0 +1,299 @@
+#define _POSIX_C_SOURCE 200809L /* setenv */
+/* test_plugin_in_place.c - caches on GPUs that are f16 itself while they fit (gpu/in_place.h): answers are those of
+ * llama.cpp's own cache, bit by bit, and rows that no longer fit are compressed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+#define N_CTX 1024
+#define N_TEXT 900
+#define STEP 100
+
+static llama_token tokens[N_TEXT];
+
+static int start(void **state)
+{
+    int result = harness_start(state);
+
+    harness_need_gpu();
+    if (result == 0)
+        harness_tokens(tokens, N_TEXT);
+    return result;
+}
+
+static struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
+{
+    const harness_options options = { .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1 };
+
+    setenv("KVANT_EXACT", exact, 1);
+    return harness_context(&options);
+}
+
+/* Logits of tokens first .. first + n - 1 of the text, in steps; out NULL: they are not kept. */
+static void feed(struct llama_context *context, int first, int n, llama_pos pos, llama_seq_id seq, float *out)
+{
+    for (int i = 0, some; i < n; i += some) {
+        some = n - i < STEP ? n - i : STEP;
+        harness_decode(context, tokens + first + i, some, pos + i, seq, true);
+        if (out != NULL)
+            memcpy(out + (size_t)i * harness_n_vocab(), llama_get_logits(context),
+                   (size_t)some * harness_n_vocab() * sizeof(float));
+    }
+}
+
+static float *room_for(int n)
+{
+    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
+static void assert_same(const float *a, const float *b, int n)
+{
+    assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
+}
+
+static bool is_same(const float *a, const float *b, int n)
+{
+    return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
+}
+
+/* What a context does, and the logits of its last n tokens. */
+typedef struct story {
+    void (*tell)(struct llama_context *context, float *logits);
+    int n;
+    uint32_t n_seq;
+} story;
+
+static float *hear(const story *of, const char *spec, const char *exact)
+{
+    struct llama_context *context = new_context(spec, exact, of->n_seq);
+    float *logits = room_for(of->n);
+
+    of->tell(context, logits);
+    llama_free(context);
+    return logits;
+}
+
+/* Differs from llama.cpp's own cache in no bit; without this form it would. */
+static void assert_exact(const story *of, const char *spec)
+{
+    float *stock = hear(of, NULL, "0"), *ours = hear(of, spec, "auto"), *compressed = hear(of, spec, "0");
+
+    assert_same(stock, ours, of->n);
+    assert_false(is_same(stock, compressed, of->n));
+    free(stock);
+    free(ours);
+    free(compressed);
+}
+
+static void a_short_text(struct llama_context *context, float *logits)
+{
+    feed(context, 0, 200, 0, 0, logits);
+    for (int i = 200; i < 220; i++)
+        feed(context, i, 1, i, 0, logits + (size_t)i * harness_n_vocab());
+}
+
+static void answers_are_f16s_while_rows_fit(void **state)
+{
+    const story of = { a_short_text, 220, 1 };
+
+    (void)state;
+    assert_exact(&of, "int-8");
+    assert_exact(&of, "turboquant-4");
+    assert_exact(&of, "");
+}
+
+static void a_long_text(struct llama_context *context, float *logits)
+{
+    feed(context, 0, N_TEXT, 0, 0, logits);
+}
+
+/* int-8 has room for 512 of 1024 cells. */
+static void rows_that_no_longer_fit_are_compressed(void **state)
+{
+    const story of = { a_long_text, N_TEXT, 1 };
+    float *stock = hear(&of, NULL, "0"), *ours = hear(&of, "int-8", "auto"), *compressed = hear(&of, "int-8", "0");
+    const size_t behind = 600 * harness_n_vocab();
+    const double a = harness_mean_kld(stock + behind, ours + behind, N_TEXT - 600),
+                 b = harness_mean_kld(stock + behind, compressed + behind, N_TEXT - 600);
+
+    (void)state;
+    assert_same(stock, ours, 500);
+    print_message("int-8 behind what fits: KLD %.6f, compressed from the start %.6f\n", a, b);
+    assert_true(a > 0 && a <= 1.6 * b);
+    free(stock);
+    free(ours);
+    free(compressed);
+}
+
+static void a_second_text(struct llama_context *context, float *logits)
+{
+    feed(context, 0, 700, 0, 0, NULL);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+    feed(context, 300, 100, 0, 0, logits);
+    feed(context, 400, 100, 100, 0, logits + 100 * harness_n_vocab());
+}
+
+/* llama-server empties its slots in this way alone. */
+static void a_new_conversation_is_exact_again(void **state)
+{
+    const story of = { a_second_text, 200, 1 };
+
+    (void)state;
+    assert_exact(&of, "int-8");
+    assert_exact(&of, "turboquant-4");
+}
+
+/* Sequence 1 has the cells before and behind those of sequence 0, and begins anew when its rows were compressed. */
+static void a_neighbour(struct llama_context *context, float *logits)
+{
+    feed(context, 0, 150, 0, 1, NULL);
+    feed(context, 300, 60, 0, 0, NULL);
+    feed(context, 150, 450, 150, 1, NULL);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
+    feed(context, 500, 100, 0, 1, NULL);
+    feed(context, 360, 50, 60, 0, logits);
+}
+
+/* Of the mean KLD that its codec has from the start: rows of others are compressed at most once more. */
+static void rows_of_others_are_not_lost(void **state)
+{
+    const story of = { a_neighbour, 50, 2 };
+    float *stock = hear(&of, NULL, "0");
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const char *spec = i == 0 ? "int-8" : "turboquant-4";
+        float *ours = hear(&of, spec, "auto"), *compressed = hear(&of, spec, "0");
+        const double a = harness_mean_kld(stock, ours, of.n), b = harness_mean_kld(stock, compressed, of.n);
+        print_message("%s beside a new conversation: KLD %.6f, compressed from the start %.6f\n", spec, a, b);
+        assert_true(a <= 2 * b);
+        free(ours);
+        free(compressed);
+    }
+    free(stock);
+}
+
+static void a_shift(struct llama_context *context, float *logits)
+{
+    llama_memory_t memory = llama_get_memory(context);
+
+    feed(context, 0, 200, 0, 0, NULL);
+    assert_true(llama_memory_seq_rm(memory, 0, 20, 80));
+    llama_memory_seq_add(memory, 0, 80, -1, -60);
+    feed(context, 200, 40, 140, 0, logits);
+}
+
+static void shifts_are_f16s(void **state)
+{
+    const story of = { a_shift, 40, 1 };
+
+    (void)state;
+    assert_exact(&of, "int-8");
+    assert_exact(&of, "turboquant-4");
+}
+
+static uint8_t *saved;
+static size_t saved_size;
+
+static void a_saved_text(struct llama_context *context, float *logits)
+{
+    feed(context, 0, 200, 0, 0, NULL);
+    free(saved);
+    saved = harness_save_state(context, &saved_size);
+    feed(context, 200, 40, 200, 0, logits);
+}
+
+static void a_restored_text(struct llama_context *context, float *logits)
+{
+    assert_int_equal(llama_state_seq_set_data(context, saved, saved_size, 0), saved_size);
+    feed(context, 200, 40, 200, 0, logits);
+}
+
+static void states_are_f16s(void **state)
+{
+    const story save = { a_saved_text, 40, 1 }, restore = { a_restored_text, 40, 1 };
+    float *stock, *logits;
+
+    (void)state;
+    assert_exact(&save, "int-8");
+    logits = hear(&save, "int-8", "auto");
+    stock = hear(&restore, NULL, "0");
+    assert_same(stock, logits, save.n);
+    assert_exact(&restore, "int-8");
+    free(stock);
+    free(logits);
+    free(saved);
+    saved = NULL;
+}
+
+/* Restored rows that do not fit, and a state of compressed rows. */
+static void longer_states_are_compressed(void **state)
+{
+    struct llama_context *context = new_context("int-8", "auto", 1);
+    float *stock = room_for(40), *ours = room_for(40);
+    double kld;
+
+    (void)state;
+    feed(context, 0, 700, 0, 0, NULL);
+    saved = harness_save_state(context, &saved_size);
+    llama_free(context);
+    context = new_context("int-8", "auto", 1);
+    assert_int_equal(llama_state_seq_set_data(context, saved, saved_size, 0), saved_size);
+    feed(context, 700, 40, 700, 0, ours);
+    llama_free(context);
+    context = new_context(NULL, "0", 1);
+    feed(context, 0, 700, 0, 0, NULL);
+    feed(context, 700, 40, 700, 0, stock);
+    kld = harness_mean_kld(stock, ours, 40);
+    print_message("700 tokens restored: KLD %.6f\n", kld);
+    assert_true(kld > 0 && kld < 0.01);
+    llama_free(context);
+    free(saved);
+    saved = NULL;
+    free(stock);
+    free(ours);
+}
+
+/* KVANT_EXACT: 256 tokens are in place, and no more. */
+static void as_many_as_the_user_allows(void **state)
+{
+    float *stock = room_for(400), *ours = room_for(400);
+    struct llama_context *contexts[2] = { new_context(NULL, "0", 1), new_context("int-8", "300", 1) };
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        feed(contexts[i], 0, 400, 0, 0, i == 0 ? stock : ours);
+        llama_free(contexts[i]);
+    }
+    assert_same(stock, ours, 200);
+    assert_false(is_same(stock + 300 * harness_n_vocab(), ours + 300 * harness_n_vocab(), 100));
+    free(stock);
+    free(ours);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_are_f16s_while_rows_fit),
+        cmocka_unit_test(rows_that_no_longer_fit_are_compressed),
+        cmocka_unit_test(a_new_conversation_is_exact_again),
+        cmocka_unit_test(rows_of_others_are_not_lost),
+        cmocka_unit_test(shifts_are_f16s),
+        cmocka_unit_test(states_are_f16s),
+        cmocka_unit_test(longer_states_are_compressed),
+        cmocka_unit_test(as_many_as_the_user_allows),
+    };
+
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
