@@ -563,7 +563,8 @@ class Run(unittest.TestCase):
         per_mib = 2**20 * 8 / numbers  # of which the line has one decimal
         self.assertAlmostEqual(bits, cache * per_mib, delta=0.05 * per_mib + 0.005)
         measured = rows_of(done)[1]["kv_bytes"] / 2**20
-        spare = 2 * SMALL_LAYERS * 64 * N_KV_HEADS * HEAD_DIM * 2 / 2**20
+        # Nor are the 5.25 bits per number of the 11 blocks that are open at the end touched yet.
+        spare = (1 + 11 * 5.25 / 16) * 2 * SMALL_LAYERS * 64 * N_KV_HEADS * HEAD_DIM * 2 / 2**20
         self.assertGreater(measured, cache - spare - 0.05 - measured / 20)
         self.assertLess(measured, cache + learning + 0.1 + measured / 20)
 
