@@ -84,7 +84,7 @@ KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_
 
 /* What a cache with this scheme keeps as fp16, for kvant_tensor_params.exact: the first 64 and the
  * newest 128 tokens of each sequence, of all sequences together at most max_tokens / 16, but never
- * less than 64 and 64; and up to 512 rows of a write. Codecs that were chosen by specs get zeros, so
+ * less than 64 and 64; and of a write max_tokens / 8 rows, from 64 to 512. Codecs that were chosen by specs get zeros, so
  * that a spec alone says what stays fp16. max_tokens: of all sequences. KVANT_ERR_ARGUMENT. */
 KVANT_API kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
                                           uint32_t n_sequences, kvant_exact_part *part);

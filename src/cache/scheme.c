@@ -24,7 +24,8 @@
 #define EXACT_FIRST 64u
 #define EXACT_LEAST (EXACT_FIRST + 64u)
 #define EXACT_OWN (EXACT_FIRST + 128u)
-#define EXACT_STEP 512u
+#define LEAST_STEP 64u
+#define MOST_STEP 512u
 #define MAX_PATH 4096u
 
 typedef struct made_codec {
@@ -501,12 +502,16 @@ kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
 {
     KVANT_RETURN_IF(!scheme || !n_sequences, KVANT_ERR_ARGUMENT);
     kvant_exact_part full = { .size = sizeof full };
+    /* In a short context fp16 rows of 512 tokens would take more than all codes: of 1024 tokens a
+     * preset would be larger than f16. */
+    const uint64_t step = max_tokens / 8 / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
     if (scheme->preset.name || scheme->settings) {
         const uint64_t share = max_tokens / 16, most = share > EXACT_LEAST ? share : EXACT_LEAST;
         const uint64_t own = most < EXACT_OWN ? most : EXACT_OWN, all = n_sequences * own;
         const uint64_t some = all < most ? all : most, total = some < INT32_MAX ? some : INT32_MAX;
         full = (kvant_exact_part){ sizeof full, EXACT_FIRST, (uint32_t)own - EXACT_FIRST,
-                                   (uint32_t)total, EXACT_STEP };
+                                   (uint32_t)total,
+                                   step < LEAST_STEP ? LEAST_STEP : step > MOST_STEP ? MOST_STEP : (uint32_t)step };
     }
     return KVANT_GIVE(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -159,13 +159,14 @@ static void exact_part(void **state)
 {
     static const struct {
         uint64_t max_tokens;
-        uint32_t n_sequences, newest, total;
-    } cases[] = { { 0, 1, 64, 128 },           { 64, 9, 64, 128 },
-                  { 2048, 1, 64, 128 },        { 2049 + 15, 1, 65, 129 },
-                  { 3071, 1, 127, 191 },       { 3072, 1, 128, 192 },
-                  { 1 << 20, 1, 128, 192 },    { 3072, 4, 128, 192 },
-                  { 8192, 4, 128, 512 },       { 1 << 20, 4, 128, 768 },
-                  { UINT64_MAX, UINT32_MAX, 128, INT32_MAX } };
+        uint32_t n_sequences, newest, total, step;
+    } cases[] = { { 0, 1, 64, 128, 64 },           { 64, 9, 64, 128, 64 },
+                  { 2048, 1, 64, 128, 256 },       { 2049 + 15, 1, 65, 129, 256 },
+                  { 3071, 1, 127, 191, 320 },      { 3072, 1, 128, 192, 384 },
+                  { 1 << 20, 1, 128, 192, 512 },   { 3072, 4, 128, 192, 384 },
+                  { 8192, 4, 128, 512, 512 },      { 1 << 20, 4, 128, 768, 512 },
+                  { 4095, 1, 128, 192, 448 },      { 4096, 1, 128, 192, 512 },
+                  { UINT64_MAX, UINT32_MAX, 128, INT32_MAX, 512 } };
     char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
     (void)state;
     assert_non_null(mkdtemp(folder));
@@ -184,7 +185,7 @@ static void exact_part(void **state)
             assert_int_equal(part.first, 64);
             assert_int_equal(part.newest, cases[c].newest);
             assert_int_equal(part.total, cases[c].total);
-            assert_int_equal(part.step, 512);
+            assert_int_equal(part.step, cases[c].step);
         }
         kvant_exact_part none = { .size = sizeof none };
         assert_int_equal(kvant_scheme_exact(scheme, 1, 0, &none), KVANT_ERR_ARGUMENT);

@@ -1,6 +1,6 @@
 /* step.c - which blocks have open pages, decided before a graph.
  *
- * The rows of a step of at most 512 tokens go to open pages alone, where attention reads them as
+ * The rows of a step of at most exact.step tokens, which are up to 512, go to open pages alone, where attention reads them as
  * they came. A block keeps its page until another block needs the page; then the rows that are not
  * encoded yet are encoded, of several blocks at a time. The first tokens and the newest tokens of a
  * sequence give up their pages last. A longer step is encoded at once; its first and its newest
