@@ -234,14 +234,13 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
     uint32_t d = tensor->head_dim;
     float room[KVANT_MAX_HEAD_DIM];
     kvant_affine affine = kvant_block_affine(tensor, r->block, block->version, head, room);
-    float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM], matrix[KVANT_EXPANDED_FLOATS];
-    const kvant_transform transform =
-        kvant_transform_expanded(kvant_version_transform(tensor, block->version, head), matrix);
+    float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
+    const kvant_transform *transform = kvant_version_transform(tensor, block->version, head);
     if (block->open_page < 0 && kvant_codec_encodes_slowly(codec))
         fetch_sealed(tensor, r->block, head);
     for (size_t i = r->first; i < r->first + r->n;) {
         uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
-        kvant_codec_transform_rows(&transform, job->kernels, &affine,
+        kvant_codec_transform_rows(transform, job->kernels, &affine,
                                    job->rows + i * job->stride + (size_t)head * d, job->stride, n, y);
         if (block->open_page >= 0)
             kvant_codec_encode_open(codec, job->kernels, y, offset, n,

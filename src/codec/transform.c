@@ -205,26 +205,22 @@ kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, 
     return KVANT_OK;
 }
 
-void kvant_transform_expand(const kvant_transform *transform, float *weights)
+/* Rows first .. first + n - 1 of (R W)^T. */
+static void expand_rows(const kvant_transform *transform, const kvant_kernels *kernels,
+                        uint32_t first, uint32_t n, float *weights)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    const uint16_t *triangle = transform->triangles;
+    const uint16_t *triangle = transform->triangles + (size_t)first * (first + 1) / 2;
     const uint32_t d = transform->head_dim;
     float row[KVANT_MAX_HEAD_DIM] = { 0 };
-    for (uint32_t i = 0; i < d; triangle += ++i) {
+    for (uint32_t i = first; i < first + n; triangle += ++i, weights += d) {
         kernels->half_to_float(triangle, row, i + 1);
-        rotate(transform, kernels, row, weights + (size_t)i * d);
+        rotate(transform, kernels, row, weights);
     }
 }
 
-kvant_transform kvant_transform_expanded(const kvant_transform *transform, float *room)
+void kvant_transform_expand(const kvant_transform *transform, float *weights)
 {
-    kvant_transform expanded = *transform;
-    if (kvant_transform_expands(transform) && !transform->weights) {
-        kvant_transform_expand(transform, room);
-        expanded.weights = room;
-    }
-    return expanded;
+    expand_rows(transform, kvant_kernels_get(KVANT_CPU_AUTO), 0, transform->head_dim, weights);
 }
 
 kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors)
@@ -346,12 +342,28 @@ static void rotate_all(const kvant_transform *transform, const kvant_kernels *ke
         rotate(transform, kernels, transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
 }
 
+/* The rows of (R W)^T are made some at a time, because all of them do not fit a small stack. A sum
+ * goes on where it was: its first term is what it came to, times 1. So it has the bits that
+ * combine_rows gives with the whole matrix. */
+#define EXPANDED_ROWS 16u
+
 static void weigh_expanded(const kvant_transform *transform, const kvant_kernels *kernels,
                            uint32_t n, const float *x, float *y)
 {
-    float room[KVANT_EXPANDED_FLOATS];
-    const kvant_transform expanded = kvant_transform_expanded(transform, room);
-    kernels->combine_rows(expanded.weights, x, transform->head_dim, transform->head_dim, n, y);
+    const uint32_t d = transform->head_dim;
+    float rows[(1 + EXPANDED_ROWS) * KVANT_MOST_EXPANDED], weights[1 + EXPANDED_ROWS] = { 1 };
+    for (uint32_t first = 0, some; first < d; first += some) {
+        some = d - first < EXPANDED_ROWS ? d - first : EXPANDED_ROWS;
+        expand_rows(transform, kernels, first, some, rows + d);
+        for (uint32_t i = 0; i < n; i++) {
+            float *sum = y + (size_t)i * d;
+            const uint32_t skip = first == 0; /* there is no sum yet */
+            if (!skip)
+                memcpy(rows, sum, d * sizeof *rows);
+            memcpy(weights + 1, x + (size_t)i * d + first, some * sizeof *weights);
+            kernels->combine_rows(rows + (size_t)skip * d, weights + skip, 1 + some - skip, d, 1, sum);
+        }
+    }
 }
 
 void kvant_transform_weigh_rows(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n, const float *x, float *y)

@@ -23,7 +23,7 @@ typedef struct kvant_transform {
     bool diagonal;   /* what weights holds */
     /* A diagonal W has its factors here, and then their inverses. A full W has (R W)^T and then
      * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
-     * itself (kvant_transform_expanded). */
+     * itself. */
     float *weights;
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
     uint32_t part;   /* of triangles: channels */
@@ -82,8 +82,8 @@ kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const fl
 /* (R W)^T of a transform with triangles of one part, as kvant_transform_weigh rounds it: head_dim x head_dim. */
 void kvant_transform_expand(const kvant_transform *transform, float *weights);
 
-/* Numbers of (R W)^T up to head_dim 128. Larger heads have several parts. */
-#define KVANT_EXPANDED_FLOATS (128u * 128u)
+/* The largest head_dim with one part; larger heads have several. */
+#define KVANT_MOST_EXPANDED 128u
 
 /* Whether every batch makes (R W)^T for itself, even a batch of one row. A Hadamard rotation makes
  * it in about the time that reading it from memory takes. A dense rotation takes head_dim times as
@@ -91,12 +91,8 @@ void kvant_transform_expand(const kvant_transform *transform, float *weights);
 static inline bool kvant_transform_expands(const kvant_transform *transform)
 {
     return transform->triangles && transform->part == transform->head_dim &&
-           transform->rotate != KVANT_ROTATE_DENSE && transform->head_dim <= 128;
+           transform->rotate != KVANT_ROTATE_DENSE && transform->head_dim <= KVANT_MOST_EXPANDED;
 }
-
-/* A copy for a batch. If kvant_transform_expands, (R W)^T is made in room, KVANT_EXPANDED_FLOATS
- * numbers, which has to live as long as the copy. */
-kvant_transform kvant_transform_expanded(const kvant_transform *transform, float *room);
 
 /* A bound of the gain of W, n x n. */
 float kvant_transform_gain_of(const double *w, size_t n);

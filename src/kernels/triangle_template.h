@@ -33,12 +33,14 @@ KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *tr
         }
 }
 
+#define SOLVED 2048u /* numbers of vectors that are solved together: 8 KiB of a small stack */
+
 /* At most vectors * LANES vectors. */
 KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t n_x,
                              float *x)
 {
     const uint32_t width = vectors * LANES;
-    float z[KVANT_MAX_HEAD_DIM * 2 * LANES];
+    float z[SOLVED];
     uint32_t i = 0;
     for (uint32_t j = 0; j < n; j++)
         for (uint32_t r = 0; r < width; r++)
@@ -57,6 +59,13 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
 
 static KVANT_TRIANGLE_FN(NAME(solve_lower))
 {
+    const bool fits = n * LANES <= SOLVED, two = 2 * n * LANES <= SOLVED;
+    if (!fits) /* a part has at most 128 channels, unless head_dim cannot be halved */
+        kvant_solve_lower_c(triangle, n, n_x, x);
+    for (; fits && !two && n_x; x += (size_t)LANES * n, n_x -= n_x < LANES ? n_x : LANES)
+        lower_some(1, triangle, n, n_x < LANES ? n_x : LANES, x);
+    if (!two)
+        return;
     for (; n_x > LANES; x += (size_t)2 * LANES * n, n_x -= n_x < 2 * LANES ? n_x : 2 * LANES)
         lower_some(2, triangle, n, n_x < 2 * LANES ? n_x : 2 * LANES, x);
     if (n_x)
@@ -64,6 +73,7 @@ static KVANT_TRIANGLE_FN(NAME(solve_lower))
 }
 
 #undef TOGETHER
+#undef SOLVED
 
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */
 

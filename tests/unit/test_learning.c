@@ -458,17 +458,25 @@ static void moved_blocks_keep_their_matrices(void **state)
 static void check_expanded(const kvant_tensor *tensor, const kvant_weights *weights,
                            const float *square)
 {
-    static float room[KVANT_EXPANDED_FLOATS];
-    const kvant_transform *transform = &weights->transforms[0];
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    kvant_transform whole = weights->transforms[0];
     const uint32_t d = tensor->head_dim;
-    const bool dense = transform->rotate == KVANT_ROTATE_DENSE;
-    const kvant_transform expanded = kvant_transform_expanded(transform, room);
-    assert_int_equal(kvant_transform_expands(transform), transform->part == d && !dense);
-    if (!kvant_transform_expands(transform))
-        assert_true(expanded.weights == weights->expanded);
-    if (expanded.weights)
-        assert_memory_equal(expanded.weights, square, (size_t)d * d * sizeof *square);
+    const bool dense = whole.rotate == KVANT_ROTATE_DENSE;
+    float x[3 * 512], some[3 * 512], all[3 * 512], *copy = malloc((size_t)d * d * sizeof *copy);
+    assert_non_null(copy);
+    assert_int_equal(kvant_transform_expands(&whole), whole.part == d && !dense);
     assert_true(dense || !weights->expanded);
+    if (kvant_transform_expands(&whole)) {
+        for (uint32_t i = 0; i < 3 * d; i++)
+            x[i] = i % 7 ? (float)(i * 37u % 101u) - 50 : 0;
+        kvant_transform_expand(&whole, copy);
+        assert_memory_equal(copy, square, (size_t)d * d * sizeof *square);
+        kvant_transform_weigh_rows(&whole, kernels, 3, x, some);
+        whole.weights = copy;
+        kvant_transform_weigh_rows(&whole, kernels, 3, x, all);
+        assert_memory_equal(some, all, 3 * (size_t)d * sizeof *some);
+    }
+    free(copy);
 }
 
 /* A version has its triangles, and (R W)^T where R is dense, while rows are written with it. */
