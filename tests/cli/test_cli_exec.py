@@ -43,6 +43,14 @@ class Case(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
+    def model(self, n_layers=30, size=0, name="model.gguf"):
+        path = self.folder / name
+        with open(path, "wb") as file:
+            file.write(gguf(n_layers))
+            if size:
+                file.truncate(size)
+        return path
+
     def exec(self, *words, options=(), **environment):
         """The program's arguments, and what exec said."""
         done = run("exec", *options, "--", *words, **environment)

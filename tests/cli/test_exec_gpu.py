@@ -31,14 +31,6 @@ class Gpus(Case):
             f"cat <<'END'\nAvailable devices:\n{lines}END\nexit; fi; done\n{rest}",
         )
 
-    def model(self, n_layers=30, size=0, name="model.gguf"):
-        path = self.folder / name
-        with open(path, "wb") as file:
-            file.write(gguf(n_layers))
-            if size:
-                file.truncate(size)
-        return path
-
     def given(self, *words, listed=(VULKAN, KVANT), name="llama-server", **more):
         """Words behind -m MODEL: what the program gets there, and what exec says."""
         out, said = self.exec(
