@@ -277,9 +277,10 @@ static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
 static bool read_exact(uint64_t *exact, char *err, size_t errlen)
 {
     const char *text = given("KVANT_EXACT");
+    const bool all = text != NULL && strcmp(text, "auto") == 0;
 
-    *exact = UINT32_MAX;
-    if (text == NULL || strcmp(text, "auto") == 0 || parse_number(text, UINT32_MAX, exact))
+    *exact = all ? UINT32_MAX : 0;
+    if (text == NULL || all || parse_number(text, UINT32_MAX, exact))
         return true;
     snprintf(err, errlen, "KVANT_EXACT=%s is not auto or a whole number of tokens", text);
     return false;

@@ -18,9 +18,9 @@
  *                         llama.cpp's own cache
  *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1; 0 with a
  *                         a CUDA back end                                    ggml before 0.21
- *   KVANT_EXACT           auto, or at most so many tokens: a GPU's cache is  default auto
+ *   KVANT_EXACT           auto, or at most so many tokens: a GPU's cache is  default 0
  *                         llama.cpp's own f16 while it fits into the memory
- *                         that the compressed cache takes; 0: never
+ *                         that the compressed cache takes. An experiment
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
  *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0

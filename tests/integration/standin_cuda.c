@@ -199,7 +199,7 @@ static bool may_be_in_place(void)
 {
     const char *exact = getenv("KVANT_EXACT");
 
-    return exact == NULL || strcmp(exact, "0") != 0;
+    return exact != NULL && strcmp(exact, "0") != 0;
 }
 
 static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
