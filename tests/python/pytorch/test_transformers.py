@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 import kvant
 from kvant.transformers import KvantCache
+from kvant.transformers.cache import KvantLayer
 from kvant.transformers.store import SLACK
 
 MODES = {
@@ -289,19 +290,31 @@ class Rounded(TestCase):
 
     def test_settings_of_a_model(self):
         """Each layer has the codec of its number in the model, although layers with and without a
-        window lie in different caches."""
-        model = models.make("gemma2", "eager")
-        kinds = ["f32", "int-4", "f32", "int-2"]
+        window lie in different caches. Of 512 tokens the first 64, the newest 64 and 64 rows of a
+        write stay fp16, in blocks that they may begin within: of 300 tokens, rows 64 .. 107 never.
+        A row is fp16 before it is encoded."""
+        model, seen, update = models.make("gemma2", "eager"), {}, KvantLayer.update
+        kinds = ["int-8", "int-4", "f32", "int-2"]
         layers = [((kind, 2, 16), (kind, 2, 16)) for kind in kinds]
+
+        def updated(layer, k, v, *others, **named):
+            seen.setdefault(layer.number, []).append((k, v))
+            return update(layer, k, v, *others, **named)
+
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             path = pathlib.Path(folder, "model.kvant")
             kvant.Settings(layers, model="tiny").save(path)
-            cache, tokens = KvantCache(model.config, settings=path), models.prompt(12, padding=0)[0]
-            model(tokens, past_key_values=cache)
-            fed = models.RoundTripped(model.config, lambda layer, role, rows: round_trip(kinds[layer], role, rows))
-            model(tokens, past_key_values=fed)
-            for layer, stock in zip(cache.layers, fed.layers):
-                self.assertTrue(all(map(torch.equal, layer.decoded(12), (stock.keys, stock.values))), layer.number)
+            cache, tokens = KvantCache(model.config, settings=path, max_tokens=512), models.prompt(300, batch=1, padding=0)[0]
+            with mock.patch.object(KvantLayer, "update", updated):
+                for part in tokens.split(64, 1):
+                    model(part, past_key_values=cache)
+            for layer, kind in zip(cache.layers, kinds):
+                for role, rows, given in zip("kv", layer.decoded(300), zip(*seen[layer.number])):
+                    given = torch.cat(given, 2)
+                    wanted = [given] * 3 if kind == "f32" else [given.half().float()] * 3
+                    wanted[1] = round_trip(kind, role, wanted[1])
+                    for part, x in zip((slice(64), slice(64, 108), slice(236, 300)), wanted):
+                        self.assertTrue(torch.equal(rows[:, :, part], x[:, :, part]), (layer.number, role, part))
             self.assertEqual([store.cache.n_layers for store in cache._stores.values()], [2, 2])
             kvant.Settings(layers[:3], model="tiny").save(path)
             self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)
