@@ -176,7 +176,9 @@ def evaluate(
 ) -> list[Evaluation]:
     """What caches cost in quality on texts, beside the stock cache, which is the first row. caches:
     names of presets, or arguments of KvantCache as dictionaries. Texts are cut into contexts, of
-    which tokens from `first` on are scored, the second half by default: as `kvant eval` does."""
+    which tokens from `first` on are scored, the second half by default: as `kvant eval` does. A
+    cache has room for one context unless its arguments say max_tokens: what a preset keeps as fp16
+    grows with that room."""
     first = context // 2 if first is None else first
     parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
     if not parts:
@@ -205,7 +207,7 @@ def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[
         sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
         with attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
-                cache = KvantCache(model.config, **options)
+                cache = KvantCache(model.config, **{"max_tokens": len(part), "max_sequences": 1} | options)
                 total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)
                 total.bytes, total.f16_bytes = cache.bytes, cache.f16_bytes
     return sums

@@ -199,7 +199,7 @@ class Tune(TestCase):
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name, "model.kvant")
         found = kvant.tune(
-            model, text(512), bits=bits, path=path, n_ctx=256, context=256, n_contexts=2, k=self.CODECS, v=self.CODECS, **options
+            model, text(2048), bits=bits, path=path, n_ctx=1024, context=1024, n_contexts=2, k=self.CODECS, v=self.CODECS, **options
         )
         return path, found
 
@@ -216,8 +216,14 @@ class Tune(TestCase):
         heads = {site: spec if isinstance(spec, tuple) else (spec,) * 2 for site, spec in specs.items()}
         bits = [int(spec[-1]) + 0.25 for of_site in heads.values() for spec in of_site]
         self.assertTrue(5.5 - 2 / 16 < sum(bits) / len(bits) <= 5.5)  # a step is at most 2 bits of one kv head
-        rows = kvant.evaluate(model, text(512, 2), None, [{"settings": path}, {"k": "turboquant-5", "v": "turboquant-5"}], context=256)
-        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, sum(bits) / len(bits))
+        uniform = path.with_name("uniform.kvant")
+        kvant.Settings([(("turboquant-5", 2, 64),) * 2] * 4, model="tiny").save(uniform)
+        rows = kvant.evaluate(model, text(1024, 2), None, [{"settings": path}, {"settings": uniform}], context=1024)
+        # The last 512 rows are one write, which leaves no fp16 page of a cache of 1024 tokens unused.
+        exact = kvant.Scheme(settings=path, n_layers=4, n_kv_heads=2, head_dim=64).exact(1024)
+        opened = exact.total // 64 + 1 + exact.step // 64
+        self.assertTrue(0 < opened < 8)
+        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, (opened * 16 + (16 - opened) * sum(bits) / len(bits)) / 16)
         self.assertLess(rows[1].kld, rows[2].kld)  # 5.5 bits to 5.25
         self.assertTrue(rows[1].kld / 3 < expected < 3 * rows[1].kld, (rows[1], expected))
 
