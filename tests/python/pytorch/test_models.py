@@ -234,14 +234,16 @@ class Tune(TestCase):
                 calibration = pathlib.Path(folder, "model.kvcal")
                 kvant.calibrate(model, text(600)).save(calibration)
                 path = pathlib.Path(folder, "model.kvant")
-                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], context=128, n_ctx=256)
-                found = kvant.tune(model, text(300), bits=5, path=path, calibration=calibration, **options)
+                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], context=640, n_ctx=640)
+                found = kvant.tune(model, text(1280), bits=5, path=path, calibration=calibration, **options)
                 self.assertTrue(0 < found < math.inf)
                 self.assertTrue(kvant.evaluate(model, text(512, 2), None, [{"settings": path}], context=512)[1].kld > 0)
 
     def test_refusals(self):
         model = models.make("llama")
         self.refused(ValueError, "fewer tokens", kvant.tune, model, text(100), bits=4, path="x")
+        # 256 tokens are probed: the first block, two that the newest 64 may lie in, and one of a write's rows are fp16.
+        self.refused(ValueError, "context: |fp16|640", kvant.tune, model, text(512), bits=4, path="x", context=512)
         self.refused(ValueError, "bits: the smallest", self.tuned, model, 1)
         self.refused(ValueError, "sinks of its own", self.tuned, models.make("gpt_oss"), 4)
 
