@@ -207,7 +207,8 @@ def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[
         sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
         with attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
-                cache = KvantCache(model.config, **{"max_tokens": len(part), "max_sequences": 1} | options)
+                room = {"max_tokens": len(part), "max_sequences": 1}
+                cache = KvantCache(model.config, **room | options)
                 total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)
                 total.bytes, total.f16_bytes = cache.bytes, cache.f16_bytes
     return sums

@@ -95,13 +95,15 @@ class Learns(TestCase):
             self.assertLess(found[0], 0.8 * found[1], parts)
 
     def test_presets_learn(self):
-        """A preset's first 64 rows are fp16 behind the matrix, as those of its specs are: equal bits say that the matrices are
-        equal. Of 2048 tokens the newest 64 and 256 rows of a write stay fp16, in blocks of 64 that they may begin within, so rows
-        64 .. 255 are codes. These are not all equal, because the preset rounds rows to fp16 before it encodes them."""
+        """A preset and its specs store the first 64 rows as fp16 behind the matrix. So equal bits
+        say that the matrices are equal. Rows 64 .. 255 are codes: at most the newest 64 rows, a
+        write's 256 and the rest of their first blocks are fp16. Not all codes are equal, because
+        the preset rounds rows to fp16 before it encodes them."""
         model, rows, errors = self.make(), [], []
         for stored in ({}, {"k": SPEC, "v": "trellis-4"}, {"k": PLAIN, "v": "trellis-4"}):
             with Watched() as watched:
-                cache = prefill(model, KvantCache(model.config, **stored, max_tokens=2048), self.tokens)
+                cache = KvantCache(model.config, **stored, max_tokens=2048)
+                prefill(model, cache, self.tokens)
                 rows.append(cache.layers[0].decoded(N)[0])
                 errors.append(watched.error(cache, 64, 256))
         self.assertTrue(torch.equal(rows[0][:, :, :64], rows[1][:, :, :64]))

@@ -199,7 +199,8 @@ class Tune(TestCase):
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name, "model.kvant")
         found = kvant.tune(
-            model, text(2048), bits=bits, path=path, n_ctx=1024, context=1024, n_contexts=2, k=self.CODECS, v=self.CODECS, **options
+            model, text(2048), bits=bits, path=path, n_ctx=1024, context=1024, n_contexts=2,
+            k=self.CODECS, v=self.CODECS, **options
         )
         return path, found
 
@@ -218,12 +219,14 @@ class Tune(TestCase):
         self.assertTrue(5.5 - 2 / 16 < sum(bits) / len(bits) <= 5.5)  # a step is at most 2 bits of one kv head
         uniform = path.with_name("uniform.kvant")
         kvant.Settings([(("turboquant-5", 2, 64),) * 2] * 4, model="tiny").save(uniform)
-        rows = kvant.evaluate(model, text(1024, 2), None, [{"settings": path}, {"settings": uniform}], context=1024)
-        # The last 512 rows are one write, which leaves no fp16 page of a cache of 1024 tokens unused.
+        caches = [{"settings": path}, {"settings": uniform}]
+        rows = kvant.evaluate(model, text(1024, 2), None, caches, context=1024)
+        # The last 512 rows are one write, which fills every fp16 page of a cache of 1024 tokens.
         exact = kvant.Scheme(settings=path, n_layers=4, n_kv_heads=2, head_dim=64).exact(1024)
         opened = exact.total // 64 + 1 + exact.step // 64
         self.assertTrue(0 < opened < 8)
-        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, (opened * 16 + (16 - opened) * sum(bits) / len(bits)) / 16)
+        whole = (opened * 16 + (16 - opened) * sum(bits) / len(bits)) / 16
+        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, whole)
         self.assertLess(rows[1].kld, rows[2].kld)  # 5.5 bits to 5.25
         self.assertTrue(rows[1].kld / 3 < expected < 3 * rows[1].kld, (rows[1], expected))
 
@@ -234,16 +237,18 @@ class Tune(TestCase):
                 calibration = pathlib.Path(folder, "model.kvcal")
                 kvant.calibrate(model, text(600)).save(calibration)
                 path = pathlib.Path(folder, "model.kvant")
-                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], context=640, n_ctx=640)
-                found = kvant.tune(model, text(1280), bits=5, path=path, calibration=calibration, **options)
+                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], bits=5)
+                options |= dict(context=640, n_ctx=640, path=path, calibration=calibration)
+                found = kvant.tune(model, text(1280), **options)
                 self.assertTrue(0 < found < math.inf)
                 self.assertTrue(kvant.evaluate(model, text(512, 2), None, [{"settings": path}], context=512)[1].kld > 0)
 
     def test_refusals(self):
         model = models.make("llama")
         self.refused(ValueError, "fewer tokens", kvant.tune, model, text(100), bits=4, path="x")
-        # 256 tokens are probed: the first block, two that the newest 64 may lie in, and one of a write's rows are fp16.
-        self.refused(ValueError, "context: |fp16|640", kvant.tune, model, text(512), bits=4, path="x", context=512)
+        # All of 256 tokens is fp16: the first block, two for the newest 64, and a write's block.
+        short = dict(bits=4, path="x", context=512)
+        self.refused(ValueError, "context: |fp16|640", kvant.tune, model, text(512), **short)
         self.refused(ValueError, "bits: the smallest", self.tuned, model, 1)
         self.refused(ValueError, "sinks of its own", self.tuned, models.make("gpt_oss"), 4)
 

@@ -258,7 +258,7 @@ class Rounded(TestCase):
     SPECS = ("int-4", "turboquant-4", "trellis-4", "balanced")
 
     def cache(self, model, spec, **options):
-        """Short sequences of a preset are fp16; its specs make codes of all rows but the first 64."""
+        """Short sequences of a preset are fp16. Its specs encode all rows but the first 64."""
         preset = kvant.preset(spec) if spec == "balanced" else None
         stored = {"k": preset.k, "v": preset.v} if preset else {"k": spec, "v": spec}
         return KvantCache(model.config, **stored, **options)
@@ -306,7 +306,8 @@ class Rounded(TestCase):
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             path = pathlib.Path(folder, "model.kvant")
             kvant.Settings(layers, model="tiny").save(path)
-            cache, tokens = KvantCache(model.config, settings=path, max_tokens=512), models.prompt(300, batch=1, padding=0)[0]
+            cache = KvantCache(model.config, settings=path, max_tokens=512)
+            tokens = models.prompt(300, batch=1, padding=0)[0]
             with mock.patch.object(KvantLayer, "update", updated):
                 for part in tokens.split(64, 1):
                     model(part, past_key_values=cache)
@@ -316,7 +317,8 @@ class Rounded(TestCase):
                     wanted = [given] * 3 if kind == "f32" else [given.half().float()] * 3
                     wanted[1] = round_trip(kind, role, wanted[1])
                     for part, x in zip((slice(64), slice(64, 108), slice(236, 300)), wanted):
-                        self.assertTrue(torch.equal(rows[:, :, part], x[:, :, part]), (layer.number, role, part))
+                        same = torch.equal(rows[:, :, part], x[:, :, part])
+                        self.assertTrue(same, (layer.number, role, part))
             self.assertEqual([store.cache.n_layers for store in cache._stores.values()], [2, 2])
             kvant.Settings(layers[:3], model="tiny").save(path)
             self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)

@@ -59,8 +59,8 @@ def _check_probe(n_tokens: int) -> None:
     opened = exact.total // PAGE_TOKENS + 1 + exact.step // PAGE_TOKENS
     if n_tokens <= opened * PAGE_TOKENS:
         raise ValueError(
-            f"context: {n_tokens} tokens, half of it, are probed, and a cache of so few is all fp16; give at least "
-            f"{2 * (opened + 1) * PAGE_TOKENS}"
+            f"context: {n_tokens} tokens, half of it, are probed, and a cache of so few is all "
+            f"fp16; give at least {2 * (opened + 1) * PAGE_TOKENS}"
         )
 
 
@@ -79,9 +79,11 @@ def tune(
     v: Sequence[str] = (),
     n_threads: int | None = None,
 ) -> float:
-    """Writes the settings file `path` for KvantCache(settings=): a codec for each layer and kv head, so that a cache of n_ctx tokens
-    takes at most so many bits per number and diverges least. fp16 pages that codecs ask for count, those that every settings file
-    has besides (Scheme.exact) do not. Returns the divergence that is expected on the texts; kvant.evaluate measures it on others. k, v: candidates in place of the default ones, the coarsest first."""
+    """Writes the settings file `path` for KvantCache(settings=), which has a codec for each layer
+    and kv head. A cache of n_ctx tokens then takes at most so many bits per number and diverges
+    least. fp16 pages that codecs ask for count. Those that every settings file has besides do not
+    (Scheme.exact). Returns the divergence that is expected on the texts; kvant.evaluate measures it
+    on others. k, v: candidates in place of the default ones, the coarsest first."""
     parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
     if not parts:
         raise ValueError(f"texts: fewer tokens than one context of {context}")
