@@ -82,10 +82,11 @@ static bool is_ours(const abi_tensor *node)
            ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
 }
 
-/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. */
+/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. Where queries are kept the graph is cut
+ * elsewhere, and these parts have none. */
 static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
 {
-    if (graph->uid == 0 || kvp_api.graph_next_uid == NULL)
+    if (graph->uid == 0 || b->asking != NULL || kvp_api.graph_next_uid == NULL)
         return 0;
     if (part >= b->n_part_uids) {
         const int n = 2 * part + 64;
