@@ -584,22 +584,9 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     return status;
 }
 
-static void clear(kvp_kv *kv)
+void kvp_gpu_unlearn(kvp_gpu_cells *cells)
 {
-    kvp_gpu_cells *cells = kv->cells;
-
-    if (kvp_gpu_enter(cells->gpu))
-        kvp_gpu_finish(cells->gpu, kv->layers);
-    pthread_mutex_lock(&cells->gpu->lock);
-    if (cells->rope.size != 0)
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know moved keys' matrices */
-    kvp_gpu_shift_free(cells);
-    kvp_gpu_place_forget(cells->cache);
-    kvp_gpu_cache_forget(cells->cache);
-    pthread_mutex_unlock(&cells->gpu->lock);
-    cells->learnt = cells->weighed = false;
-    if (cells->weighs)
-        kvp_gpu_weigh_begin(cells);
+    cells->learnt = false;
     if (cells->learns) {
         cells->center = cells->scale = NULL;
         if (cells->weighs) {
@@ -614,6 +601,25 @@ static void clear(kvp_kv *kv)
             cells->query_scale = NULL;
         atomic_fetch_add(&cells->gpu->epoch, 1);
     }
+}
+
+static void clear(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+
+    if (kvp_gpu_enter(cells->gpu))
+        kvp_gpu_finish(cells->gpu, kv->layers);
+    pthread_mutex_lock(&cells->gpu->lock);
+    if (cells->rope.size != 0)
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know moved keys' matrices */
+    kvp_gpu_shift_free(cells);
+    kvp_gpu_place_forget(cells->cache);
+    kvp_gpu_cache_forget(cells->cache);
+    pthread_mutex_unlock(&cells->gpu->lock);
+    kvp_gpu_unlearn(cells);
+    cells->weighed = false;
+    if (cells->weighs)
+        kvp_gpu_weigh_begin(cells);
 }
 
 /* The open pages of blocks whose copies are open. */

@@ -475,6 +475,9 @@ static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
 /* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
+/* From n rows in the computer's memory, at least so many, of a cache that noted none; false without a message. */
+bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
+
 /* The same before rows in the computer's memory are stored; and for blocks that are copied. */
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
@@ -630,6 +633,9 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream);
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+
+/* cells.c. A tensor without rows has neither centre nor scale nor matrix of some any more. */
+void kvp_gpu_unlearn(kvp_gpu_cells *cells);
 
 /* open.c. holds: a cell has a row from now on. holds_copies: blocks have rows in the cells in which
  * other blocks have some. is_empty: no cell has a row. The lock is held. */

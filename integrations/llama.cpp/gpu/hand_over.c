@@ -71,7 +71,7 @@ static bool add_first(kvp_gpu_cache *cache, size_t n)
     return ok;
 }
 
-bool kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
 {
     struct kvp_gpu_place *place = cache->place;
     bool ok = place->ready != NULL || kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
@@ -79,7 +79,7 @@ bool kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
     n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     place->learns = true;
     if (!cache->weighing || cache->plain.n > 0)
-        return true;
+        return;
     kvp_gpu_follow(b);
     ok = ok && kvp_gpu_have_copying(cache->gpu) && add_first(cache, n) &&
          kvp_cu_ok(kvp_cu.event_record(place->ready, cache->gpu->stream), "copying");
@@ -93,13 +93,12 @@ bool kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
     cache->plain.last = 0;
     if (!ok)
         kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
-    return ok;
 }
 
-/* Centre and scale of a tensor, from its first rows. */
+/* Centre and scale of a tensor, from its first rows. Rows of later batches bring none: these here would be decoded with it. */
 static bool learn_affine(kvp_kv *kv)
 {
-    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cells *cells = kv->cells;
     const size_t all = cells->cache->place->n, n = all < STEP ? all : STEP;
     int64_t numbers[STEP];
     float *rows;
@@ -112,9 +111,27 @@ static bool learn_affine(kvp_kv *kv)
         numbers[i] = (int64_t)i;
     rows = malloc(n * kv->shape.row * sizeof(*rows));
     ok = rows != NULL && kvp_gpu_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
-         kvp_gpu_learn_written(kv, numbers, n, rows);
+         (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n) : kvp_gpu_learn_written(kv, numbers, n, rows));
     free(rows);
+    if (!ok)
+        kvp_gpu_unlearn(cells);
+    cells->learnt = cells->learnt || !ok;
     return ok;
+}
+
+/* What cannot be learnt is left out, with a line. */
+static void settle(kvp_gpu_cache *cache)
+{
+    size_t without = 0;
+
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        if (!kvp_gpu_weigh_join(cache->tensors[i]))
+            kvp_gpu_unlearn(cache->tensors[i]->cells);
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        without += !learn_affine(cache->tensors[i]);
+    if (without > 0)
+        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are stored without one",
+                  cache->gpu->name, without);
 }
 
 /* Storing */
@@ -290,16 +307,14 @@ static bool store_all(kvp_gpu_cache *cache)
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache)
 {
     kvant_status refused;
-    bool ok = true;
+    bool ok;
 
     if (!cache->in_place)
         return true;
-    ok = kvp_gpu_weigh_settle(cache);
-    for (size_t i = 0; i < cache->n_tensors && ok; i++)
-        ok = learn_affine(cache->tensors[i]);
+    settle(cache);
     cache->in_place = false;
     cache->gpu->forms++;
-    ok = ok && plan(cache) && (cache->place->n == 0 || store_all(cache));
+    ok = plan(cache) && (cache->place->n == 0 || store_all(cache));
     refused = kvp_gpu_take_word(cache->gpu->refused);
     if (refused != KVANT_OK)
         kvp_gpu_marks_notice(cache, refused);

@@ -392,10 +392,10 @@ static bool asks(kvp_gpu_cache *cache, const use *u)
 }
 
 /* Rows of the graph at hand are not there yet. */
-static bool learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+static void learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
 {
-    return cache->place->learns || cache->place->n_asked == 0 || n == 0 ||
-           kvp_gpu_place_learn(b, cache, graph, n);
+    if (!cache->place->learns && cache->place->n_asked > 0 && n > 0)
+        kvp_gpu_place_learn(b, cache, graph, n);
 }
 
 static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
@@ -406,12 +406,13 @@ static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
     if (is_in_place(b, u)) {
         if (b->asking == NULL && asks(cache, u))
             b->asking = cache;
-        return 4 * n < 3 * cache->place->room || learn(b, cache, graph, n);
+        if (4 * n >= 3 * cache->place->room)
+            learn(b, cache, graph, n);
+        return true;
     }
     if (!cache->in_place)
         return true;
-    if (!learn(b, cache, graph, n))
-        return false;
+    learn(b, cache, graph, n);
     b->inner.synchronize(b->backend);
     return kvp_gpu_hand_over(cache);
 }

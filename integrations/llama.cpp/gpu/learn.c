@@ -79,7 +79,7 @@ static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float
     return true;
 }
 
-static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
+bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
 {
     const size_t width = kvp_gpu_width(cells);
     float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
@@ -195,7 +195,8 @@ static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
     kvp_gpu_cells *cells = kv->cells;
     const size_t n_first = cells->cache->n_first;
     float *first = n_first > 0 ? fetch_first(cells) : NULL;
-    const bool ok = (n_first == 0 || first != NULL) && learn(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
+    const bool ok = (n_first == 0 || first != NULL) &&
+                    kvp_gpu_learn_from(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
                     (n_first == 0 || store_first(kv, first));
 
     if (!ok)
