@@ -314,6 +314,42 @@ static void rows_are_kept_where_nothing_can_be_learnt(void **state)
     llama_free(context);
 }
 
+static int try_to_decode(struct llama_context *context, int first, int n)
+{
+    struct llama_batch batch = llama_batch_get_one(tokens + first, n);
+
+    return llama_decode(context, batch);
+}
+
+/* Rows stay in place, and another try compresses them. */
+static void rows_are_kept_without_memory(void **state)
+{
+    struct llama_context *context;
+    float *stock = room_for(100), *ours = room_for(100);
+    double kld;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    context = new_context(NULL, "0", 1);
+    feed(context, 0, 800, 0, 0, NULL);
+    feed(context, 800, 100, 800, 0, stock);
+    llama_free(context);
+    context = new_context("int-8", "auto", 1);
+    feed(context, 0, 500, 0, 0, NULL);
+    setenv("KVANT_TEST_NO_MEMORY", "1", 1);
+    assert_int_not_equal(try_to_decode(context, 500, 300), 0);
+    unsetenv("KVANT_TEST_NO_MEMORY");
+    assert_int_equal(try_to_decode(context, 500, 300), 0);
+    feed(context, 800, 100, 800, 0, ours);
+    kld = harness_mean_kld(stock, ours, 100);
+    print_message("int-8 after a try without memory: KLD %.6f\n", kld);
+    assert_true(kld > 0 && kld < 0.01);
+    llama_free(context);
+    free(stock);
+    free(ours);
+}
+
 /* KVANT_EXACT: 256 tokens are in place, and no more. */
 static void as_many_as_the_user_allows(void **state)
 {
@@ -409,6 +445,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(longer_states_are_compressed),
         cmocka_unit_test(presets_compress_what_no_longer_fits),
         cmocka_unit_test(rows_are_kept_where_nothing_can_be_learnt),
+        cmocka_unit_test(rows_are_kept_without_memory),
         cmocka_unit_test(as_many_as_the_user_allows),
     };
 

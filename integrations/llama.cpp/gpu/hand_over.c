@@ -95,7 +95,8 @@ void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
         kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
 }
 
-/* Centre and scale of a tensor, from its first rows. Rows of later batches bring none: these here would be decoded with it. */
+/* Centre and scale of a tensor, from its first rows. Where there are none rows of later batches
+ * bring none: these here would be decoded with it. */
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -111,7 +112,8 @@ static bool learn_affine(kvp_kv *kv)
         numbers[i] = (int64_t)i;
     rows = malloc(n * kv->shape.row * sizeof(*rows));
     ok = rows != NULL && kvp_gpu_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
-         (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n) : kvp_gpu_learn_written(kv, numbers, n, rows));
+         (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n)
+                              : kvp_gpu_learn_written(kv, numbers, n, rows));
     free(rows);
     if (!ok)
         kvp_gpu_unlearn(cells);
@@ -130,7 +132,8 @@ static void settle(kvp_gpu_cache *cache)
     for (size_t i = 0; i < cache->n_tensors; i++)
         without += !learn_affine(cache->tensors[i]);
     if (without > 0)
-        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are stored without one",
+        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are "
+                  "stored without one",
                   cache->gpu->name, without);
 }
 
@@ -247,8 +250,7 @@ static bool store(kvp_kv *kv, const beside *at)
     const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
     bool ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes, stream), "copying") &&
-              kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing") &&
-              (cells->open_pages.base == NULL || kvp_gpu_have_pages(kv, cells->cache->n_pages));
+              kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing");
 
     for (size_t first = 0, run; first < n && ok; first += run) {
         run = run_of(cells, first, n);
@@ -287,40 +289,72 @@ static size_t widest(const kvp_gpu_cache *cache)
 }
 
 /* Halves, floats, then numbers of 8 bytes: each size is a multiple of 16. */
-static bool store_all(kvp_gpu_cache *cache)
+static bool have_room(const kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *room)
 {
     const size_t n = (cache->place->n + 7) / 8 * 8, width = widest(cache);
     const size_t halves = n * width * sizeof(uint16_t), floats = CHUNK * width * sizeof(float);
-    kvp_gpu_memory memory = { 0 };
-    bool ok = kvp_gpu_grow(cache->gpu, &memory, halves + floats + 2 * n * sizeof(int64_t), false);
-    char *at = memory.at;
-    int64_t *slots = (int64_t *)(void *)(at + halves + floats);
-    const beside room = { (uint16_t *)(void *)at, (float *)(void *)(at + halves), { slots, slots + n } };
+    char *at;
+    int64_t *slots;
 
-    ok = ok && bring_slots(cache, room.slots);
-    for (size_t i = 0; i < cache->n_tensors && ok; i++)
-        ok = store(cache->tensors[i], &room);
-    kvp_gpu_release(&memory); /* waits for the GPU */
+    if (!kvp_gpu_grow(cache->gpu, memory, halves + floats + 2 * n * sizeof(*slots), false))
+        return false;
+    at = memory->at;
+    slots = (int64_t *)(void *)(at + halves + floats);
+    *room = (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves), { slots, slots + n } };
+    return true;
+}
+
+/* What stores rows has all memory that it needs, and no row has changed. */
+static bool make_ready(kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *room)
+{
+    bool turns, ok;
+
+    if (!have_room(cache, memory, room))
+        return false;
+    settle(cache);
+    turns = cache->ranges.centers.used;
+    ok = plan(cache) && (cache->place->n == 0 || bring_slots(cache, room->slots));
+    if (!ok)
+        kvp_gpu_cache_forget(cache); /* the plan; what was learnt is kept */
+    cache->ranges.centers.used = cache->ranges.centers.used || turns;
+    return ok;
+}
+
+static bool store_all(kvp_gpu_cache *cache, const beside *room)
+{
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors && ok && cache->place->n > 0; i++)
+        ok = store(cache->tensors[i], room);
     return ok;
 }
 
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache)
 {
+    kvp_gpu_memory memory = { 0 };
     kvant_status refused;
+    beside room;
     bool ok;
 
     if (!cache->in_place)
         return true;
-    settle(cache);
+    if (!make_ready(cache, &memory, &room)) {
+        kvp_gpu_release(&memory);
+        kvp_error("%s: no memory to compress the cache: these tokens are refused, and those "
+                  "before stay as they are; free GPU memory and try again",
+                  cache->gpu->name);
+        return false;
+    }
     cache->in_place = false;
     cache->gpu->forms++;
-    ok = plan(cache) && (cache->place->n == 0 || store_all(cache));
+    ok = store_all(cache, &room);
+    kvp_gpu_release(&memory); /* waits for the GPU */
     refused = kvp_gpu_take_word(cache->gpu->refused);
     if (refused != KVANT_OK)
         kvp_gpu_marks_notice(cache, refused);
     kvp_note("%s: %zu cells went from fp16 to compressed pages", cache->gpu->name, cache->place->n);
     kvp_gpu_place_forget(cache);
     if (!ok)
-        kvp_error("%s: no memory to compress the cache, its rows are lost", cache->gpu->name);
+        kvp_error("%s: the GPU could not compress the cache, its rows are lost", cache->gpu->name);
     return ok;
 }
