@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../choose.h"
 #include "harness.h"
 
 #define N_CTX 1024
@@ -58,7 +59,7 @@ static float *room_for(int n)
 }
 
 /* What ggml-cuda computes differs from the CPU's stock by its order of sums alone: KLD is below 1e-5
- * then, a tenth of that of int-8. */
+ * then, which is less than that of int-8 (3e-5). */
 static void assert_same(const float *a, const float *b, int n)
 {
     if (harness_has_standin())
@@ -372,12 +373,13 @@ static void as_many_as_the_user_allows(void **state)
 #define N_ROUNDS 2
 
 /* Logits of the first and the last batch of each round; the memory is cleared between rounds, as
- * llama-perplexity does. */
-static float *read_in_rounds(const char *preset, const char *exact)
+ * llama-perplexity does. In a cache that is compressed from the start the keys of 2048 tokens may
+ * wait for their matrix as they came, so that only the last batch sees compressed ones. */
+static float *read_in_rounds(const char *preset, const char *exact, int n_rounds)
 {
     const harness_options options = { .spec = preset != NULL ? "" : NULL, .n_ctx = BATCH * N_BATCHES };
     const size_t batch = BATCH * harness_n_vocab();
-    float *logits = room_for(2 * N_ROUNDS * BATCH);
+    float *logits = room_for(2 * n_rounds * BATCH);
     struct llama_context *context;
     llama_token text[BATCH * N_BATCHES];
 
@@ -387,7 +389,7 @@ static float *read_in_rounds(const char *preset, const char *exact)
         setenv("KVANT_PRESET", preset, 1);
     context = harness_context(&options);
     unsetenv("KVANT_PRESET");
-    for (int i = 0; i < N_ROUNDS * N_BATCHES; i++) {
+    for (int i = 0; i < n_rounds * N_BATCHES; i++) {
         const int number = i % N_BATCHES, pos = number * BATCH;
         if (number == 0)
             llama_memory_clear(llama_get_memory(context), true);
@@ -410,10 +412,10 @@ static void assert_as_good(const char *preset, const float *stock, const float *
     assert_finite(ours, 2 * N_ROUNDS * batch);
     for (size_t round = 0; round < N_ROUNDS; round++) {
         const size_t first = 2 * round * batch, last = first + batch;
-        const double a = harness_mean_kld(stock + last, ours + last, BATCH),
-                     b = harness_mean_kld(stock + last, compressed + last, BATCH);
+        const double a = harness_mean_kld(stock + batch, ours + last, BATCH),
+                     b = harness_mean_kld(stock + batch, compressed + batch, BATCH);
         print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round, a, b);
-        assert_same(stock + first, ours + first, BATCH);
+        assert_same(stock, ours + first, BATCH);
         assert_true(a > 0 && a <= 1.6 * b + 1e-4);
     }
 }
@@ -421,11 +423,12 @@ static void assert_as_good(const char *preset, const float *stock, const float *
 static void presets_compress_what_no_longer_fits(void **state)
 {
     static const char *const presets[] = { "quality", "balanced" };
-    float *stock = read_in_rounds(NULL, "0");
+    float *stock = read_in_rounds(NULL, "0", 1);
 
     (void)state;
     for (size_t i = 0; i < sizeof(presets) / sizeof(*presets); i++) {
-        float *ours = read_in_rounds(presets[i], "auto"), *compressed = read_in_rounds(presets[i], "0");
+        float *ours = read_in_rounds(presets[i], "auto", N_ROUNDS),
+              *compressed = read_in_rounds(presets[i], "0", 1);
         assert_as_good(presets[i], stock, ours, compressed);
         free(ours);
         free(compressed);
@@ -449,6 +452,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(as_many_as_the_user_allows),
     };
 
-    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    choose_cases(argc, argv);
     return cmocka_run_group_tests(tests, start, harness_stop);
 }
