@@ -402,9 +402,9 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
     return logits;
 }
 
-/* Rows of both caches go through the same codec, with centres and matrices of the same text. Those
- * of the first form were computed without loss, but their matrices know fewer queries: the same
- * factor as above is for that. 1e-4 is a tenth of what is noticed at all, where KLDs are small. */
+/* Both caches store rows by the same codec, with centres and matrices of the same text. The first
+ * one's matrices know fewer queries, which the factor of the int-8 case allows for. 1e-4 is for
+ * KLDs that are themselves about as small. */
 static void assert_as_good(const char *preset, const float *stock, const float *ours, const float *compressed)
 {
     const size_t batch = BATCH * harness_n_vocab();

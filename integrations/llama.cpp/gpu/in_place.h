@@ -46,8 +46,8 @@ void kvp_gpu_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
 /* hand_over.c. Rows of the cache go to pages, if they are in place; what CUDA enqueued is done. False with a
- * message: without memory, when they stay where they are, or when the GPU failed. learn: threads begin to make matrices of the first n of them, with the queries that were kept; graph: the one at hand,
- * which says how keys turn. What cannot be learnt is left out. */
+ * message: without memory, when they stay where they are, or when the GPU failed. learn: threads begin to
+ * make matrices of the first n of them, with the queries that were kept; graph: the one at hand, which says how keys turn. What cannot be learnt is left out. */
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n);
 
