@@ -196,7 +196,8 @@ static void mark(const write_job *job, const kvant_run *r)
     for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
         kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
     tensor->any_written = true;
-    kvant_open_count(tensor, r);
+    if (!tensor->shifts || !tensor->shifts->encodes)
+        kvant_open_count(tensor, r);
     block->written |= r->mask;
     if (block->open_page >= 0) {
         kvant_open_touch(tensor, r->block, r->mask);
