@@ -235,7 +235,7 @@ struct llama_context *harness_context(const harness_options *options)
         unsetenv("KVANT_V");
     } else if (options->spec != NULL) {
         setenv("KVANT_K", options->spec, 1);
-        setenv("KVANT_V", options->spec, 1);
+        setenv("KVANT_V", options->values != NULL ? options->values : options->spec, 1);
     } else if (options->exact) {
         /* With flash attention llama.cpp casts an f32 cache to f16 before it uses it. */
         params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;

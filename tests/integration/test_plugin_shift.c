@@ -25,6 +25,11 @@
 #define N_LONG 2304
 #define LONG_SHIFTS 20
 
+/* The codecs of the preset "balanced". Of a preset the first and the newest tokens stay fp16, which
+ * is most of these contexts. Codecs that are named quantise all. */
+#define KEYS "trellis-4:transform=first"
+#define VALUES "trellis-4"
+
 static llama_token tokens[N_ALL];
 
 static int start(void **state)
@@ -175,13 +180,13 @@ static double divergence(run_text *run, harness_options options, bool shifts, co
 
 /* Keys are quantised once, so the divergence stays that of a context that never moved, whatever
  * the number of shifts. Twice that leaves room for what chance makes of SCORED tokens: with keys
- * that are quantised with each shift it is 60 times. */
+ * that are quantised with each shift it is 20 times. */
 static void check_against_unshifted(run_text *run, const char *what)
 {
     float *exact[] = { exact_logits(run, false), exact_logits(run, true) };
 
     for (int unified = 0; unified < 2; unified++) {
-        const harness_options options = { .spec = "", .unified = unified };
+        const harness_options options = { .spec = KEYS, .values = VALUES, .unified = unified };
         double with = divergence(run, options, true, exact[1]);
         double without = divergence(run, options, false, exact[0]);
         print_message("%s, %s: KLD %.5f, without shifts %.5f\n", what,
@@ -249,31 +254,99 @@ static double difference_of_states(struct llama_context *const context[2])
     return difference;
 }
 
+static void fill_window(struct llama_context *context)
+{
+    harness_decode(context, tokens, WINDOW, 0, 0, false);
+}
+
+static void shift_window(struct llama_context *context)
+{
+    for (int i = 0; i < 9; i++) {
+        drop(context, KEPT, KEPT + 7);
+        harness_decode(context, tokens + WINDOW + 7 * i, 7, WINDOW - 7, 0, false);
+    }
+}
+
+#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
+
+/* The largest relative difference of a row of the first layer, keys or values, of the n tokens that
+ * the contexts hold. A state ends with the keys of all layers and the values of all layers. */
+static double worst_row(struct llama_context *const context[2], size_t n)
+{
+    const struct llama_model *model = harness_model();
+    const size_t width = (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
+                                  llama_model_n_head_kv(model)) *
+                         sizeof(ggml_fp16_t);
+    const size_t tensor = BLOCK_HEAD + n * width, n_layers = (size_t)llama_model_n_layer(model);
+    size_t size[2];
+    uint8_t *saved[] = { harness_save_state(context[0], &size[0]),
+                         harness_save_state(context[1], &size[1]) };
+    double worst = 0;
+
+    assert_int_equal(size[0], size[1]);
+    assert_true(size[0] > 2 * n_layers * tensor);
+    for (size_t role = 1; role <= 2; role++)
+        for (size_t i = 0; i < n; i++) {
+            const size_t at = size[0] - role * n_layers * tensor + BLOCK_HEAD + i * width;
+            const double d = harness_state_difference(saved[0] + at, saved[1] + at, width);
+            worst = d > worst ? d : worst;
+        }
+    free(saved[0]);
+    free(saved[1]);
+    return worst;
+}
+
 /* A state of a shifted context holds the shifted keys, which differ from llama.cpp's own by one
  * quantisation, as they do before. With a quantisation for each of 9 shifts the square of their
  * difference would be 10 times as large, and with that of the values the difference 2.3 times. */
 static void states_hold_shifted_keys(void **state)
 {
-    const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };
+    const harness_options options[] = { { .n_ctx = N_CTX },
+                                        { .spec = KEYS, .values = VALUES, .n_ctx = N_CTX } };
     struct llama_context *context[] = { harness_context(&options[0]),
                                         harness_context(&options[1]) };
-    scores s = new_scores();
     double before, after;
 
     (void)state;
     for (int c = 0; c < 2; c++)
-        feed(context[c], 0, WINDOW, 0, &s);
+        fill_window(context[c]);
     before = difference_of_states(context);
-    for (int i = 0; i < 18; i++) {
-        drop(context[i % 2], KEPT, KEPT + 7);
-        feed(context[i % 2], WINDOW + 7 * (i / 2), 7, WINDOW - 7, &s);
-    }
+    for (int c = 0; c < 2; c++)
+        shift_window(context[c]);
     after = difference_of_states(context);
     print_message("relative difference of rows %.4f, after 9 shifts %.4f\n", before, after);
     assert_true(after <= 1.5 * before);
     for (int c = 0; c < 2; c++)
         llama_free(context[c]);
-    free(s.logits);
+}
+
+/* The system prompt and the newest 64 tokens are fp16 with a preset, and stay so where they move.
+ * In the first layer keys and values depend on a token and its position alone. A row is rounded to
+ * fp16, by 2^-11 of its length at most: by llama.cpp when it is written, with each of at most 9
+ * shifts, and by kvant when it is written and when a state is made. A quantised row errs by 4 % of
+ * its length. */
+static void shifted_exact_tokens_are_exact(void **state)
+{
+    const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };
+    struct llama_context *context[2];
+    double all, ends;
+
+    (void)state;
+    for (int c = 0; c < 2; c++) {
+        context[c] = harness_context(&options[c]);
+        fill_window(context[c]);
+        shift_window(context[c]);
+    }
+    all = worst_row(context, WINDOW);
+    for (int c = 0; c < 2; c++)
+        llama_memory_seq_rm(llama_get_memory(context[c]), 0, KEPT, WINDOW - 64);
+    ends = worst_row(context, KEPT + 64);
+    print_message("largest relative difference of an exact row %.5f, of all rows %.5f\n", ends,
+                  all);
+    assert_true(ends <= 12.0 / 2048);
+    assert_true(all > 12.0 / 2048); /* rows between them are quantised */
+    for (int c = 0; c < 2; c++)
+        llama_free(context[c]);
 }
 
 int main(int argc, char **argv)
@@ -285,6 +358,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sealed_blocks_move),
         cmocka_unit_test(different_shifts_run_out),
         cmocka_unit_test(states_hold_shifted_keys),
+        cmocka_unit_test(shifted_exact_tokens_are_exact),
     };
 
     choose_cases(argc, argv);
