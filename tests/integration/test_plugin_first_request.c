@@ -1,6 +1,7 @@
-/* test_plugin_first_request.c - what a server's first request does to the answers of later ones, with the default preset and no
- * calibration. The preset learns the centre and scale of keys from rows: a monotonous first request once set them for good, and made the
- * divergence of all later answers up to fifteen times as large.
+/* test_plugin_first_request.c - what a server's first request does to the answers of later ones, with the codecs of the default preset
+ * and no calibration. They learn the centre and scale of keys from rows: a monotonous first request once set them for good, and made the
+ * divergence of all later answers up to fifteen times as large. The codecs are named, because with a preset the first and the newest
+ * tokens are fp16, which is all of these answers on a CPU.
  *
  * Answers to one text say little of larger models: by chance a figure differs by a quarter. With KVANT_TEST_TEXT, a file, figures are
  * means over KVANT_TEST_PIECES pieces of it, each with a context of its own per request. */
@@ -20,6 +21,9 @@
 enum { N_TEXT = 400, N_REQUEST = 200, MOST_REQUEST = 1200, N_PROMPT = 120, N_LAST = 80, N_STEPS = 40, N_ANSWERS = 2,
        N_LOGITS = N_ANSWERS * (N_LAST + N_STEPS), MOST_BYTES = 1 << 18 };
 
+#define KEYS "trellis-4:transform=first"
+#define VALUES "trellis-4"
+
 typedef struct request {
     const char *format, *word; /* of the line that is printed; word NULL: tokens of the text, or of no order */
     int n;
@@ -35,7 +39,7 @@ static int n_pieces = 1;
 /* Logits of the end of each prompt and of the answer to it, which a cache gives after a first request of n tokens. */
 static float *answers(const char *spec, const llama_token *piece, const llama_token *tokens, int n)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 2048 };
+    const harness_options options = { .spec = spec, .values = VALUES, .n_ctx = 2048 };
     struct llama_context *context = harness_context(&options);
     llama_memory_t memory = llama_get_memory(context);
     size_t vocab = harness_n_vocab();
@@ -131,7 +135,7 @@ static void no_first_request_spoils_later_ones(void **state)
         float *stock = answers(NULL, piece, NULL, 0);
         for (int kind = 0; kind < N_KINDS; kind++) {
             fill(tokens, &requests[kind], kind, piece);
-            float *ours = answers("", piece, tokens, requests[kind].n);
+            float *ours = answers(KEYS, piece, tokens, requests[kind].n);
             requests[kind].kld += harness_mean_kld(stock, ours, N_LOGITS) / n_pieces;
             free(ours);
         }
