@@ -11,7 +11,9 @@ import unittest
 PROBE = os.environ["LEARN_PROBE"]
 SMALL, CALIBRATION = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_SMALL_KVCAL"))
 LEARNS = "; not calibrated, learns from prompts\n"
+# As long as a cache fits as f16, and is kept so, it has no matrix: the cases are of one that is not.
 GPU = {
+    "KVANT_EXACT": "0",
     "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"],
     "KVANT_CUDA_LIBRARY": os.environ["LEARN_CUDA"],
     "LD_LIBRARY_PATH": os.environ["LEARN_DRIVER"],
@@ -71,7 +73,8 @@ class Learning(unittest.TestCase):
         """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens come alone."""
         path = self.home / "state"
         self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, LEARN_PROBE_ALONE=alone,
-                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0", **variables, **(GPU if on_gpu else {}))
+                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0",
+                       **{**(GPU if on_gpu else {}), **variables})
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
         at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
@@ -96,12 +99,22 @@ class Learning(unittest.TestCase):
         cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
         self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 
+    def check_prompt(self, keys, prompt, n):
+        """n rows of a prompt are as they were before other tokens came. Its last block is open for
+        these, so its rows may be fp16 now: then they are nearer to llama.cpp's own."""
+        sealed = n - n % 64
+        self.assertEqual(keys[:sealed], prompt[:sealed])
+        if keys[sealed:n] != prompt[sealed:n]:
+            exact = self.first_keys(n, 8192, True, KVANT_EXACT="auto")
+            for row in range(sealed, n):
+                self.assertLess(difference(keys[row], exact[row]), difference(prompt[row], exact[row]))
+
     def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
         """They are the same rows if they do not wait. Of tokens that come alone meanwhile a search may end elsewhere."""
         for tokens, alone in ((1300, 40), (2100, 0)):
             roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
                               for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
-            self.assertEqual(roomy[:tokens], cramped[:tokens])
+            self.check_prompt(roomy, cramped, tokens)
             self.assertTrue(all(difference(*rows) < 0.3 for rows in zip(roomy[tokens:], cramped[tokens:])))
 
     def test_tokens_decoded_while_keys_wait_are_kept(self):
@@ -110,7 +123,7 @@ class Learning(unittest.TestCase):
         prompt = self.first_keys(400, 8192, True)
         for alone in (5, 32, 33, 90):
             cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone) for on_gpu in (False, True))
-            self.assertEqual(gpu[:400], prompt)
+            self.check_prompt(gpu, prompt, 400)
             self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 
 
