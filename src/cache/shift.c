@@ -295,8 +295,8 @@ static void apply(moving *m)
     }
 }
 
-/* Rows that are encoded once more are no newer than they were: an open block keeps its place in the
- * window of its sequence, and one that was opened for the call goes before the newest rows. */
+/* Rows that are encoded once more are no newer than they were. An open block keeps its place in the
+ * window of its sequence. A block that was opened for the call is sealed before the newest rows. */
 static void keep_age(kvant_tensor *tensor, uint32_t block, const kvant_open_page *former)
 {
     const int32_t page = tensor->blocks[block].open_page;

@@ -16,7 +16,7 @@
 
 typedef struct harness_options {
     const char *spec; /* codec of keys and values, "" for the default preset, or NULL for llama.cpp's own cache */
-    const char *values; /* codec of values, where it is another one than that of keys */
+    const char *values; /* codec of values, or NULL: spec is the codec of both */
     const char *type; /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
     bool accel;       /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
     bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */

@@ -11,7 +11,7 @@ import unittest
 PROBE = os.environ["LEARN_PROBE"]
 SMALL, CALIBRATION = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_SMALL_KVCAL"))
 LEARNS = "; not calibrated, learns from prompts\n"
-# As long as a cache fits as f16, and is kept so, it has no matrix: the cases are of one that is not.
+# A cache that fits as f16 is f16 and has no matrix. The cases are about one that does not fit.
 GPU = {
     "KVANT_EXACT": "0",
     "KVANT_TEST_STANDIN": os.environ["LEARN_STANDIN"],
@@ -107,7 +107,8 @@ class Learning(unittest.TestCase):
         if keys[sealed:n] != prompt[sealed:n]:
             exact = self.first_keys(n, 8192, True, KVANT_EXACT="auto")
             for row in range(sealed, n):
-                self.assertLess(difference(keys[row], exact[row]), difference(prompt[row], exact[row]))
+                self.assertLess(difference(keys[row], exact[row]),
+                                difference(prompt[row], exact[row]))
 
     def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
         """They are the same rows if they do not wait. Of tokens that come alone meanwhile a search may end elsewhere."""

@@ -1,7 +1,8 @@
-/* test_plugin_first_request.c - what a server's first request does to the answers of later ones, with the codecs of the default preset
- * and no calibration. They learn the centre and scale of keys from rows: a monotonous first request once set them for good, and made the
- * divergence of all later answers up to fifteen times as large. The codecs are named, because with a preset the first and the newest
- * tokens are fp16, which is all of these answers on a CPU.
+/* test_plugin_first_request.c - what a server's first request does to the answers of later ones,
+ * with the codecs of the default preset and no calibration. They learn the centre and scale of keys
+ * from rows: a monotonous first request once set them for good, and made the divergence of all
+ * later answers up to fifteen times as large. The codecs are named, because a preset keeps the first and
+ * the newest tokens as fp16, which is all of these answers on a CPU.
  *
  * Answers to one text say little of larger models: by chance a figure differs by a quarter. With KVANT_TEST_TEXT, a file, figures are
  * means over KVANT_TEST_PIECES pieces of it, each with a context of its own per request. */

@@ -25,8 +25,8 @@
 #define N_LONG 2304
 #define LONG_SHIFTS 20
 
-/* The codecs of the preset "balanced". Of a preset the first and the newest tokens stay fp16, which
- * is most of these contexts. Codecs that are named quantise all. */
+/* The codecs of the preset "balanced". A preset keeps the first and the newest tokens as fp16,
+ * which is most of these contexts. Codecs that are named quantise all tokens. */
 #define KEYS "trellis-4:transform=first"
 #define VALUES "trellis-4"
 
@@ -322,9 +322,9 @@ static void states_hold_shifted_keys(void **state)
 
 /* The system prompt and the newest 64 tokens are fp16 with a preset, and stay so where they move.
  * In the first layer keys and values depend on a token and its position alone. A row is rounded to
- * fp16, by 2^-11 of its length at most: by llama.cpp when it is written, with each of at most 9
- * shifts, and by kvant when it is written and when a state is made. A quantised row errs by 4 % of
- * its length. */
+ * fp16, by 2^-11 of its length at most. llama.cpp does so when it writes the row and with each of
+ * at most 9 shifts, kvant when it writes the row and when it makes a state. A quantised row errs by
+ * 4 % of its length. */
 static void shifted_exact_tokens_are_exact(void **state)
 {
     const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };

@@ -233,7 +233,7 @@ static void too_many_shifts_are_encoded(void **state)
 
 /* Keys that are encoded once more stay fp16 where they are: the first 64 tokens and the newest 128.
  * A row is rounded when it is written and each time that it is encoded once more, by 2^-11 of its
- * length at most. What binary32 adds in rotations is below a hundredth of that. */
+ * length at most. Rotations in binary32 add less than a hundredth of that. */
 static void encoded_again_exact_rows_are_exact(void **state)
 {
     static const kvant_exact_part part = {
