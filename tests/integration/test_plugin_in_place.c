@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
-/* test_plugin_in_place.c - caches on GPUs that are f16 itself while they fit (gpu/in_place.h): answers are those of
- * llama.cpp's own cache, bit by bit, and rows that no longer fit are compressed. */
+/* test_plugin_in_place.c - caches on GPUs that are f16 itself while they fit (gpu/in_place.h):
+ * answers are those of llama.cpp's own cache, bit by bit, and rows that no longer fit are
+ * compressed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,14 +33,17 @@ static int start(void **state)
 
 static struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
 {
-    const harness_options options = { .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1 };
+    const harness_options options = {
+        .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1
+    };
 
     setenv("KVANT_EXACT", exact, 1);
     return harness_context(&options);
 }
 
 /* Logits of tokens first .. first + n - 1 of the text, in steps; out NULL: they are not kept. */
-static void feed(struct llama_context *context, int first, int n, llama_pos pos, llama_seq_id seq, float *out)
+static void feed(struct llama_context *context, int first, int n, llama_pos pos, llama_seq_id seq,
+                 float *out)
 {
     for (int i = 0, some; i < n; i += some) {
         some = n - i < STEP ? n - i : STEP;
@@ -58,8 +62,8 @@ static float *room_for(int n)
     return logits;
 }
 
-/* What ggml-cuda computes differs from the CPU's stock by its order of sums alone: KLD is below 1e-5
- * then, which is less than that of int-8 (3e-5). */
+/* What ggml-cuda computes differs from the CPU's stock by its order of sums alone: KLD is below
+ * 1e-5 then, which is less than that of int-8 (3e-5). */
 static void assert_same(const float *a, const float *b, int n)
 {
     if (harness_has_standin())
@@ -99,7 +103,8 @@ static float *hear(const story *of, const char *spec, const char *exact)
 /* Differs from llama.cpp's own cache in no bit; without this form it would. */
 static void assert_exact(const story *of, const char *spec)
 {
-    float *stock = hear(of, NULL, "0"), *ours = hear(of, spec, "auto"), *compressed = hear(of, spec, "0");
+    float *stock = hear(of, NULL, "0"), *ours = hear(of, spec, "auto");
+    float *compressed = hear(of, spec, "0");
 
     assert_same(stock, ours, of->n);
     assert_false(is_same(stock, compressed, of->n));
@@ -134,7 +139,8 @@ static void a_long_text(struct llama_context *context, float *logits)
 static void rows_that_no_longer_fit_are_compressed(void **state)
 {
     const story of = { a_long_text, N_TEXT, 1 };
-    float *stock = hear(&of, NULL, "0"), *ours = hear(&of, "int-8", "auto"), *compressed = hear(&of, "int-8", "0");
+    float *stock = hear(&of, NULL, "0"), *ours = hear(&of, "int-8", "auto");
+    float *compressed = hear(&of, "int-8", "0");
     const size_t behind = 600 * harness_n_vocab();
     const double a = harness_mean_kld(stock + behind, ours + behind, N_TEXT - 600),
                  b = harness_mean_kld(stock + behind, compressed + behind, N_TEXT - 600);
@@ -166,7 +172,8 @@ static void a_new_conversation_is_exact_again(void **state)
     assert_exact(&of, "turboquant-4");
 }
 
-/* Sequence 1 has the cells before and behind those of sequence 0, and begins anew when its rows were compressed. */
+/* Sequence 1 has the cells before and behind those of sequence 0, and begins anew when its rows
+ * were compressed. */
 static void a_neighbour(struct llama_context *context, float *logits)
 {
     feed(context, 0, 150, 0, 1, NULL);
@@ -177,7 +184,8 @@ static void a_neighbour(struct llama_context *context, float *logits)
     feed(context, 360, 50, 60, 0, logits);
 }
 
-/* Of the mean KLD that its codec has from the start: rows of others are compressed at most once more. */
+/* Of the mean KLD that its codec has from the start: rows of others are compressed at most once
+ * more. */
 static void rows_of_others_are_not_lost(void **state)
 {
     const story of = { a_neighbour, 50, 2 };
@@ -187,8 +195,10 @@ static void rows_of_others_are_not_lost(void **state)
     for (int i = 0; i < 2; i++) {
         const char *spec = i == 0 ? "int-8" : "turboquant-4";
         float *ours = hear(&of, spec, "auto"), *compressed = hear(&of, spec, "0");
-        const double a = harness_mean_kld(stock, ours, of.n), b = harness_mean_kld(stock, compressed, of.n);
-        print_message("%s beside a new conversation: KLD %.6f, compressed from the start %.6f\n", spec, a, b);
+        const double a = harness_mean_kld(stock, ours, of.n);
+        const double b = harness_mean_kld(stock, compressed, of.n);
+        print_message("%s beside a new conversation: KLD %.6f, compressed from the start %.6f\n",
+                      spec, a, b);
         assert_true(a <= 2 * b);
         free(ours);
         free(compressed);
@@ -355,7 +365,8 @@ static void rows_are_kept_without_memory(void **state)
 static void as_many_as_the_user_allows(void **state)
 {
     float *stock = room_for(400), *ours = room_for(400);
-    struct llama_context *contexts[2] = { new_context(NULL, "0", 1), new_context("int-8", "300", 1) };
+    struct llama_context *contexts[2] = { new_context(NULL, "0", 1),
+                                          new_context("int-8", "300", 1) };
 
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -377,7 +388,8 @@ static void as_many_as_the_user_allows(void **state)
  * wait for their matrix as they came, so that only the last batch sees compressed ones. */
 static float *read_in_rounds(const char *preset, const char *exact, int n_rounds)
 {
-    const harness_options options = { .spec = preset != NULL ? "" : NULL, .n_ctx = BATCH * N_BATCHES };
+    const harness_options options = { .spec = preset != NULL ? "" : NULL,
+                                      .n_ctx = BATCH * N_BATCHES };
     const size_t batch = BATCH * harness_n_vocab();
     float *logits = room_for(2 * n_rounds * BATCH);
     struct llama_context *context;
@@ -395,7 +407,8 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
             llama_memory_clear(llama_get_memory(context), true);
         harness_decode(context, text + pos, BATCH, pos, 0, true);
         if (number == 0 || number + 1 == N_BATCHES)
-            memcpy(logits + (size_t)(i / N_BATCHES * 2 + (number > 0)) * batch, llama_get_logits(context),
+            memcpy(logits + (size_t)(i / N_BATCHES * 2 + (number > 0)) * batch,
+                   llama_get_logits(context),
                    batch * sizeof(*logits));
     }
     llama_free(context);
@@ -405,7 +418,8 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
 /* Both caches store rows by the same codec, with centres and matrices of the same text. The first
  * one's matrices know fewer queries, which the factor of the int-8 case allows for. 1e-4 is for
  * KLDs that are themselves about as small. */
-static void assert_as_good(const char *preset, const float *stock, const float *ours, const float *compressed)
+static void assert_as_good(const char *preset, const float *stock, const float *ours,
+                           const float *compressed)
 {
     const size_t batch = BATCH * harness_n_vocab();
 
@@ -414,7 +428,8 @@ static void assert_as_good(const char *preset, const float *stock, const float *
         const size_t first = 2 * round * batch, last = first + batch;
         const double a = harness_mean_kld(stock + batch, ours + last, BATCH),
                      b = harness_mean_kld(stock + batch, compressed + batch, BATCH);
-        print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round, a, b);
+        print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round,
+                      a, b);
         assert_same(stock, ours + first, BATCH);
         assert_true(a > 0 && a <= 1.6 * b + 1e-4);
     }

@@ -1,8 +1,8 @@
 /* hand_over.c - rows go from llama.cpp's f16 layout to compressed pages (in_place.h).
  *
- * Matrices are made of these rows, and of queries that prompts had, by threads that begin before there is no room left;
- * the hand-over waits for them. Then a tensor's rows are copied beside, its memory is cleared, and they are stored as
- * rows of a batch are, with their positions. */
+ * Matrices are made of these rows, and of queries that prompts had, by threads that begin before
+ * there is no room left; the hand-over waits for them. Then a tensor's rows are copied beside,
+ * its memory is cleared, and they are stored as rows of a batch are, with their positions. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -42,14 +42,17 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
     const struct kvp_gpu_place *place = cells->cache->place;
     kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
     const size_t batches = place->n_asked < KVP_ASKED_BATCHES ? place->n_asked : KVP_ASKED_BATCHES;
-    const size_t head = cells->head_dim * sizeof(float), n_asked = batches * KVP_ASKED_TOKENS, row = row_bytes(kv);
+    const size_t head = cells->head_dim * sizeof(float), row = row_bytes(kv);
+    const size_t n_asked = batches * KVP_ASKED_TOKENS;
     const abi_tensor keys = { .type = ABI_TYPE_F16,
                               .ne = { kv->shape.row, (int64_t)n, 1, 1 },
                               .nb = { sizeof(uint16_t), row, n * row, n * row },
                               .data = kv->memory };
     const abi_tensor queries = { .type = ABI_TYPE_F32,
-                                 .ne = { cells->head_dim, (int64_t)n_asked, (int64_t)(place->asked_row / head), 1 },
-                                 .nb = { sizeof(float), place->asked_row, head, n_asked * place->asked_row },
+                                 .ne = { cells->head_dim, (int64_t)n_asked,
+                                         (int64_t)(place->asked_row / head), 1 },
+                                 .nb = { sizeof(float), place->asked_row, head,
+                                         n_asked * place->asked_row },
                                  .data = kvp_gpu_place_queries(cells) };
 
     if (l == NULL)
@@ -58,7 +61,8 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
     return kvp_gpu_learner_learn(cells, &keys, &queries, place->asked_positions, place->ready);
 }
 
-/* Of the first rows. They are in no list of rows that have copies: they are stored when there is a matrix. */
+/* Of the first rows. They are in no list of rows that have copies: they are stored when there is
+ * a matrix. */
 static bool add_first(kvp_gpu_cache *cache, size_t n)
 {
     int64_t *cells = malloc((n + 1) * sizeof(*cells));
@@ -74,7 +78,9 @@ static bool add_first(kvp_gpu_cache *cache, size_t n)
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
 {
     struct kvp_gpu_place *place = cache->place;
-    bool ok = place->ready != NULL || kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
+    bool ok = place->ready != NULL ||
+              kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
+                        "an event");
 
     n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     place->learns = true;
@@ -139,8 +145,8 @@ static void settle(kvp_gpu_cache *cache)
 
 /* Storing */
 
-/* Blocks get transforms and centres by their rows' positions, and open pages where rows stay exact, as if these rows came in
- * batches. No row is stored yet. */
+/* Blocks get transforms and centres by their rows' positions, and open pages where rows stay
+ * exact, as if these rows came in batches. No row is stored yet. */
 static bool plan_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     bool ok = kvp_gpu_ranges_prepare(cache, step) &&
@@ -176,14 +182,17 @@ static bool plan(kvp_gpu_cache *cache)
     return ok && kvp_gpu_ranges_bring(cache, cache->gpu->stream);
 }
 
-/* Where rows are while they are stored: a tensor's as they were, and some of them about their centres. */
+/* Where rows are while they are stored: a tensor's as they were, and some of them about their
+ * centres. */
 typedef struct beside {
     uint16_t *halves;
     float *centered;
-    int64_t *slots[2]; /* by cell: of sealed pages, which is the cell itself, and of open ones; or -1 */
+    /* by cell: of sealed pages, which is the cell itself, and of open ones; or -1 */
+    int64_t *slots[2];
 } beside;
 
-static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first, size_t n, kvant_cuda_append_args *args)
+static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first, size_t n,
+                      kvant_cuda_append_args *args)
 {
     *args = (kvant_cuda_append_args){ .size = sizeof(*args),
                                       .type = cells->turns ? KVANT_CUDA_F32 : KVANT_CUDA_F16,
@@ -238,7 +247,8 @@ static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
     const size_t block = first / KVANT_PAGE_TOKENS;
     size_t end = block + 1;
 
-    while (end * KVANT_PAGE_TOKENS < n && end * KVANT_PAGE_TOKENS - first < CHUNK && of[end] == of[block])
+    while (end * KVANT_PAGE_TOKENS < n && end * KVANT_PAGE_TOKENS - first < CHUNK &&
+           of[end] == of[block])
         end++;
     return (end * KVANT_PAGE_TOKENS < n ? end * KVANT_PAGE_TOKENS : n) - first;
 }
@@ -249,7 +259,9 @@ static bool store(kvp_kv *kv, const beside *at)
     const size_t n = cells->cache->place->n, bytes = n * row_bytes(kv);
     const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
-    bool ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes, stream), "copying") &&
+    bool ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes,
+                                           stream),
+                        "copying") &&
               kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing");
 
     for (size_t first = 0, run; first < n && ok; first += run) {
@@ -300,7 +312,8 @@ static bool have_room(const kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside
         return false;
     at = memory->at;
     slots = (int64_t *)(void *)(at + halves + floats);
-    *room = (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves), { slots, slots + n } };
+    *room = (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves),
+                      { slots, slots + n } };
     return true;
 }
 

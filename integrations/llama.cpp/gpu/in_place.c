@@ -1,8 +1,9 @@
 /* in_place.c - which caches are in place (in_place.h), and their rows while they are.
  *
- * A cache begins in place when it is empty, and when a batch is all that is left of its rows. What llama.cpp removed
- * (seq_rm) is known by n_kv and by the mask alone: a cell at or above n_kv holds nothing. Cells between the batch and
- * n_kv, which is padded to 256 cells, may hold rows of others: these are decoded first. */
+ * A cache begins in place when it is empty, and when a batch is all that is left of its rows.
+ * What llama.cpp removed (seq_rm) is known by n_kv and by the mask alone: a cell at or above
+ * n_kv holds nothing. Cells between the batch and n_kv, which is padded to 256 cells, may hold
+ * rows of others: these are decoded first. */
 #include "in_place.h"
 
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 #include "../log.h"
 
 #define PADDING 256u        /* n_kv is a multiple of it */
-#define ASK_EVERY 8u        /* prompt batches, after the first ones; the graph of one is cut at each attention node */
+/* Of prompt batches after the first ones. The graph of one is cut at each attention node. */
+#define ASK_EVERY 8u
 
 static size_t row_bytes(const kvp_kv *kv)
 {
@@ -90,7 +92,8 @@ bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kv
 {
     const kvp_gpu_cells *cells = kv->cells;
     const size_t room = cells->cache->in_place ? cells->cache->place->room : 0;
-    const size_t known = cell < room ? (room - cell < n ? room - cell : n) : 0, width = kv->shape.row;
+    const size_t known = cell < room ? (room - cell < n ? room - cell : n) : 0;
+    const size_t width = kv->shape.row;
     uint16_t *halves;
 
     if (room == 0)
@@ -98,7 +101,8 @@ bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kv
     halves = malloc((known + 1) * row_bytes(kv));
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves != NULL && known > 0 &&
-        !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell), known * row_bytes(kv),
+        !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell),
+                                    known * row_bytes(kv),
                                     cells->gpu->stream),
                     "copying") &&
           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
@@ -129,7 +133,8 @@ static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const 
     for (size_t i = 0, run; i < n && ok; i += run) {
         run = run_of(numbers, i, n);
         ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)row_at(kv, (size_t)numbers[i]),
-                                      (const char *)halves + i * row_bytes(kv), run * row_bytes(kv), cells->gpu->stream),
+                                      (const char *)halves + i * row_bytes(kv), run * row_bytes(kv),
+                                      cells->gpu->stream),
                        "copying");
     }
     return kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying") && ok;
@@ -142,7 +147,8 @@ static void hold(struct kvp_gpu_place *place, int64_t cell, int32_t position)
         place->n = (size_t)cell + 1;
 }
 
-bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows, kvant_status *status)
+bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const float *rows,
+                         kvant_status *status)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
@@ -176,7 +182,8 @@ static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
 {
     uint16_t *halves = malloc((n + 1) * row_bytes(kv));
     float *rows = malloc((n + 1) * kv->shape.row * sizeof(*rows));
-    const bool ok = halves != NULL && rows != NULL && kv->remote->read(kv, first, n, rows) == KVANT_OK;
+    const bool ok = halves != NULL && rows != NULL &&
+                    kv->remote->read(kv, first, n, rows) == KVANT_OK;
 
     if (ok)
         kvp_api.fp32_to_fp16_row(rows, halves, (int64_t)(n * kv->shape.row));
@@ -193,7 +200,9 @@ static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t
     const cu_address at = (cu_address)(uintptr_t)kv->memory;
 
     return kvp_cu_ok(kvp_cu.fill(at, 0, kv->reserved, cells->gpu->stream), "clearing") &&
-           (n == 0 || (halves != NULL && kvp_cu_ok(kvp_cu.copy_in(at + first * row_bytes(kv), halves, n * row_bytes(kv),
+           (n == 0 || (halves != NULL &&
+                       kvp_cu_ok(kvp_cu.copy_in(at + first * row_bytes(kv), halves,
+                                                n * row_bytes(kv),
                                                                   cells->gpu->stream),
                                                    "copying"))) &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "clearing");
@@ -260,8 +269,9 @@ static bool is_shift(const abi_tensor *node)
 
 static bool is_computed(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && node->op != kvp_api.op.none && node->op != kvp_api.op.view &&
-           node->op != kvp_api.op.permute && node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && node->op != kvp_api.op.none &&
+           node->op != kvp_api.op.view && node->op != kvp_api.op.permute &&
+           node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
 }
 
 /* The cache tensor that a node writes to or reads; NULL: none. */
@@ -323,7 +333,8 @@ static size_t seen_by(const kvp_gpu *gpu, const abi_tensor *mask)
     return 0;
 }
 
-/* The batch's cells are the first ones, and it sees no others, so all other rows lie between them and n_kv. */
+/* The batch's cells are the first ones, and it sees no others, so all other rows lie between
+ * them and n_kv. */
 static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
@@ -351,7 +362,8 @@ static bool step_fits(const use *u, const kvp_gpu_step *step)
     return true;
 }
 
-/* Whether the cache is in place for this graph, which may have none of its writes (-sm tensor, or a shift). */
+/* Whether the cache is in place for this graph, which may have none of its writes (-sm tensor,
+ * or a shift). */
 static bool is_in_place(kvp_gpu_backend *b, const use *u)
 {
     const struct kvp_gpu_place *place = place_of(u->cache);
@@ -365,12 +377,13 @@ static bool is_in_place(kvp_gpu_backend *b, const use *u)
         !step_fits(u, &step) || !(u->cache->in_place || begin(b->gpu, u, &step)))
         return false;
     for (size_t i = 0; i < step.n; i++)
-        hold(u->cache->place, step.cells[i], step.positions != NULL ? step.positions[i] : KVP_ROW_SOMEWHERE);
+        hold(u->cache->place, step.cells[i],
+             step.positions != NULL ? step.positions[i] : KVP_ROW_SOMEWHERE);
     return true;
 }
 
-/* A context shift covers all cells, of which those behind the room are not there. Where rows are afterwards is not known
- * here. */
+/* A context shift covers all cells, of which those behind the room are not there. Where rows are
+ * afterwards is not known here. */
 static void clip_shift(abi_tensor *node)
 {
     struct kvp_gpu_place *place = kvp_gpu_cells_of(node)->cache->place;
@@ -388,7 +401,8 @@ static void clip_shift(abi_tensor *node)
 static bool asks(kvp_gpu_cache *cache, const use *u)
 {
     return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
-           (cache->place->n_prompts++ < KVP_ASKED_BATCHES || cache->place->n_prompts % ASK_EVERY == 0);
+           (cache->place->n_prompts++ < KVP_ASKED_BATCHES ||
+            cache->place->n_prompts % ASK_EVERY == 0);
 }
 
 /* Rows of the graph at hand are not there yet. */
@@ -436,10 +450,9 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node)
 {
-    const kvp_gpu_cells *cells = b->asking != NULL && node->op == kvp_api.op.flash_attn_ext && is_computed(node) &&
-                                         kvp_is_kv(node->src[1])
-                                     ? kvp_gpu_cells_of(node->src[1])
-                                     : NULL;
+    const bool attends = b->asking != NULL && node->op == kvp_api.op.flash_attn_ext &&
+                         is_computed(node) && kvp_is_kv(node->src[1]);
+    const kvp_gpu_cells *cells = attends ? kvp_gpu_cells_of(node->src[1]) : NULL;
 
     return cells != NULL && cells->cache == b->asking && cells->weighs;
 }
@@ -469,7 +482,8 @@ static void note_asked(kvp_gpu_backend *b, struct kvp_gpu_place *place, size_t n
     const int32_t *positions = kvp_gpu_positions_at(b->gpu, b->positions, n);
 
     for (size_t i = 0; i < KVP_ASKED_TOKENS; i++)
-        place->asked_positions[batch * KVP_ASKED_TOKENS + i] = positions != NULL ? positions[i * step] : -1;
+        place->asked_positions[batch * KVP_ASKED_TOKENS + i] =
+            positions != NULL ? positions[i * step] : -1;
 }
 
 bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node)
@@ -487,15 +501,18 @@ bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node)
                         .width = row,
                         .height = KVP_ASKED_TOKENS };
 
-    if ((size_t)q->ne[2] * q->nb[2] != row || q->ne[3] != 1 || (place->asked_row != 0 && place->asked_row != row))
+    if ((size_t)q->ne[2] * q->nb[2] != row || q->ne[3] != 1 ||
+        (place->asked_row != 0 && place->asked_row != row))
         return true; /* the layer learns later */
     place->asked_row = row;
-    if (!kvp_gpu_grow(b->gpu, &place->asked, cache->n_tensors * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row, true))
+    if (!kvp_gpu_grow(b->gpu, &place->asked,
+                      cache->n_tensors * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row, true))
         return false;
     if (!b->asked)
         note_asked(b, place, n, step);
     b->asked = true;
     rows.to_device = (cu_address)(uintptr_t)(kvp_gpu_place_queries(cells) +
-                                             (place->n_asked - 1) % KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row);
+                                             (place->n_asked - 1) % KVP_ASKED_BATCHES *
+                                                 KVP_ASKED_TOKENS * row);
     return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
 }
