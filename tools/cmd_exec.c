@@ -58,9 +58,11 @@ static const arg_spec spec = {
              "behind other words: taskset -c 0 llama-server. Other programs get variables only:\n"
              "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
              "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
-             "OLLAMA_FLASH_ATTENTION, unless these are set.",
+             "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* also get\n"
+             "-ts and -ot, so that weights stay on it.",
     ARG_OPTIONS(options),
-    .notes = "Ends with the exit status of the program, or 127 when it does not exist.\n\nexample:\n"
+    .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the program opens\n"
+             "a model and its cache does not become kvant's, one line says why.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
