@@ -229,8 +229,8 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 
 size_t kvp_kv_cells_in_place(const kvp_kv *kv)
 {
-    const size_t row = kv->shape.row * sizeof(uint16_t), most = kv->settings->exact;
-    size_t n = kv->reserved / row;
+    const size_t most = kv->settings->exact;
+    size_t n = kv->reserved / kvp_kv_row_bytes(kv);
 
     if (kv->remote == NULL || kv->shape.n_streams != 1)
         return 0;

@@ -200,14 +200,9 @@ kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 
 /* Nominal rows */
 
-static size_t row_bytes(const kvp_kv *kv)
-{
-    return (size_t)kv->shape.row * sizeof(uint16_t);
-}
-
 size_t kvp_kv_stream_bytes(const kvp_kv *kv)
 {
-    return row_bytes(kv) * kv->shape.n_cells;
+    return kvp_kv_row_bytes(kv) * kv->shape.n_cells;
 }
 
 /* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes
@@ -219,7 +214,7 @@ struct batch {
 
 static struct batch next_batch(const kvp_kv *kv, size_t offset, size_t size)
 {
-    size_t row = row_bytes(kv), cell = offset / row, skip = offset % row;
+    size_t row = kvp_kv_row_bytes(kv), cell = offset / row, skip = offset % row;
     size_t left_in_stream = kv->shape.n_cells - cell % kv->shape.n_cells;
     size_t n = (skip + size + row - 1) / row;
     struct batch batch = { .cell = cell, .skip = skip };
@@ -332,7 +327,7 @@ static kvant_status write_batch(kvp_kv *kv, const struct batch *batch, struct sc
     char *to = (char *)scratch->halves + batch->skip;
     kvant_status status = KVANT_OK;
 
-    if (batch->bytes < batch->n_cells * row_bytes(kv))
+    if (batch->bytes < batch->n_cells * kvp_kv_row_bytes(kv))
         status = decode_batch(kv, batch, scratch);
     if (status != KVANT_OK)
         return status;
@@ -390,8 +385,8 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 /* Cells that nominal bytes belong to, wholly or in part, become invalid. */
 static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
 {
-    const size_t first = offset / row_bytes(kv),
-                 n = (offset + size - 1) / row_bytes(kv) - first + 1;
+    const size_t first = offset / kvp_kv_row_bytes(kv),
+                 n = (offset + size - 1) / kvp_kv_row_bytes(kv) - first + 1;
     const kvp_refusal refusal = { .name = kv->name, .cell = first, .n = n, .why = why };
 
     kvp_invalid_set(&kv->invalid, first, n, true);
@@ -416,7 +411,7 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
 {
     const struct bytes bytes = { .value = value };
-    const size_t row = row_bytes(kv), first = (offset + row - 1) / row, end = (offset + size) / row;
+    const size_t row = kvp_kv_row_bytes(kv), first = (offset + row - 1) / row, end = (offset + size) / row;
 
     if (value != 0 || kvp_kv_is_bound(kv))
         write_bytes(kv, offset, size, &bytes);

@@ -163,6 +163,12 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 /* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
 uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
+/* Bytes of a cell's row as fp16. */
+static inline size_t kvp_kv_row_bytes(const kvp_kv *kv)
+{
+    return (size_t)kv->shape.row * sizeof(uint16_t);
+}
+
 /* How many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp puts them, and the user
  * allows (KVANT_EXACT): a multiple of 256, as llama.cpp's n_kv is. 0 with several streams, whose views lie at
  * nominal strides, and in the computer's memory. */

@@ -76,9 +76,14 @@ static bool is_computed(const abi_tensor *node)
            node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
 }
 
+bool kvp_gpu_is_computed(const abi_tensor *node)
+{
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node);
+}
+
 static bool is_ours(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) &&
+    return kvp_gpu_is_computed(node) &&
            ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
 }
 
@@ -146,7 +151,7 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
 static abi_tensor *next_computed(const abi_graph *graph, int *i)
 {
     for ((*i)++; *i < graph->n_nodes; (*i)++)
-        if ((graph->nodes[*i]->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(graph->nodes[*i]))
+        if (kvp_gpu_is_computed(graph->nodes[*i]))
             return graph->nodes[*i];
     return NULL;
 }
@@ -327,6 +332,7 @@ static void find_last_attention(kvp_gpu_backend *b, const abi_graph *graph)
 static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
 {
     b->n_writes = 0;
+    find_positions(b, graph);
     for (int i = 0; i < graph->n_nodes; i++) {
         kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
         int at = 0;
@@ -418,12 +424,15 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool known, waits;
 
-    find_positions(b, graph);
     b->looked = b->monotonous = b->asked = false;
-    if (!kvp_gpu_place_prepare(b, graph))
-        return ABI_STATUS_ALLOC_FAILED;
-    if (!has_ours(graph))
-        return by_cuda_alone(b, graph);
+    b->asking = NULL;
+    if (kvp_gpu_place_any(b->gpu)) {
+        find_positions(b, graph);
+        if (!kvp_gpu_place_prepare(b, graph))
+            return ABI_STATUS_ALLOC_FAILED;
+        if (!has_ours(graph))
+            return by_cuda_alone(b, graph);
+    }
     known = graph->uid != 0 && graph->uid == b->uid && b->forms == b->gpu->forms;
     b->forms = b->gpu->forms;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))

@@ -756,6 +756,9 @@ const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */
 bool kvp_gpu_touches(const abi_tensor *node);
+
+/* The cache tensor that a node writes to or reads; NULL: none. */
+const abi_tensor *kvp_gpu_touched(const abi_tensor *node);
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
 /* Whether what the node does for a few tokens can be captured; the context shift cannot. */
@@ -794,6 +797,9 @@ bool kvp_gpu_straighten(cu_graph graph);
 
 /* backend.c. follow: what is enqueued on our stream from now on comes after CUDA's work. */
 void kvp_gpu_follow(kvp_gpu_backend *b);
+
+/* Whether a node of a graph is computed: views are not, nor what llama.cpp left out. */
+bool kvp_gpu_is_computed(const abi_tensor *node);
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
 
 #endif /* KVP_CUDA_GPU_H */

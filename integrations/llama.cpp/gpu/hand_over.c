@@ -16,11 +16,6 @@
 #define CHUNK ((size_t)2048) /* rows that are stored by one launch */
 #define STEP ((size_t)512)   /* rows whose blocks get a transform at once */
 
-static size_t row_bytes(const kvp_kv *kv)
-{
-    return kv->shape.row * sizeof(uint16_t);
-}
-
 /* Learning */
 
 static bool is_learning(const kvp_gpu_cells *cells)
@@ -42,7 +37,7 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
     const struct kvp_gpu_place *place = cells->cache->place;
     kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
     const size_t batches = place->n_asked < KVP_ASKED_BATCHES ? place->n_asked : KVP_ASKED_BATCHES;
-    const size_t head = cells->head_dim * sizeof(float), row = row_bytes(kv);
+    const size_t head = cells->head_dim * sizeof(float), row = kvp_kv_row_bytes(kv);
     const size_t n_asked = batches * KVP_ASKED_TOKENS;
     const abi_tensor keys = { .type = ABI_TYPE_F16,
                               .ne = { kv->shape.row, (int64_t)n, 1, 1 },
@@ -256,7 +251,7 @@ static size_t run_of(const kvp_gpu_cells *cells, size_t first, size_t n)
 static bool store(kvp_kv *kv, const beside *at)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t n = cells->cache->place->n, bytes = n * row_bytes(kv);
+    const size_t n = cells->cache->place->n, bytes = n * kvp_kv_row_bytes(kv);
     const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
     bool ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes,

@@ -17,14 +17,9 @@
 /* Of prompt batches after the first ones. The graph of one is cut at each attention node. */
 #define ASK_EVERY 8u
 
-static size_t row_bytes(const kvp_kv *kv)
-{
-    return kv->shape.row * sizeof(uint16_t);
-}
-
 static char *row_at(const kvp_kv *kv, size_t cell)
 {
-    return (char *)kv->memory + cell * row_bytes(kv);
+    return (char *)kv->memory + cell * kvp_kv_row_bytes(kv);
 }
 
 /* Cells that fit in every tensor of the cache. */
@@ -98,11 +93,11 @@ bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kv
 
     if (room == 0)
         return false;
-    halves = malloc((known + 1) * row_bytes(kv));
+    halves = malloc((known + 1) * kvp_kv_row_bytes(kv));
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves != NULL && known > 0 &&
         !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell),
-                                    known * row_bytes(kv),
+                                    known * kvp_kv_row_bytes(kv),
                                     cells->gpu->stream),
                     "copying") &&
           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
@@ -133,7 +128,7 @@ static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const 
     for (size_t i = 0, run; i < n && ok; i += run) {
         run = run_of(numbers, i, n);
         ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)row_at(kv, (size_t)numbers[i]),
-                                      (const char *)halves + i * row_bytes(kv), run * row_bytes(kv),
+                                      (const char *)halves + i * kvp_kv_row_bytes(kv), run * kvp_kv_row_bytes(kv),
                                       cells->gpu->stream),
                        "copying");
     }
@@ -160,7 +155,7 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
         fits = numbers[i] >= 0 && (size_t)numbers[i] < place->room;
     if (!fits)
         return false;
-    halves = malloc((n + 1) * row_bytes(kv));
+    halves = malloc((n + 1) * kvp_kv_row_bytes(kv));
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves == NULL)
         return true;
@@ -180,7 +175,7 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
 /* Rows of a tensor as fp16, from pages; NULL without memory. */
 static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
 {
-    uint16_t *halves = malloc((n + 1) * row_bytes(kv));
+    uint16_t *halves = malloc((n + 1) * kvp_kv_row_bytes(kv));
     float *rows = malloc((n + 1) * kv->shape.row * sizeof(*rows));
     const bool ok = halves != NULL && rows != NULL &&
                     kv->remote->read(kv, first, n, rows) == KVANT_OK;
@@ -201,8 +196,8 @@ static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t
 
     return kvp_cu_ok(kvp_cu.fill(at, 0, kv->reserved, cells->gpu->stream), "clearing") &&
            (n == 0 || (halves != NULL &&
-                       kvp_cu_ok(kvp_cu.copy_in(at + first * row_bytes(kv), halves,
-                                                n * row_bytes(kv),
+                       kvp_cu_ok(kvp_cu.copy_in(at + first * kvp_kv_row_bytes(kv), halves,
+                                                n * kvp_kv_row_bytes(kv),
                                                                   cells->gpu->stream),
                                                    "copying"))) &&
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "clearing");
@@ -267,32 +262,28 @@ static bool is_shift(const abi_tensor *node)
     return node->op == kvp_api.op.rope && node->view_src != NULL && node->ne[3] == 1;
 }
 
-static bool is_computed(const abi_tensor *node)
+/* The cache that a computed node writes to or reads; NULL: none. */
+static kvp_gpu_cache *cache_of(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && node->op != kvp_api.op.none &&
-           node->op != kvp_api.op.view && node->op != kvp_api.op.permute &&
-           node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
-}
+    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_touched(node) : NULL;
+    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 
-/* The cache tensor that a node writes to or reads; NULL: none. */
-static const abi_tensor *touched(const abi_tensor *node)
-{
-    if (!is_computed(node))
-        return NULL;
-    if (kvp_is_kv(node))
-        return node;
-    for (int i = 0; i < ABI_MAX_SRC; i++)
-        if (node->src[i] != NULL && kvp_is_kv(node->src[i]))
-            return node->src[i];
-    return NULL;
+    return cells != NULL ? cells->cache : NULL;
 }
 
 bool kvp_gpu_place_takes(const abi_tensor *node)
 {
-    const abi_tensor *tensor = touched(node);
-    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
+    const kvp_gpu_cache *cache = cache_of(node);
 
-    return cells != NULL && cells->cache != NULL && cells->cache->in_place;
+    return cache != NULL && cache->in_place;
+}
+
+bool kvp_gpu_place_any(kvp_gpu *gpu)
+{
+    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+        if (place_of(cache) != NULL)
+            return true;
+    return false;
 }
 
 static void note_node(use *u, const abi_tensor *node)
@@ -315,9 +306,8 @@ static int find_uses(use *uses, const abi_graph *graph)
     int n = 0;
 
     for (int i = 0; i < graph->n_nodes; i++) {
-        const abi_tensor *tensor = touched(graph->nodes[i]);
-        const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
-        use *u = cells != NULL && cells->cache != NULL ? use_of(uses, &n, cells->cache) : NULL;
+        kvp_gpu_cache *cache = cache_of(graph->nodes[i]);
+        use *u = cache != NULL ? use_of(uses, &n, cache) : NULL;
         if (u != NULL)
             note_node(u, graph->nodes[i]);
     }
@@ -437,7 +427,6 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
     const int n = find_uses(uses, graph);
     bool ok = true;
 
-    b->asking = NULL;
     for (int i = 0; i < n && ok; i++)
         ok = prepare(b, &uses[i], graph);
     for (int i = 0; i < graph->n_nodes && ok; i++)
@@ -451,7 +440,7 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node)
 {
     const bool attends = b->asking != NULL && node->op == kvp_api.op.flash_attn_ext &&
-                         is_computed(node) && kvp_is_kv(node->src[1]);
+                         kvp_gpu_is_computed(node) && kvp_is_kv(node->src[1]);
     const kvp_gpu_cells *cells = attends ? kvp_gpu_cells_of(node->src[1]) : NULL;
 
     return cells != NULL && cells->cache == b->asking && cells->weighs;

@@ -32,10 +32,11 @@ struct kvp_gpu_place {
     cu_event ready;
 };
 
-/* in_place.c. prepare: before a graph, decides the form of each cache that it uses; false
+/* in_place.c. any: whether a cache of the GPU may be in place at all. prepare: before a graph, decides the form of each cache that it uses; false
  * without memory. asks: attention node of a prompt whose queries are kept, which ask does before
  * the node is computed. queries: where they are. takes: the node is over a cache in place, so it
  * is CUDA's. The lock is held, and b->positions is known. */
+bool kvp_gpu_place_any(kvp_gpu *gpu);
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node);

@@ -14,13 +14,19 @@
 
 /* Which nodes are ours */
 
+const abi_tensor *kvp_gpu_touched(const abi_tensor *node)
+{
+    if (kvp_is_kv(node))
+        return node;
+    for (int i = 0; i < ABI_MAX_SRC; i++)
+        if (node->src[i] != NULL && kvp_is_kv(node->src[i]))
+            return node->src[i];
+    return NULL;
+}
+
 bool kvp_gpu_touches(const abi_tensor *node)
 {
-    bool touches = kvp_is_kv(node);
-
-    for (int i = 0; i < ABI_MAX_SRC && !touches; i++)
-        touches = node->src[i] != NULL && kvp_is_kv(node->src[i]);
-    return touches;
+    return kvp_gpu_touched(node) != NULL;
 }
 
 static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
