@@ -14,6 +14,7 @@
 #include "ggml_api.h"
 #include "gpu/gpu.h"
 #include "log.h"
+#include "trace.h"
 
 /* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but
  * it handles an allocation that fails. 2^54 exceeds any address space, and sums of a thousand of
@@ -126,6 +127,8 @@ static struct region *region_create(size_t size, abi_buffer *inner)
 
 static void region_free(struct region *region)
 {
+    if (kvp_trace_is_on)
+        kvp_trace_close(region);
     region_unlink(region);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_free(region->tensors[i]);
@@ -367,6 +370,8 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
     }
     if (value != 0)
         kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
+    if (kvp_trace_is_on)
+        kvp_trace_clear(region);
     if (region->placement != NULL)
         kvp_placement_clear(region->placement);
     for (size_t i = 0; i < region->n_tensors; i++)

@@ -19,6 +19,7 @@
 #include "ggml_api.h"
 #include "kv_store.h"
 #include "log.h"
+#include "trace.h"
 
 /* Rows are translated in batches; a restored cache learns its centre from them (center=first), so
  * they should be as long as the batch of a prompt. */
@@ -400,6 +401,8 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
 
     if (!in_range(kv, "write", offset, size) || size == 0)
         return;
+    if (kvp_trace_is_on)
+        kvp_trace_write(kv, offset, size);
     if (ready)
         status = translate(kv, offset, size, bytes);
     if (!ready || status != KVANT_OK)
@@ -499,6 +502,8 @@ bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, ui
 
     if (!copy_cells(from, from_stream, to, to_stream))
         return false;
+    if (kvp_trace_is_on)
+        kvp_trace_copy(from, from_stream, to, to_stream);
     kvp_invalid_copy(&from->invalid, from_stream * n, &to->invalid, to_stream * n, n);
     return true;
 }

@@ -25,6 +25,7 @@
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
+#include "trace.h"
 
 #define HIDDEN 0xfc00u /* minus infinity in a mask */
 
@@ -276,6 +277,8 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     if (status != KVANT_OK)
         return status;
     cells_view(node->src[1], &first_stream);
+    if (kvp_trace_is_on)
+        kvp_trace_attention(k, first_stream + stream, &problem);
     problem.first_block = first_block(k, first_stream + stream);
     status =
         k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
@@ -329,6 +332,8 @@ static kvant_status attend_latents(kvp_compute *compute, const abi_tensor *node,
     kvant_status status = KVANT_OK;
 
     cells_view(node->src[1], &first_stream);
+    if (kvp_trace_is_on)
+        kvp_trace_attention(kv, first_stream + stream, &problem);
     problem.first_block = first_block(kv, first_stream + stream);
     for (uint32_t first = 0, n; first < problem.n_queries && status == KVANT_OK; first += n) {
         kvant_attention_problem part = problem;

@@ -18,6 +18,7 @@
 #include "log.h"
 #include "ops.h"
 #include "rope.h"
+#include "trace.h"
 
 /* Rows of one round trip through the CPU back end. */
 #define BATCH_CELLS 256
@@ -202,6 +203,8 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
 
     if (kv == NULL || !kvp_kv_is_bound(kv))
         return ABI_STATUS_SUCCESS; /* nothing was ever stored */
+    if (kvp_trace_is_on)
+        kvp_trace_shift(kv, node->src[1]->data, (size_t)node->ne[2]);
     status = kvp_kv_flush(kv, NULL, compute->n_threads) == KVANT_OK ? ABI_STATUS_SUCCESS
                                                                     : ABI_STATUS_FAILED;
     if (status == ABI_STATUS_SUCCESS && shift_slots(compute, node, kv))

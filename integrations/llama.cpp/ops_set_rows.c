@@ -14,6 +14,7 @@
 #include "log.h"
 #include "ops.h"
 #include "rope.h"
+#include "trace.h"
 
 static bool transposed(const abi_tensor *node, const abi_tensor *root)
 {
@@ -84,6 +85,30 @@ static bool same_cells(const abi_tensor *a, const abi_tensor *b)
            memcmp(a->src[1]->data, b->src[1]->data, (size_t)a->src[0]->ne[1] * sizeof(int64_t)) == 0;
 }
 
+/* The positions of new keys for the trace; NULL where they are not known, or not in the computer's
+ * memory. */
+static const int32_t *positions_of(const abi_tensor *rows, uint32_t head_dim)
+{
+    const abi_tensor *rope = kvp_rope_of(rows, head_dim);
+    const abi_tensor *positions = rope != NULL ? rope->src[1] : NULL;
+
+    if (positions == NULL || positions->ne[0] != rows->ne[1] ||
+        kvp_root(positions)->buffer == NULL ||
+        !kvp_api.buft_is_host(kvp_root(positions)->buffer->buft))
+        return NULL;
+    return positions->data;
+}
+
+static void trace_rows(kvp_compute *compute, const abi_tensor *node)
+{
+    const abi_tensor *rows = node->src[0];
+    const kvp_kv *kv = kvp_kv_of(node);
+    const int64_t *cells = cells_of(compute, node);
+
+    if (cells != NULL)
+        kvp_trace_rows(kv, cells, (size_t)rows->ne[1], positions_of(rows, kv->head_dim));
+}
+
 /* Nothing is computed between a node and the next one, so rows of the first are still there when
  * the second is computed: keys wait for the values of their layer. */
 int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
@@ -97,6 +122,8 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
 
     if (!is_ready(node))
         return ABI_STATUS_FAILED;
+    if (kvp_trace_is_on)
+        trace_rows(compute, node);
     if (compute->keys == NULL && next != NULL && next->op == node->op && same_cells(node, next)) {
         compute->keys = node;
         return ABI_STATUS_SUCCESS;

@@ -13,6 +13,7 @@
 #include "ggml_api.h"
 #include "log.h"
 #include "settings.h"
+#include "trace.h"
 
 KVP_EXPORT abi_reg *ggml_backend_init(void);
 
@@ -111,6 +112,7 @@ static abi_reg *set_up(const void *caller)
         return NULL;
     }
     kvp_log_set(settings.verbose, settings.quiet);
+    kvp_trace_open();
     kvp_ggml_say();
     kvant_scheme_get_info(settings.scheme, &info);
     if (info.settings != NULL)

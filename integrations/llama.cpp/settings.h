@@ -24,11 +24,12 @@
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
  *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0
+ *   KVANT_TRACE           file that gets what happens to cells (trace.h)     default none
  *   KVANT_VERBOSE         1: print what is created                           default 0
  *   KVANT_QUIET           1: no line at the start of a context               default 0
  *
- * KVANT_CPU, KVANT_STRICT_GGML, KVANT_VERBOSE and KVANT_QUIET hold for the process and are read
- * when the plug-in is loaded. The other variables are checked then. They are read again once per
+ * KVANT_CPU, KVANT_STRICT_GGML, KVANT_TRACE, KVANT_VERBOSE and KVANT_QUIET hold for the process
+ * and are read when the plug-in is loaded. The other variables are checked then. They are read again once per
  * context, when llama.cpp creates the context's back ends. So one process may create contexts with
  * different settings.
  */

@@ -1,0 +1,73 @@
+/* trace.h - KVANT_TRACE=FILE: what llama.cpp does with its caches, as lines of text that replay.
+ *
+ * The file says which cells of a cache every graph wrote and which cells its queries could see,
+ * and what happened to cells outside of graphs. It holds no keys, no values and no text. Its reader
+ * is bench/traces/replay.py. A cache's lines come from its first tensor of keys alone, because all
+ * tensors of a buffer have the same cells. Caches in the memory of a GPU are not recorded.
+ *
+ * Format, version 1. A process appends the line "kvant-trace 1" and then lines of eight columns
+ * with one blank between two columns:
+ *
+ *     kind cache step stream n_kv slots positions visible
+ *
+ *   kind       one letter, see below
+ *   cache      number of the cache in this process, from 1
+ *   step       number of the cache's last graph, from 1; 0 before the first one
+ *   stream     from 0
+ *   n_kv       how many cells of the stream attention reads
+ *   slots      cells of the stream, from 0, in the order in which llama.cpp names them
+ *   positions  one per slot, or "-" where they are not known
+ *   visible    blocks of 64 cells of the stream that a query of the graph can see, ascending
+ *
+ * The last three are lists of runs without blanks: "5+3" is 5, 6, 7; "-2*3" is -2, -2, -2; a comma
+ * stands between two runs, "-" is the empty list. A column that a kind does not use is 0 or "-".
+ *
+ *   o  a cache is new: stream is its number of streams, n_kv the cells of one stream
+ *   s  a graph wrote the slots, and its queries then saw the visible blocks; a graph that serves
+ *      several streams has a line per stream, with the same step
+ *   w  rows were written outside of a graph: a state that is restored, for example
+ *   p  a stream became a copy of the stream that n_kv names
+ *   k  the keys of the slots were rotated to other positions; positions has the distances
+ *   z  all cells were cleared
+ *   x  the cache was freed; its number does not come again
+ */
+#ifndef KVP_TRACE_H
+#define KVP_TRACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvant/attention.h>
+
+#include "kv_tensor.h"
+
+/* Whether there is a trace. Callers ask before they call any other function here, so a process
+ * without a trace spends one test per call. */
+extern bool kvp_trace_is_on;
+
+/* Opens the file that KVANT_TRACE names. A file that cannot be written gives one line on stderr and
+ * no trace; so does a write that fails later. Once, before any cache exists. */
+void kvp_trace_open(void);
+
+/* A graph stores n rows in these cells, numbered over all streams. positions: NULL where they are
+ * not known. */
+void kvp_trace_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const int32_t *positions);
+
+/* The same graph reads a stream of these keys. */
+void kvp_trace_attention(const kvp_kv *kv, size_t stream, const kvant_attention_problem *problem);
+
+/* Nominal bytes are written outside of a graph. */
+void kvp_trace_write(const kvp_kv *kv, size_t offset, size_t size);
+
+/* A stream became a copy of a stream of the same or of another cache. */
+void kvp_trace_copy(const kvp_kv *from, uint32_t from_stream, const kvp_kv *to, uint32_t to_stream);
+
+/* The key of each of n cells, numbered over all streams, is rotated by so many positions. */
+void kvp_trace_shift(const kvp_kv *kv, const int32_t *by, size_t n);
+
+/* A buffer (kvp_kv's cache) is cleared or freed. */
+void kvp_trace_clear(const void *cache);
+void kvp_trace_close(const void *cache);
+
+#endif /* KVP_TRACE_H */

@@ -1,0 +1,126 @@
+/* test_plugin_trace.c - KVANT_TRACE in a real llama.cpp: the cells of one conversation that is
+ * written, shortened, shifted, saved, restored and copied. Every line is known in advance, since
+ * llama.cpp gives a token the next free cell. */
+#define _POSIX_C_SOURCE 200809L /* mkstemp, setenv */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+enum { N_CTX = 512, N_TOKENS = 100 };
+
+static char path[] = "/tmp/kvant_trace_XXXXXX";
+static long read_so_far;
+static llama_token tokens[N_TOKENS];
+
+/* What the file got since the last call, without the number of the cache and of the step. */
+static const char *new_lines(void)
+{
+    static char found[4096];
+    char line[1024], kind, rest[1024];
+    FILE *file = fopen(path, "r");
+
+    assert_non_null(file);
+    fseek(file, read_so_far, SEEK_SET);
+    found[0] = '\0';
+    while (fgets(line, sizeof(line), file) != NULL)
+        if (sscanf(line, "%c %*u %*u %1000[^\n]", &kind, rest) == 2) {
+            const size_t used = strlen(found);
+            snprintf(found + used, sizeof(found) - used, "%c %s\n", kind, rest);
+        }
+    read_so_far = ftell(file);
+    fclose(file);
+    return found;
+}
+
+static void one_conversation(void **state)
+{
+    struct llama_context *context = harness_context(&(harness_options){ .spec = "turboquant-4",
+                                                                        .n_ctx = N_CTX });
+    llama_memory_t memory = llama_get_memory(context);
+    uint8_t *saved;
+    size_t size;
+
+    (void)state;
+    new_lines();
+    harness_decode(context, tokens, N_TOKENS, 0, 0, false);
+    assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+2\n");
+    llama_memory_seq_rm(memory, 0, 70, -1); /* is not seen; the cells are written again */
+    harness_decode(context, tokens, 1, 70, 0, false);
+    assert_string_equal(new_lines(), "s 0 256 70+1 70+1 0+2\n");
+    llama_memory_seq_rm(memory, 0, 10, 20);
+    llama_memory_seq_add(memory, 0, 20, -1, -10);
+    harness_decode(context, tokens, 1, 61, 0, false);
+    assert_string_equal(new_lines(), "k 0 0 20+51 -10*51 -\ns 0 256 10+1 61+1 0+2\n");
+    saved = harness_save_state(context, &size);
+    llama_memory_clear(memory, true);
+    assert_string_equal(new_lines(), "z 0 0 - - -\n");
+    assert_int_not_equal(llama_state_seq_set_data(context, saved, size, 0), 0);
+    harness_decode(context, tokens, 1, 62, 0, false);
+    assert_string_equal(new_lines(), "w 0 0 0+62 - -\ns 0 256 62+1 62+1 0+1\n");
+    free(saved);
+    llama_free(context);
+    assert_string_equal(new_lines(), "x 0 0 - - -\n");
+}
+
+/* The second stream becomes a copy of the first one; a graph of two streams has two lines. */
+static void two_streams(void **state)
+{
+    struct llama_context *context = harness_context(
+        &(harness_options){ .spec = "turboquant-4", .n_ctx = 2 * N_CTX, .n_seq = 2 });
+    struct llama_batch batch = llama_batch_init(2, 0, 1);
+
+    (void)state;
+    new_lines();
+    harness_decode(context, tokens, 5, 0, 0, false);
+    llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
+    batch.n_tokens = 2;
+    for (int32_t i = 0; i < 2; i++) {
+        batch.token[i] = tokens[i];
+        batch.pos[i] = 5;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = i;
+        batch.logits[i] = true;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    assert_string_equal(new_lines(), "o 2 512 - - -\ns 0 256 0+5 0+5 0+1\np 1 0 - - -\n"
+                                     "s 0 256 5+1 5+1 0+1\ns 1 256 5+1 5+1 0+1\n");
+    llama_batch_free(batch);
+    llama_free(context);
+}
+
+static int start(void **state)
+{
+    const int file = mkstemp(path);
+    int status;
+
+    if (file < 0 || close(file) != 0 || setenv("KVANT_TRACE", path, 1) != 0)
+        return -1;
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, N_TOKENS);
+    return status;
+}
+
+static int stop(void **state)
+{
+    unlink(path);
+    return harness_stop(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(one_conversation),
+                                        cmocka_unit_test(two_streams) };
+
+    return cmocka_run_group_tests(tests, start, stop);
+}
