@@ -142,7 +142,7 @@ static size_t take_stream(struct cache *cache, size_t stream)
     return taken;
 }
 
-/* The line of a stream's pending rows. visible: n_visible blocks, ascending. */
+/* The line of a stream's pending rows. visible: n_visible cells, ascending. */
 static void put_rows(struct cache *cache, size_t stream, uint32_t n_kv, const int64_t *visible,
                      size_t n_visible)
 {
@@ -246,32 +246,28 @@ void kvp_trace_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const int3
     pthread_mutex_unlock(&lock);
 }
 
-static bool sees_block(const kvant_attention_problem *problem, uint32_t block)
+/* The last query comes first, because it sees most cells in a causal mask. */
+static bool is_seen(const kvant_attention_problem *problem, uint32_t cell)
 {
-    const uint32_t first = block * KVP_BLOCK;
-    const uint32_t left = problem->n_tokens - first, n = left < KVP_BLOCK ? left : KVP_BLOCK;
-
     if (problem->mask == NULL)
         return true;
-    for (uint32_t query = 0; query < problem->n_queries; query++)
-        for (uint32_t i = 0; i < n; i++)
-            if (problem->mask[query * problem->mask_token_stride + first + i] != HIDDEN)
-                return true;
+    for (uint32_t query = problem->n_queries; query-- > 0;)
+        if (problem->mask[query * problem->mask_token_stride + cell] != HIDDEN)
+            return true;
     return false;
 }
 
 void kvp_trace_attention(const kvp_kv *kv, size_t stream, const kvant_attention_problem *problem)
 {
-    const uint32_t n_blocks = (problem->n_tokens + KVP_BLOCK - 1) / KVP_BLOCK;
-    int64_t *visible = malloc((n_blocks + 1) * sizeof(*visible));
+    int64_t *visible = malloc((problem->n_tokens + (size_t)1) * sizeof(*visible));
     struct cache *cache;
     size_t n = 0;
 
     pthread_mutex_lock(&lock);
     cache = of_keys(kv);
-    for (uint32_t block = 0; cache != NULL && visible != NULL && block < n_blocks; block++)
-        if (sees_block(problem, block))
-            visible[n++] = block;
+    for (uint32_t cell = 0; cache != NULL && visible != NULL && cell < problem->n_tokens; cell++)
+        if (is_seen(problem, cell))
+            visible[n++] = cell;
     if (cache != NULL && visible == NULL)
         stop("no memory");
     else if (cache != NULL && cache->pending.kind == 's')

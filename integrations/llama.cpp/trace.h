@@ -17,13 +17,13 @@
  *   n_kv       how many cells of the stream attention reads
  *   slots      cells of the stream, from 0, in the order in which llama.cpp names them
  *   positions  one per slot, or "-" where they are not known
- *   visible    blocks of 64 cells of the stream that a query of the graph can see, ascending
+ *   visible    cells of the stream that a query of the graph can see, ascending
  *
  * The last three are lists of runs without blanks: "5+3" is 5, 6, 7; "-2*3" is -2, -2, -2; a comma
  * stands between two runs, "-" is the empty list. A column that a kind does not use is 0 or "-".
  *
  *   o  a cache is new: stream is its number of streams, n_kv the cells of one stream
- *   s  a graph wrote the slots, and its queries then saw the visible blocks; a graph that serves
+ *   s  a graph wrote the slots, and its queries then saw the visible cells; a graph that serves
  *      several streams has a line per stream, with the same step
  *   w  rows were written outside of a graph: a state that is restored, for example
  *   p  a stream became a copy of the stream that n_kv names

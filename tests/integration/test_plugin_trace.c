@@ -53,20 +53,20 @@ static void one_conversation(void **state)
     (void)state;
     new_lines();
     harness_decode(context, tokens, N_TOKENS, 0, 0, false);
-    assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+2\n");
+    assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+100\n");
     llama_memory_seq_rm(memory, 0, 70, -1); /* is not seen; the cells are written again */
     harness_decode(context, tokens, 1, 70, 0, false);
-    assert_string_equal(new_lines(), "s 0 256 70+1 70+1 0+2\n");
+    assert_string_equal(new_lines(), "s 0 256 70+1 70+1 0+71\n");
     llama_memory_seq_rm(memory, 0, 10, 20);
     llama_memory_seq_add(memory, 0, 20, -1, -10);
     harness_decode(context, tokens, 1, 61, 0, false);
-    assert_string_equal(new_lines(), "k 0 0 20+51 -10*51 -\ns 0 256 10+1 61+1 0+2\n");
+    assert_string_equal(new_lines(), "k 0 0 20+51 -10*51 -\ns 0 256 10+1 61+1 0+11,20+51\n");
     saved = harness_save_state(context, &size);
     llama_memory_clear(memory, true);
     assert_string_equal(new_lines(), "z 0 0 - - -\n");
     assert_int_not_equal(llama_state_seq_set_data(context, saved, size, 0), 0);
     harness_decode(context, tokens, 1, 62, 0, false);
-    assert_string_equal(new_lines(), "w 0 0 0+62 - -\ns 0 256 62+1 62+1 0+1\n");
+    assert_string_equal(new_lines(), "w 0 0 0+62 - -\ns 0 256 62+1 62+1 0+63\n");
     free(saved);
     llama_free(context);
     assert_string_equal(new_lines(), "x 0 0 - - -\n");
@@ -92,8 +92,8 @@ static void two_streams(void **state)
         batch.logits[i] = true;
     }
     assert_int_equal(llama_decode(context, batch), 0);
-    assert_string_equal(new_lines(), "o 2 512 - - -\ns 0 256 0+5 0+5 0+1\np 1 0 - - -\n"
-                                     "s 0 256 5+1 5+1 0+1\ns 1 256 5+1 5+1 0+1\n");
+    assert_string_equal(new_lines(), "o 2 512 - - -\ns 0 256 0+5 0+5 0+5\np 1 0 - - -\n"
+                                     "s 0 256 5+1 5+1 0+6\ns 1 256 5+1 5+1 0+6\n");
     llama_batch_free(batch);
     llama_free(context);
 }

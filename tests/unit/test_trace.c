@@ -86,7 +86,7 @@ static void unwritable(void **state)
     expect("kvant-trace 1\n");
 }
 
-/* The second graph writes two runs of cells, and each of its queries sees one block. Only the first
+/* The second graph writes two runs of cells, and each of its queries sees one cell. Only the first
  * tensor of keys counts. */
 static void graphs(void **state)
 {
@@ -100,14 +100,14 @@ static void graphs(void **state)
     attend(&keys[0], 0, 64, 3, NULL);
     kvp_trace_rows(&later_keys, first, 3, NULL);
     attend(&later_keys, 0, 64, 3, NULL);
-    expect("o 1 0 1 256 - - -\ns 1 1 0 64 0+3 - 0+1\n");
+    expect("o 1 0 1 256 - - -\ns 1 1 0 64 0+3 - 0+64\n");
     memset(mask, 0xff, sizeof(mask));
     for (size_t i = 0; i < 2 * N_CELLS; i++)
         mask[i] = HIDDEN;
     mask[127] = mask[N_CELLS + 192] = SEEN;
     kvp_trace_rows(&keys[0], second, 4, positions);
     attend(&keys[0], 0, N_CELLS, 2, mask);
-    expect("s 1 2 0 256 7+2,100+2 3+2,9*2 1+1,3+1\n");
+    expect("s 1 2 0 256 7+2,100+2 3+2,9*2 127+1,192+1\n");
 }
 
 /* A graph for two streams has a line for each; rows whose attention is not seen get one, too. */
@@ -120,7 +120,7 @@ static void streams(void **state)
     kvp_trace_rows(&keys[1], cells, 3, positions);
     attend(&keys[1], 0, 128, 1, NULL);
     attend(&keys[1], 1, 128, 1, NULL);
-    expect("o 2 0 2 256 - - -\ns 2 1 0 128 5+2 5+2 0+2\ns 2 1 1 128 70+1 70+1 0+2\n");
+    expect("o 2 0 2 256 - - -\ns 2 1 0 128 5+2 5+2 0+128\ns 2 1 1 128 70+1 70+1 0+128\n");
     kvp_trace_rows(&keys[1], cells, 3, positions);
     kvp_trace_clear(&keys[1]);
     expect("s 2 2 0 0 5+2 5+2 -\ns 2 2 1 0 70+1 70+1 -\nz 2 2 0 0 - - -\n");
