@@ -1,6 +1,6 @@
-/* trace.c - see trace.h. Rows of a graph are kept until attention brings the mask; rows that are
- * written outside of graphs are kept until anything else happens, so that a state that is restored
- * cell by cell becomes one line. */
+/* trace.c - see trace.h. Rows of a graph have no line until attention brings the mask. llama.cpp may
+ * restore a state cell by cell. So rows that are written outside of graphs have no line until
+ * something else happens, and become one line. */
 #include "trace.h"
 
 #include <errno.h>
@@ -205,7 +205,7 @@ static struct cache *of_keys(const kvp_kv *kv)
     return cache != NULL && cache->keys == kv ? cache : NULL;
 }
 
-/* What is called */
+/* The functions of trace.h */
 
 void kvp_trace_open(void)
 {

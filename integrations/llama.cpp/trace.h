@@ -19,8 +19,9 @@
  *   positions  one per slot, or "-" where they are not known
  *   visible    cells of the stream that a query of the graph can see, ascending
  *
- * The last three are lists of runs without blanks: "5+3" is 5, 6, 7; "-2*3" is -2, -2, -2; a comma
- * stands between two runs, "-" is the empty list. A column that a kind does not use is 0 or "-".
+ * The last three columns are lists of runs without blanks. The run "5+3" is 5, 6, 7, and "-2*3" is
+ * -2, -2, -2. A comma stands between two runs. "-" is the empty list. A column that a kind does not
+ * use is 0 or "-".
  *
  *   o  a cache is new: stream is its number of streams, n_kv the cells of one stream
  *   s  a graph wrote the slots, and its queries then saw the visible cells; a graph that serves
@@ -63,7 +64,7 @@ void kvp_trace_write(const kvp_kv *kv, size_t offset, size_t size);
 /* A stream became a copy of a stream of the same or of another cache. */
 void kvp_trace_copy(const kvp_kv *from, uint32_t from_stream, const kvp_kv *to, uint32_t to_stream);
 
-/* The key of each of n cells, numbered over all streams, is rotated by so many positions. */
+/* The key of each of n cells, numbered over all streams, is rotated by a number of positions. */
 void kvp_trace_shift(const kvp_kv *kv, const int32_t *by, size_t n);
 
 /* A buffer (kvp_kv's cache) is cleared or freed. */

@@ -22,7 +22,8 @@ static char path[] = "/tmp/kvant_trace_XXXXXX";
 static long read_so_far;
 static llama_token tokens[N_TOKENS];
 
-/* What the file got since the last call, without the number of the cache and of the step. */
+/* Returns the lines that the file got since the last call, without the numbers of the cache and of
+ * the step. */
 static const char *new_lines(void)
 {
     static char found[4096];

@@ -51,7 +51,7 @@ class Phases(unittest.TestCase):
         self.expect(run(TALK), in_place_cells=256, max_tokens=1024)
 
     def test_fill(self):
-        """200, 300, 60 and 250 cells are alive; a quarter of the cache is 256."""
+        """A quarter of the cache is 256 cells. Only the second step has more that are alive."""
         self.expect(run(TALK), tokens_all=550, tokens_half=550, tokens_quarter=450)
 
     def test_back_when_nothing_sealed_is_held(self):
@@ -73,7 +73,7 @@ class Phases(unittest.TestCase):
 
     def test_what_stays_aside_needs_room(self):
         """16384 cells: the least part is 1024 rows, 4864 fit in place, and the budget is 5376.
-        The first step is larger than any: its first 24 blocks are exact, the others sealed. With
+        The first step is larger than any: its first 24 blocks are exact, all later ones sealed. With
         4864 cells, blocks 24 to 75 would stay aside, which take 832 rows: 5696. With 4352 cells
         blocks 24 to 67 would, which take 704 rows: 5056."""
         lines = ["o 1 0 1 16384 - - -", "s 1 1 0 8192 0+8192 0+8192 0+8192"]
@@ -86,8 +86,8 @@ class Phases(unittest.TestCase):
         self.expect(run(TALK, "decode"), returns=1, decoded_rows=128, in_place_quarter=1.0)
 
     def test_blocks_at_n_kv_are_free(self):
-        """The third step seals blocks 3 to 10. The fourth one overwrites blocks 1 to 3, and reads
-        256 cells only, so blocks 4 to 10 hold nothing any more."""
+        """The third step seals blocks 3 to 10. The fourth step overwrites blocks 1 to 3. It reads
+        256 cells, so later blocks hold nothing any more."""
         more = ["s 1 3 0 1024 768+256 768+256 0+1024", "s 1 4 0 256 64+192 64+192 0+256"]
         self.expect(run(FULL + more), returns=1)
 
@@ -120,8 +120,8 @@ class Pages(unittest.TestCase):
         self.expect(run(FULL + ["s 1 3 0 768 64+64 768+64 0+768"]), reopened=0, encoded_rows=0)
 
     def test_no_exact_page_is_left(self):
-        """A row in each of 12 blocks: the step writes all that have exact pages, so none of them
-        can be sealed, and the rows of blocks 1 and 2 are encoded."""
+        """The step writes a row in each of 12 blocks. It writes all blocks with exact pages, so
+        none of them can be sealed. The rows of blocks 1 and 2 are encoded."""
         slots = ",".join(f"{64 * i}+1" for i in range(12))
         self.expect(run(FULL + [f"s 1 3 0 768 {slots} - 0+768"]), reopened=0, encoded_rows=2)
 

@@ -35,7 +35,7 @@ static void create(void)
     later_keys = keys[0];
 }
 
-/* What the file got since the last call. */
+/* The file got these lines since the last call. */
 static void expect(const char *lines)
 {
     char found[4096] = "";
