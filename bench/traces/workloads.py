@@ -103,9 +103,9 @@ def at_once(users, n_users=4, rounds=5, most_prompt=250):
         list(pool.map(talk, range(n_users)))
 
 
-def churn(users):
+def churn(users, most_prompt=300):
     """Four requests at any time, of people who come, talk for two rounds and leave."""
-    lengths = [(50 + users.random.randrange(250), 20 + users.random.randrange(60))
+    lengths = [(50 + users.random.randrange(most_prompt - 50), 20 + users.random.randrange(60))
                for _ in range(24)]
 
     def talk(i):
@@ -198,6 +198,7 @@ def workloads(setting):
         "auto4_at_once_small": ("-c", "8192", lambda users: at_once(users, 4, 3, 60)),
         "auto4_tiny": ("-c", "1024", lambda users: at_once(users, 3, 2, 60)),
         "auto4_churn": ("-c", "8192", churn),
+        "auto4_heavy": ("-c", "8192", lambda users: churn(users, 900)),
         "auto4_peak": ("-c", "8192", peak),
         "np4_churn": ("-c", "8192", "-np", "4", churn),
         "one_long": ("-c", "8192", "-np", "1", one_long),
