@@ -1,5 +1,5 @@
-/* trace.c - see trace.h. Rows of a graph have no line until attention brings the mask. llama.cpp may
- * restore a state cell by cell. So rows that are written outside of graphs have no line until
+/* trace.c - see trace.h. Rows of a graph have no line until attention brings the mask. llama.cpp
+ * may restore a state cell by cell. So rows that are written outside of graphs have no line until
  * something else happens, and become one line. */
 #include "trace.h"
 

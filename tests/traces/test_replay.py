@@ -73,8 +73,8 @@ class Phases(unittest.TestCase):
 
     def test_what_stays_aside_needs_room(self):
         """16384 cells: the least part is 1024 rows, 4864 fit in place, and the budget is 5376.
-        The first step is larger than any: its first 24 blocks are exact, all later ones sealed. With
-        4864 cells, blocks 24 to 75 would stay aside, which take 832 rows: 5696. With 4352 cells
+        The first step is larger than any: its first 24 blocks are exact, all later ones sealed.
+        With 4864 cells, blocks 24 to 75 would stay aside, which take 832 rows: 5696. With 4352 cells
         blocks 24 to 67 would, which take 704 rows: 5056."""
         lines = ["o 1 0 1 16384 - - -", "s 1 1 0 8192 0+8192 0+8192 0+8192"]
         self.expect(run(lines, "seen"), in_place_cells=4864, encoded_rows=8192 - 24 * 64)
