@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <kvant/cuda.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,161 +64,88 @@ static const arg_spec spec = {
 
 /* One run */
 
-typedef struct run {
-    test_report report;
-    test_gpu **gpus; /* by device; NULL: a CPU, or a GPU that could not be tried */
-    progress progress;
-} run;
+enum { MOST_DEVICES = 64 };
 
-static bool open_devices(run *r)
+/* Speeds are measured on the best CPU level, and on every GPU. */
+static bool has_speed(const test_report *report, const test_device *d)
 {
-    test_report *report = &r->report;
-    if (!test_add_cpus(report) || !test_add_gpus(report))
-        return false;
-    r->gpus = calloc(report->n_devices, sizeof *r->gpus);
-    for (size_t i = 0; r->gpus != NULL && i < report->n_devices; i++)
-        if (report->devices[i].gpu)
-            r->gpus[i] = test_gpu_open(&report->devices[i]);
-    return r->gpus != NULL;
+    const bool best = d + 1 == report->devices + report->n_devices || d[1].is_gpu;
+    return d->is_gpu || best;
 }
 
-static void close_devices(run *r)
+static void check_on(test_report *report, const test_device *d, const test_problem *p, bool speed)
 {
-    for (size_t i = 0; r->gpus != NULL && i < r->report.n_devices; i++)
-        test_gpu_close(r->gpus[i]);
-    free(r->gpus);
-    free(r->report.devices);
-    free(r->report.results);
-    free(r->report.speeds);
-}
-
-static bool is_tried(const run *r, size_t device)
-{
-    return r->report.devices[device].missing[0] == 0;
-}
-
-static bool check_on(run *r, size_t device, const test_problem *p)
-{
-    test_report *report = &r->report;
-    test_result *all = realloc(report->results, (report->n_results + 1) * sizeof *all);
-    if (all == NULL)
-        return false;
-    report->results = all;
-    test_result *result = &all[report->n_results++];
-    *result = (test_result){ .device = device, .pair = p->pair };
-    if (report->devices[device].gpu)
-        test_gpu_check(r->gpus[device], p, result);
+    test_result *r = &report->results[report->n_results++];
+    *r = (test_result){ .device = d, .pair = p->pair };
+    if (d->is_gpu)
+        test_gpu_check(d->gpu, p, r);
     else
-        test_cpu_check(&report->devices[device], p, result);
-    return true;
+        test_cpu_check(d, p, r);
+    if (!speed || !has_speed(report, d) || test_state_of(r) != TEST_RIGHT || interrupted())
+        return;
+    if (d->is_gpu)
+        test_gpu_speed(d->gpu, p, r);
+    else
+        test_cpu_speed(d, p, r);
 }
 
 /* False without memory. A codec that does not exist at this head_dim is left out. */
-static bool check_pair(run *r, const test_pair *pair, const kvant_calibration *calibration)
+static bool check_pair(test_report *report, const test_pair *pair,
+                       const kvant_calibration *calibration, bool speed)
 {
-    char why[TEST_WHY_BYTES];
+    char why[TEST_WHY_BYTES] = "";
     test_problem p;
     const kvant_status status = test_problem_open(&p, pair, calibration, why);
-    bool ok = status != KVANT_ERR_MEMORY;
-    for (size_t i = 0; ok && status == KVANT_OK && !interrupted() && i < r->report.n_devices; i++)
-        ok = !is_tried(r, i) || check_on(r, i, &p);
+    for (size_t i = 0; status == KVANT_OK && !interrupted() && i < report->n_devices; i++)
+        if (report->devices[i].missing[0] == 0)
+            check_on(report, &report->devices[i], &p, speed);
     if (status != KVANT_OK && status != KVANT_ERR_MEMORY && status != KVANT_ERR_UNSUPPORTED)
         complain("selftest: %s, head_dim %u: %s", pair->k, (unsigned)pair->head_dim, why);
     test_problem_close(&p);
-    return ok;
+    return status != KVANT_ERR_MEMORY;
 }
 
-static bool check_all(run *r, const test_pair *pairs, size_t n)
+static bool check_all(test_report *report, const test_pair *pairs, size_t n, const settings *s)
 {
     kvant_calibration *calibration = NULL;
-    uint32_t head_dim = 0;
+    progress shown;
+    double total = 0;
     bool ok = true;
+    for (size_t i = 0; i < n; i++)
+        total += pairs[i].head_dim;
+    progress_start(&shown, total);
     for (size_t i = 0; ok && !interrupted() && i < n; i++) {
-        if (pairs[i].head_dim != head_dim) {
+        if (i == 0 || pairs[i].head_dim != pairs[i - 1].head_dim) {
             kvant_calibration_free(&calibration);
-            head_dim = pairs[i].head_dim;
-            calibration = test_calibration(head_dim);
+            calibration = test_calibration(pairs[i].head_dim);
         }
-        ok = calibration != NULL && check_pair(r, &pairs[i], calibration);
-        progress_add(&r->progress, pairs[i].head_dim, pairs[i].k);
+        const bool speed = !s->no_speeds && test_is_measured(&pairs[i], s->codec);
+        ok = calibration != NULL && check_pair(report, &pairs[i], calibration, speed);
+        progress_add(&shown, pairs[i].head_dim, pairs[i].k);
     }
+    progress_end(&shown);
     kvant_calibration_free(&calibration);
+    kvant_set_cpu_level(KVANT_CPU_AUTO);
     return ok;
 }
 
-/* Speeds: the best CPU level, and every GPU */
-
-static bool is_measured(const run *r, size_t device)
-{
-    const test_device *devices = r->report.devices;
-    const bool best = device + 1 == r->report.n_devices || devices[device + 1].gpu;
-    return is_tried(r, device) && (devices[device].gpu || best);
-}
-
-static bool measure_on(run *r, size_t device, const char *codec)
-{
-    test_report *report = &r->report;
-    char why[TEST_WHY_BYTES];
-    test_speed s = { .device = device, .pair = { .head_dim = 128 } };
-    snprintf(s.pair.k, sizeof s.pair.k, "%s", codec);
-    snprintf(s.pair.v, sizeof s.pair.v, "%s", codec);
-    const kvant_status status = report->devices[device].gpu
-                                    ? test_gpu_speed(r->gpus[device], &s, why)
-                                    : test_cpu_speed(&report->devices[device], &s, why);
-    if (status == KVANT_OK) {
-        test_speed *all = realloc(report->speeds, (report->n_speeds + 1) * sizeof *all);
-        report->speeds = all != NULL ? all : report->speeds;
-        if (all != NULL)
-            all[report->n_speeds++] = s;
-        return all != NULL;
-    }
-    test_result *all = realloc(report->results, (report->n_results + 1) * sizeof *all);
-    if (all == NULL)
-        return false;
-    report->results = all;
-    if (status == KVANT_ERR_UNSUPPORTED)
-        return true; /* the checks have said so */
-    test_result *result = &all[report->n_results++];
-    *result = (test_result){ .device = device, .pair = s.pair };
-    test_note(result, &result->attention, TEST_FAILED, "speed: %s", why);
-    return true;
-}
-
-static bool measure_all(run *r, const char *only)
-{
-    static const char *const codecs[] = { "f16",       "int-8",     "turboquant-6",
-                                          "trellis-4", "trellis-3", "trellis-2" };
-    bool ok = true;
-    for (size_t device = 0; device < r->report.n_devices; device++)
-        for (size_t i = 0;
-             is_measured(r, device) && i < (only ? 1 : sizeof codecs / sizeof *codecs); i++) {
-            ok = ok && !interrupted() && measure_on(r, device, only ? only : codecs[i]);
-            progress_add(&r->progress, 128, "speed");
-        }
-    return ok || interrupted();
-}
-
-static bool run_all(run *r, const char *only, bool no_speeds)
+static void run_all(test_report *report, const settings *s)
 {
     size_t n = 0;
-    double total = 0;
-    test_pair *pairs = test_pairs(only, &n);
-    bool ok = pairs != NULL && open_devices(r);
-    for (size_t i = 0; ok && i < n; i++)
-        total += pairs[i].head_dim;
-    for (size_t i = 0; ok && i < r->report.n_devices; i++)
-        total += is_measured(r, i) && !no_speeds ? (only ? 1 : 6) * 128 : 0;
     const double start = monotonic_seconds();
-    progress_start(&r->progress, total);
-    ok = ok && check_all(r, pairs, n);
-    ok = ok && (no_speeds || measure_all(r, only));
-    progress_end(&r->progress);
-    kvant_set_cpu_level(KVANT_CPU_AUTO);
-    r->report.seconds = monotonic_seconds() - start;
-    r->report.interrupted = interrupted();
-    r->report.no_memory = !ok;
+    test_pair *pairs = test_pairs(s->codec, &n);
+    report->n_devices = test_find_cpus(report->devices, MOST_DEVICES);
+    report->n_devices += test_find_gpus(report->devices + report->n_devices,
+                                        MOST_DEVICES - report->n_devices);
+    report->results = calloc(n * report->n_devices + 1, sizeof *report->results);
+    const bool ok =
+        pairs != NULL && report->results != NULL && check_all(report, pairs, n, s);
+    report->seconds = monotonic_seconds() - start;
+    report->interrupted = interrupted();
+    report->no_memory = !ok;
+    if (!ok)
+        complain("selftest: %s", kvant_strerror(KVANT_ERR_MEMORY));
     free(pairs);
-    return ok;
 }
 
 static bool write_report(const test_report *report, const char *path)
@@ -236,41 +162,41 @@ static bool write_report(const test_report *report, const char *path)
     return true;
 }
 
-static int finish(const run *r, const settings *s)
+static int finish(const test_report *report, const settings *s)
 {
     bool ok = true;
     if (s->json)
-        test_write_json(&r->report, stdout);
+        test_write_json(report, stdout);
     else
-        ok = test_print(&r->report);
-    ok = (s->report == NULL || write_report(&r->report, s->report)) && ok;
+        ok = test_print(report);
+    ok = (s->report == NULL || write_report(report, s->report)) && ok;
     ok = finish_output() == EXIT_OK && ok;
-    if (r->report.interrupted)
+    if (report->interrupted)
         return EXIT_INTERRUPTED;
-    return ok && test_all_right(&r->report) ? EXIT_OK : EXIT_RUNTIME;
+    return ok && test_all_right(report) ? EXIT_OK : EXIT_RUNTIME;
 }
 
 int command_selftest(int argc, char **argv)
 {
     settings s = { .report = NULL };
-    run r = { .gpus = NULL };
     char why[TEST_WHY_BYTES];
-    int code = args_parse_all(&spec, argc, argv, &s);
+    int code = args_parse_all(&spec, argc, argv, &s), needed = 0;
     if (code >= 0)
         return code;
-    int needed = 0;
     if (s.codec != NULL && kvant_codec_needs_calibration(s.codec, KVANT_ROLE_K, &needed, why,
                                                          sizeof why) != KVANT_OK) {
         complain("--codec %s: %s", s.codec, why);
         return EXIT_USAGE;
     }
+    test_device devices[MOST_DEVICES];
+    test_report report = { .devices = devices, .shared_kib = s.shared_kib };
     if (s.shared_kib > 0)
         kvant_cuda_limit_shared_memory((size_t)s.shared_kib << 10);
-    r.report.shared_kib = s.shared_kib;
     interrupt_catch();
-    if (!run_all(&r, s.codec, s.no_speeds))
-        complain("selftest: %s", kvant_strerror(KVANT_ERR_MEMORY));
-    code = finish(&r, &s);
-    close_devices(&r);
+    run_all(&report, &s);
+    code = finish(&report, &s);
+    for (size_t i = 0; i < report.n_devices; i++)
+        test_gpu_close(devices[i].gpu);
+    free(report.results);
     return code;
 }

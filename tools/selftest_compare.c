@@ -4,14 +4,13 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
-void test_note(test_result *r, test_state *state, test_state found, const char *format, ...)
+void test_note(test_result *r, test_step step, test_state found, const char *format, ...)
 {
     va_list words;
-    if (found > *state)
-        *state = found;
+    if (found > r->state[step])
+        r->state[step] = found;
     if (found <= TEST_RIGHT || r->why[0] != 0)
         return;
     va_start(words, format);
@@ -19,26 +18,50 @@ void test_note(test_result *r, test_state *state, test_state found, const char *
     va_end(words);
 }
 
-static const char *name_of(kvant_role role)
+test_state test_state_of(const test_result *r)
 {
-    return role == KVANT_ROLE_K ? "keys" : "values";
+    test_state worst = TEST_NOT_DONE;
+    bool all = true;
+    for (int i = 0; i < TEST_STEPS; i++) {
+        worst = r->state[i] > worst ? r->state[i] : worst;
+        all = all && r->state[i] != TEST_NOT_DONE;
+    }
+    return worst == TEST_RIGHT && !all ? TEST_NOT_DONE : worst;
 }
 
-void test_compare_pages(test_result *r, const test_problem *p, kvant_role role,
-                        const uint8_t *pages)
+static const char *const names[] = { "keys", "values" };
+
+static void compare_role(test_result *r, const test_problem *p, kvant_role role,
+                         const uint8_t *pages)
 {
-    const size_t page_bytes = p->info[role].page_bytes,
-                 bytes = TEST_BLOCKS * TEST_KV_HEADS * page_bytes;
-    size_t first = bytes, wrong = 0;
-    for (size_t i = bytes; i-- > 0;)
-        if (pages[i] != p->pages[role][i])
-            first = i, wrong++;
-    test_note(r, &r->encode, wrong ? TEST_WRONG : TEST_RIGHT,
+    const size_t page_bytes = p->info[role].page_bytes;
+    size_t wrong = 0, first = 0, first_page = 0;
+    for (uint32_t i = 0; i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
+        const size_t at = test_page_at(p, role, i / TEST_KV_HEADS, i % TEST_KV_HEADS);
+        for (size_t j = 0; j < page_bytes; j++)
+            if (pages[at + j] != p->pages[at + j] && wrong++ == 0)
+                first = j, first_page = i;
+    }
+    const size_t at = first + test_page_at(p, role, (uint32_t)first_page / TEST_KV_HEADS,
+                                           first_page % TEST_KV_HEADS);
+    test_note(r, TEST_ENCODE, wrong ? TEST_WRONG : TEST_RIGHT,
               "encode of %s: %zu of %zu bytes differ, first byte %zu of page %zu, kv head %zu: "
               "%02x, not %02x",
-              name_of(role), wrong, bytes, first % page_bytes, first / page_bytes / TEST_KV_HEADS,
-              first / page_bytes % TEST_KV_HEADS, first < bytes ? pages[first] : 0,
-              first < bytes ? p->pages[role][first] : 0);
+              names[role], wrong, TEST_BLOCKS * TEST_KV_HEADS * page_bytes, first,
+              first_page / TEST_KV_HEADS, first_page % TEST_KV_HEADS, pages[at], p->pages[at]);
+}
+
+void test_compare_pages(test_result *r, const test_problem *p, const uint8_t *pages)
+{
+    compare_role(r, p, KVANT_ROLE_K, pages);
+    compare_role(r, p, KVANT_ROLE_V, pages);
+}
+
+/* Notes error / bound, which must not be above 1; NaNs count. */
+static test_state judge(test_result *r, test_step step, double error, double bound)
+{
+    r->share[step] = error / bound <= r->share[step] ? r->share[step] : error / bound;
+    return error <= bound ? TEST_RIGHT : TEST_WRONG;
 }
 
 /* Decoding is a product with a scale, a zero point, the inverse rotation or a matrix, a factor and
@@ -53,27 +76,15 @@ void test_compare_rows(test_result *r, const test_problem *p, kvant_role role, c
         double square = 0, error = 0;
         for (uint32_t j = 0; j < d; j++) {
             const double difference = fabs((double)got[j] - want[j]);
+            const double shift = center != NULL ? (double)center[j] : 0;
             error = difference <= error ? error : difference; /* NaNs count */
-            square +=
-                (double)want[j] * want[j] + (center != NULL ? (double)center[j] * center[j] : 0);
+            square += (double)want[j] * want[j] + shift * shift;
         }
         const double bound = 4 * (d + 20) * 0x1p-24 * sqrt(square) + 1e-30;
-        r->decode_share = error / bound <= r->decode_share ? r->decode_share : error / bound;
-        test_note(r, &r->decode, error <= bound ? TEST_RIGHT : TEST_WRONG,
-                  "decode of %s, token %u, kv head %u: off by %.3g, bound %.3g", name_of(role),
+        test_note(r, TEST_DECODE, judge(r, TEST_DECODE, error, bound),
+                  "decode of %s, token %u, kv head %u: off by %.3g, bound %.3g", names[role],
                   i / TEST_KV_HEADS, i % TEST_KV_HEADS, error, bound);
     }
-}
-
-static double error_of(const float *got, const double *want, uint32_t d, double *length)
-{
-    double error = 0, square = 0;
-    for (uint32_t j = 0; j < d; j++) {
-        error += (got[j] - want[j]) * (got[j] - want[j]);
-        square += want[j] * want[j];
-    }
-    *length = sqrt(square);
-    return sqrt(error);
 }
 
 static void compare_head(test_result *r, const test_problem *p, const test_call *c,
@@ -82,18 +93,24 @@ static void compare_head(test_result *r, const test_problem *p, const test_call 
     const uint32_t d = p->pair.head_dim;
     const size_t row = (size_t)(query / c->step) * TEST_HEADS + head,
                  at = (size_t)query * TEST_HEADS + head;
-    double length;
-    const double error = error_of(got->out + at * d, c->out + row * d, d, &length);
-    const double bound = c->bound[got->place][row] + got->rounding * length;
-    r->attention_share = error / bound <= r->attention_share ? r->attention_share : error / bound;
-    test_note(r, &r->attention, error <= bound ? TEST_RIGHT : TEST_WRONG,
+    const test_output *want = &c->outputs[row];
+    const float *out = got->out + at * d;
+    double error = 0, length = 0;
+    for (uint32_t j = 0; j < d; j++) {
+        const double number = c->out[row * d + j];
+        error += (out[j] - number) * (out[j] - number);
+        length += number * number;
+    }
+    error = sqrt(error), length = sqrt(length);
+    const double bound = want->bound[got->place] + got->rounding * length;
+    test_note(r, TEST_ATTENTION, judge(r, TEST_ATTENTION, error, bound),
               "attention of %u query tokens, token %u, head %u: off by %.3g of %.3g, bound %.3g",
               c->n_queries, query, head, error, length, bound);
-    const double lse = c->lse[row] + (got->centered ? c->center[row] : 0);
-    const double off = got->lse != NULL ? fabs(got->lse[at] - lse) : 0;
-    test_note(r, &r->attention, off <= c->lse_bound[got->place][row] ? TEST_RIGHT : TEST_WRONG,
+    const double lse = want->lse + (got->centered ? want->center : 0);
+    const double off = fabs(got->lse[at] - lse);
+    test_note(r, TEST_ATTENTION, off <= want->lse_bound[got->place] ? TEST_RIGHT : TEST_WRONG,
               "log-sum-exp of %u query tokens, token %u, head %u: off by %.3g of %.3g, bound %.3g",
-              c->n_queries, query, head, off, lse, c->lse_bound[got->place][row]);
+              c->n_queries, query, head, off, lse, want->lse_bound[got->place]);
 }
 
 void test_compare_call(test_result *r, const test_problem *p, size_t call, const test_outputs *got)

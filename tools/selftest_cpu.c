@@ -8,7 +8,6 @@
 #include <kvant/attention.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,320 +30,290 @@ static void read_cpu_name(char *name)
         fclose(file);
 }
 
-test_device *test_add_device(test_report *report)
-{
-    test_device *all = realloc(report->devices, (report->n_devices + 1) * sizeof *all);
-    if (all == NULL)
-        return NULL;
-    report->devices = all;
-    all[report->n_devices] = (test_device){ .gpu = false };
-    return &all[report->n_devices++];
-}
-
-bool test_add_cpus(test_report *report)
+size_t test_find_cpus(test_device *devices, size_t n)
 {
     static const kvant_cpu_level levels[] = { KVANT_CPU_C,           KVANT_CPU_AVX2,
                                               KVANT_CPU_AVX2_VNNI,   KVANT_CPU_AVX512,
                                               KVANT_CPU_AVX512_VNNI, KVANT_CPU_AVX512_VBMI,
                                               KVANT_CPU_NEON,        KVANT_CPU_NEON_DOT };
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+    size_t found = 0;
+    for (size_t i = 0; i < sizeof levels / sizeof *levels && found < n; i++) {
+        test_device *device = &devices[found];
         if (kvant_set_cpu_level(levels[i]) != KVANT_OK)
             continue;
-        test_device *device = test_add_device(report);
-        if (device == NULL)
-            return false;
-        device->level = levels[i];
+        *device = (test_device){ .level = levels[i] };
         read_cpu_name(device->name);
         snprintf(device->label, sizeof device->label, "CPU %s", kvant_cpu_level_name(levels[i]));
+        found++;
     }
     kvant_set_cpu_level(KVANT_CPU_AUTO);
-    return true;
+    return found;
 }
 
-/* Checks */
-
-static void check_pages(const test_problem *p, kvant_role role, const test_tensor *t,
-                        test_result *r)
-{
-    const size_t page_bytes = p->info[role].page_bytes;
-    uint8_t *pages = calloc(TEST_BLOCKS * TEST_KV_HEADS, page_bytes);
-    if (pages == NULL)
-        test_note(r, &r->encode, TEST_FAILED, "encode: %s", kvant_strerror(KVANT_ERR_MEMORY));
-    for (uint32_t i = 0; pages != NULL && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
-        const uint8_t *page = test_tensor_page(t, i / TEST_KV_HEADS, i % TEST_KV_HEADS);
-        if (page != NULL)
-            memcpy(pages + i * page_bytes, page, page_bytes);
-    }
-    if (pages != NULL)
-        test_compare_pages(r, p, role, pages);
-    free(pages);
-}
-
-static void check_rows(const test_problem *p, kvant_role role, test_result *r)
-{
-    const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
-    float *rows = calloc(TEST_ROWS * width, sizeof *rows);
-    kvant_status status = rows != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
-    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
-        const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
-        status = kvant_codec_decode(p->codec[role][head], &p->affine[role][head],
-                                    p->pages[role] + test_page_at(p, role, block, head), 0, 64,
-                                    rows + block * 64 * width + head * d, width);
-    }
-    if (status == KVANT_OK)
-        test_compare_rows(r, p, role, rows);
-    else
-        test_note(r, &r->decode, TEST_FAILED, "decode: %s", kvant_strerror(status));
-    free(rows);
-}
-
-static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
-                           const kvant_attention_problem *problem)
-{
-    size_t bytes = 0;
-    kvant_status status = kvant_attention_workspace(k, v, problem, &bytes);
-    if (status != KVANT_OK)
-        return status;
-    void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (workspace == NULL)
-        return KVANT_ERR_MEMORY;
-    memset(workspace, 0xff, bytes); /* NaNs: a read of memory that nobody wrote shows */
-    status = kvant_attention(k, v, problem, workspace, bytes);
-    free(workspace);
-    return status;
-}
-
-static void check_call(const test_problem *p, const test_tensor *tensors, size_t which,
-                       test_result *r)
-{
-    const test_call *c = &p->calls[which];
-    const size_t d = p->pair.head_dim, rows = (size_t)c->n_queries * TEST_HEADS;
-    float *out = malloc(rows * (d + 1) * sizeof *out), *lse = out + rows * d;
-    const kvant_attention_problem problem = { .size = sizeof problem,
-                                              .n_queries = c->n_queries,
-                                              .n_tokens = TEST_TOKENS,
-                                              .n_heads = TEST_HEADS,
-                                              .n_threads = 1,
-                                              .q = c->q,
-                                              .q_token_stride = TEST_HEADS * d,
-                                              .q_head_stride = d,
-                                              .out = out,
-                                              .out_token_stride = TEST_HEADS * d,
-                                              .out_head_stride = d,
-                                              .lse = lse,
-                                              .scale = 1 / sqrtf((float)d),
-                                              .causal = c->n_queries > 1 };
-    if (out != NULL)
-        memset(out, 0xff, rows * (d + 1) * sizeof *out);
-    const kvant_status status =
-        out != NULL ? attend(tensors[0].tensor, tensors[1].tensor, &problem) : KVANT_ERR_MEMORY;
-    if (status == KVANT_OK)
-        test_compare_call(
-            r, p, which,
-            &(test_outputs){ .out = out, .lse = lse, .place = TEST_ON_CPU, .centered = true });
-    else
-        test_note(r, &r->attention, TEST_FAILED, "attention: %s", kvant_strerror(status));
-    free(out);
-}
-
-void test_cpu_check(const test_device *device, const test_problem *p, test_result *r)
-{
-    test_tensor tensors[2] = { { NULL, NULL }, { NULL, NULL } };
-    kvant_status status = kvant_set_cpu_level(device->level);
-    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++)
-        status = test_tensor_open(&tensors[role], p, (kvant_role)role, 1);
-    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++) {
-        check_pages(p, (kvant_role)role, &tensors[role], r);
-        check_rows(p, (kvant_role)role, r);
-    }
-    for (size_t i = 0; status == KVANT_OK && i < TEST_CALLS; i++)
-        check_call(p, tensors, i, r);
-    if (status != KVANT_OK)
-        test_note(r, &r->encode, TEST_FAILED, "encode: %s", kvant_strerror(status));
-    test_tensor_close(&tensors[0]);
-    test_tensor_close(&tensors[1]);
-}
-
-/* Speed */
-
-enum { ENCODED = 512, KV_HEADS = 8, HEADS = 32, ROUNDS = 5 };
+/* Keys and values of a layer in tensors, and attention over them */
 
 typedef struct layer {
-    const kvant_codec *codecs[KV_HEADS];
-    kvant_codec *codec;
-    kvant_codec_info info;
-    kvant_tensor *tensor;
-    void *memory;
+    kvant_tensor *tensor[2];
+    void *memory[2], *workspace;
+    size_t workspace_bytes;
+    uint32_t threads;
+    kvant_attention_problem problem;
 } layer;
 
-static kvant_status open_layer(layer *l, const test_speed *s, kvant_role role, char *why)
+/* Memory for kvant, which aligns to 64 bytes, filled with a byte. */
+static void *allocate(size_t bytes, int fill)
 {
-    const char *spec = role == KVANT_ROLE_K ? s->pair.k : s->pair.v;
-    size_t bytes = 0;
-    kvant_status status =
-        kvant_codec_create(spec, s->pair.head_dim, role, 7, &l->codec, why, TEST_WHY_BYTES);
-    if (status != KVANT_OK)
-        return status;
-    l->info.size = sizeof l->info;
-    kvant_codec_get_info(l->codec, &l->info);
-    for (uint32_t h = 0; h < KV_HEADS; h++)
-        l->codecs[h] = l->codec;
-    const kvant_tensor_params params = { .size = sizeof params,
-                                         .codecs = l->codecs,
-                                         .n_kv_heads = KV_HEADS,
-                                         .n_sequences = 1,
-                                         .n_blocks = s->tokens / 64 };
-    status = kvant_tensor_size(&params, &bytes);
-    l->memory = status == KVANT_OK ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
-    if (l->memory == NULL)
-        return KVANT_ERR_MEMORY;
-    memset(l->memory, 0, bytes);
-    return kvant_tensor_create(&params, l->memory, &l->tensor);
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    return memory != NULL ? memset(memory, fill, bytes) : NULL;
 }
 
 static void close_layer(layer *l)
 {
-    kvant_tensor_free(&l->tensor);
-    kvant_codec_free(&l->codec);
-    free(l->memory);
+    for (int role = 0; role < 2; role++) {
+        kvant_tensor_free(&l->tensor[role]);
+        free(l->memory[role]);
+    }
+    free(l->workspace);
 }
 
-/* Writes the first tokens, which is timed, and copies their blocks to all others. */
-static kvant_status fill_layers(layer *layers, const test_speed *s, const float *rows,
-                                double *seconds)
+/* A tensor of n_tokens tokens whose kv heads share the problem's codecs. */
+static kvant_status open_tensor(layer *l, const test_problem *p, kvant_role role,
+                                uint32_t n_kv_heads, uint32_t n_tokens)
 {
-    int64_t slots[ENCODED];
-    const size_t width = (size_t)KV_HEADS * s->pair.head_dim;
-    for (uint32_t i = 0; i < ENCODED; i++)
+    const kvant_codec *codecs[SPEED_KV_HEADS];
+    kvant_tensor_params params = { .size = sizeof params, .codecs = codecs, .n_sequences = 1 };
+    size_t bytes = 0;
+    params.n_kv_heads = n_kv_heads, params.n_blocks = n_tokens / 64;
+    for (uint32_t head = 0; head < n_kv_heads; head++)
+        codecs[head] = p->codec[role][head % TEST_KV_HEADS];
+    const kvant_status status = kvant_tensor_size(&params, &bytes);
+    if (status != KVANT_OK)
+        return status;
+    l->memory[role] = allocate(bytes, 0);
+    return l->memory[role] == NULL
+               ? KVANT_ERR_MEMORY
+               : kvant_tensor_create(&params, l->memory[role], &l->tensor[role]);
+}
+
+/* Opens both tensors and writes all rows, and measures that. */
+static kvant_status fill_layer(layer *l, const test_problem *p, uint32_t n_kv_heads, uint32_t n,
+                               const float *const *rows, double *seconds)
+{
+    static int64_t slots[SPEED_TOKENS];
+    const size_t width = (size_t)n_kv_heads * p->pair.head_dim;
+    kvant_status status = open_tensor(l, p, KVANT_ROLE_K, n_kv_heads, n);
+    if (status == KVANT_OK)
+        status = open_tensor(l, p, KVANT_ROLE_V, n_kv_heads, n);
+    for (uint32_t i = 0; i < n; i++)
         slots[i] = i;
     const double start = monotonic_seconds();
-    kvant_status status = kvant_tensor_write_layer(layers[0].tensor, layers[1].tensor, slots,
-                                                   ENCODED, rows, width, rows, width, s->threads);
+    if (status == KVANT_OK)
+        status = kvant_tensor_write_layer(l->tensor[0], l->tensor[1], slots, n, rows[0], width,
+                                          rows[1], width, l->threads);
     *seconds = monotonic_seconds() - start;
-    for (uint32_t block = ENCODED / 64; status == KVANT_OK && block < s->tokens / 64; block++)
-        for (int role = 0; status == KVANT_OK && role < 2; role++)
-            status = kvant_tensor_copy(layers[role].tensor, block % (ENCODED / 64),
-                                       layers[role].tensor, block, 1);
     return status;
 }
 
-/* The shortest of some rounds, the first of which only warms up. */
-static kvant_status time_attention(const layer *layers, const kvant_attention_problem *problem,
-                                   double *seconds)
+/* Attention of the newest query tokens. The workspace starts as NaNs: a read of
+ * memory that nobody wrote shows. */
+static kvant_status prepare(layer *l, uint32_t n_queries, uint32_t n_tokens, uint32_t n_heads,
+                            size_t d, const float *q, float *out)
 {
-    size_t bytes = 0;
-    kvant_status status =
-        kvant_attention_workspace(layers[0].tensor, layers[1].tensor, problem, &bytes);
-    void *workspace = status == KVANT_OK ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
-    *seconds = INFINITY;
-    for (int i = 0; workspace != NULL && status == KVANT_OK && i <= ROUNDS; i++) {
-        const double start = monotonic_seconds();
-        status = kvant_attention(layers[0].tensor, layers[1].tensor, problem, workspace, bytes);
-        *seconds = i > 0 ? fmin(*seconds, monotonic_seconds() - start) : *seconds;
-    }
-    free(workspace);
-    return status == KVANT_OK && workspace == NULL ? KVANT_ERR_MEMORY : status;
+    kvant_attention_problem *a = &l->problem;
+    *a = (kvant_attention_problem){ .size = sizeof *a, .q = q, .out = out };
+    a->n_threads = l->threads, a->n_queries = n_queries, a->n_tokens = n_tokens, a->n_heads = n_heads;
+    a->q_token_stride = a->out_token_stride = n_heads * d;
+    a->q_head_stride = a->out_head_stride = d;
+    a->scale = 1 / sqrtf((float)d), a->causal = n_queries > 1;
+    free(l->workspace);
+    l->workspace = NULL;
+    const kvant_status status =
+        kvant_attention_workspace(l->tensor[0], l->tensor[1], a, &l->workspace_bytes);
+    if (status == KVANT_OK)
+        l->workspace = allocate(l->workspace_bytes, 0xff);
+    return status == KVANT_OK && l->workspace == NULL ? KVANT_ERR_MEMORY : status;
 }
 
+static kvant_status attend(const layer *l)
+{
+    return kvant_attention(l->tensor[0], l->tensor[1], &l->problem, l->workspace,
+                           l->workspace_bytes);
+}
+
+/* Checks */
+
+static kvant_status check_pages(const test_problem *p, const layer *l, test_result *r)
+{
+    uint8_t *pages = calloc(TEST_BLOCKS, p->block_bytes);
+    for (uint32_t i = 0; pages != NULL && i < 2 * TEST_BLOCKS * TEST_KV_HEADS; i++) {
+        const kvant_role role = i % 2;
+        const uint32_t block = i / 2 / TEST_KV_HEADS, head = i / 2 % TEST_KV_HEADS;
+        kvant_block_info info = { .size = sizeof info };
+        if (kvant_tensor_get_block(l->tensor[role], block, head, &info) == KVANT_OK &&
+            info.state == KVANT_BLOCK_SEALED)
+            memcpy(pages + test_page_at(p, role, block, head), info.page, p->info[role].page_bytes);
+    }
+    if (pages != NULL)
+        test_compare_pages(r, p, pages);
+    free(pages);
+    return pages != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+static kvant_status check_rows(const test_problem *p, kvant_role role, test_result *r)
+{
+    float *rows = malloc(TEST_ROWS * TEST_KV_HEADS * p->pair.head_dim * sizeof *rows);
+    const kvant_status status = rows != NULL ? test_decode(p, role, rows) : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK)
+        test_compare_rows(r, p, role, rows);
+    free(rows);
+    return status;
+}
+
+static kvant_status check_call(const test_problem *p, layer *l, size_t which, test_result *r)
+{
+    const test_call *c = &p->calls[which];
+    const size_t d = p->pair.head_dim, rows = (size_t)c->n_queries * TEST_HEADS;
+    float *out = allocate(rows * (d + 1) * sizeof *out, 0xff), *lse = out + rows * d;
+    if (out == NULL)
+        return KVANT_ERR_MEMORY;
+    kvant_status status = prepare(l, c->n_queries, TEST_TOKENS, TEST_HEADS, d, c->q, out);
+    l->problem.lse = lse;
+    status = status == KVANT_OK ? attend(l) : status;
+    if (status == KVANT_OK)
+        test_compare_call(r, p, which,
+                          &(test_outputs){ out, lse, .place = TEST_ON_CPU, .centered = true });
+    free(out);
+    return status;
+}
+
+/* False after noting an error. */
+static bool did(test_result *r, test_step step, kvant_status status)
+{
+    if (status != KVANT_OK)
+        test_note(r, step, TEST_FAILED, "%s", kvant_strerror(status));
+    return status == KVANT_OK;
+}
+
+void test_cpu_check(const test_device *device, const test_problem *p, test_result *r)
+{
+    const float *const rows[] = { p->rows[0], p->rows[1] };
+    layer l = { .threads = 1 };
+    double seconds;
+    bool ok = did(r, TEST_ENCODE, kvant_set_cpu_level(device->level)) &&
+              did(r, TEST_ENCODE,
+                  fill_layer(&l, p, TEST_KV_HEADS, TEST_ROWS, rows, &seconds)) &&
+              did(r, TEST_ENCODE, check_pages(p, &l, r)) &&
+              did(r, TEST_DECODE, check_rows(p, KVANT_ROLE_K, r)) &&
+              did(r, TEST_DECODE, check_rows(p, KVANT_ROLE_V, r));
+    for (size_t i = 0; ok && i < TEST_CALLS; i++)
+        ok = did(r, TEST_ATTENTION, check_call(p, &l, i, r));
+    close_layer(&l);
+}
+
+/* Speed */
+
+/* Calls of a round last about so long together: far longer than what starting them costs. */
+#define ROUND_SECONDS 0.01
+
+static double time_round(bool (*run)(void *user, int times), void *user, int times)
+{
+    const double start = monotonic_seconds();
+    return run(user, times) ? (monotonic_seconds() - start) / times : NAN;
+}
+
+/* The first call only warms up; the second says how many make a round, and is the result when it
+ * takes longer than ten rounds should. */
+double test_time(bool (*run)(void *user, int times), void *user)
+{
+    time_round(run, user, 1);
+    double seconds = time_round(run, user, 1);
+    const int times = (int)fmin(fmax(ROUND_SECONDS / seconds, 1), 1000);
+    for (int i = 0; i < 5 && seconds < 10 * ROUND_SECONDS; i++)
+        seconds = fmin(seconds, time_round(run, user, times));
+    return seconds;
+}
+
+static bool run_attention(void *user, int times)
+{
+    kvant_status status = KVANT_OK;
+    for (int i = 0; status == KVANT_OK && i < times; i++)
+        status = attend(user);
+    return status == KVANT_OK;
+}
+
+/* A thread's part of a copy. */
 typedef struct copying {
+    pthread_t thread;
     char *to;
     const char *from;
     size_t bytes;
+    int times;
+    bool started;
 } copying;
+
+/* Sixteen times the bytes, so that starting threads does not count and no cache holds them. */
+enum { MOST_THREADS = 256, COPIES = 16 };
 
 static void *copy_part(void *user)
 {
     const copying *c = user;
-    memcpy(c->to, c->from, c->bytes);
+    for (int i = 0; i < c->times; i++)
+        memcpy(c->to, c->from, c->bytes);
     return NULL;
 }
 
-static void copy_in_threads(char *to, const char *from, size_t bytes, uint32_t threads)
+/* Parts end with one of no bytes. */
+static bool run_copy(void *user, int times)
 {
-    enum { MOST = 256 };
-    pthread_t started[MOST];
-    copying parts[MOST];
-    uint32_t n = threads < MOST ? threads : MOST, running = 0;
-    const size_t part = bytes / n;
-    for (uint32_t i = 0; i < n; i++)
-        parts[i] = (copying){ to + i * part, from + i * part, i + 1 < n ? part : bytes - i * part };
-    while (running + 1 < n &&
-           pthread_create(&started[running], NULL, copy_part, &parts[running + 1]) == 0)
-        running++;
-    for (uint32_t i = running + 1; i < n; i++)
-        copy_part(&parts[i]);
-    copy_part(&parts[0]);
-    for (uint32_t i = 0; i < running; i++)
-        pthread_join(started[i], NULL);
+    copying *parts = user;
+    for (copying *c = parts; c->bytes > 0; c++) {
+        c->times = times;
+        c->started = pthread_create(&c->thread, NULL, copy_part, c) == 0;
+        if (!c->started)
+            copy_part(c);
+    }
+    for (copying *c = parts; c->bytes > 0; c++)
+        if (c->started)
+            pthread_join(c->thread, NULL);
+    return true;
 }
 
-/* Copies 16 times as many bytes, so that starting threads does not count. */
-static double time_copy(double bytes, uint32_t threads)
+static kvant_status measure_copy(test_speed *s)
 {
-    const size_t n = (size_t)bytes * 16;
-    char *memory = malloc(2 * n);
-    double seconds = INFINITY;
-    if (memory == NULL)
-        return NAN;
-    memset(memory, 1, 2 * n);
-    for (int i = 0; i < ROUNDS; i++) {
-        const double start = monotonic_seconds();
-        copy_in_threads(memory + n, memory, n, threads);
-        seconds = fmin(seconds, monotonic_seconds() - start);
-    }
-    seconds += memory[n + n / 2] == 1 ? 0 : NAN;
+    const uint32_t n = s->threads < MOST_THREADS ? s->threads : MOST_THREADS;
+    const size_t part = COPIES * (size_t)s->bytes / n;
+    copying parts[MOST_THREADS + 1] = { { .bytes = 0 } };
+    char *memory = allocate(2 * part * n, 1);
+    for (uint32_t i = 0; memory != NULL && i < n; i++)
+        parts[i] = (copying){
+            .to = memory + part * i, .from = memory + part * (n + i), .bytes = part
+        };
+    s->copy = memory != NULL ? test_time(run_copy, parts) / COPIES : NAN;
     free(memory);
-    return seconds / 16;
+    return memory != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
-static kvant_status measure(test_speed *s, layer *layers, float *rows)
+void test_cpu_speed(const test_device *device, const test_problem *p, test_result *r)
 {
-    const size_t d = s->pair.head_dim;
+    const size_t d = p->pair.head_dim, n = (size_t)SPEED_TOKENS * SPEED_KV_HEADS * d;
+    layer l = { .threads = kvant_available_cpus() };
+    test_speed s = { .sequences = 1, .threads = l.threads, .bytes = test_speed_bytes(p) };
     double seconds = NAN;
-    uint32_t state = 1;
-    for (size_t i = 0; i < (size_t)ENCODED * KV_HEADS * d; i++) {
-        state = state * 1664525u + 1013904223u;
-        rows[i] = (float)(state >> 8) * 0x1p-23f - 1;
-    }
-    const kvant_status status = fill_layers(layers, s, rows, &seconds);
-    if (status != KVANT_OK)
-        return status;
-    s->encode_rows = 2.0 * ENCODED * KV_HEADS / seconds;
-    s->bytes = (double)s->tokens / 64 * KV_HEADS *
-               (double)(layers[0].info.page_bytes + layers[1].info.page_bytes);
-    s->copy = time_copy(s->bytes, s->threads);
-    float *out = rows + HEADS * d;
-    const kvant_attention_problem problem = { .size = sizeof problem,
-                                              .n_queries = 1,
-                                              .n_tokens = s->tokens,
-                                              .n_heads = HEADS,
-                                              .n_threads = s->threads,
-                                              .q = rows,
-                                              .q_token_stride = HEADS * d,
-                                              .q_head_stride = d,
-                                              .out = out,
-                                              .out_token_stride = HEADS * d,
-                                              .out_head_stride = d,
-                                              .scale = 1 / sqrtf((float)d) };
-    return time_attention(layers, &problem, &s->attention);
-}
-
-kvant_status test_cpu_speed(const test_device *device, test_speed *s, char *why)
-{
-    layer layers[2] = { { .codec = NULL }, { .codec = NULL } };
-    s->sequences = 1, s->tokens = 8192, s->heads = HEADS, s->kv_heads = KV_HEADS;
-    s->threads = kvant_available_cpus();
-    float *rows = malloc((size_t)ENCODED * KV_HEADS * s->pair.head_dim * sizeof *rows);
+    float *rows = malloc(n * sizeof *rows);
+    for (size_t i = 0; rows != NULL && i < n; i++)
+        rows[i] = p->rows[KVANT_ROLE_K][i % (TEST_ROWS * TEST_KV_HEADS * d)];
     kvant_status status = rows != NULL ? kvant_set_cpu_level(device->level) : KVANT_ERR_MEMORY;
-    why[0] = 0;
-    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++)
-        status = open_layer(&layers[role], s, (kvant_role)role, why);
     if (status == KVANT_OK)
-        status = measure(s, layers, rows);
-    if (status != KVANT_OK && why[0] == 0)
-        snprintf(why, TEST_WHY_BYTES, "%s", kvant_strerror(status));
-    close_layer(&layers[0]);
-    close_layer(&layers[1]);
+        status = fill_layer(&l, p, SPEED_KV_HEADS, SPEED_TOKENS,
+                            (const float *const[]){ rows, rows }, &seconds);
+    s.encode_rows = 2.0 * SPEED_TOKENS * SPEED_KV_HEADS / seconds;
+    if (status == KVANT_OK)
+        status = prepare(&l, 1, SPEED_TOKENS, SPEED_HEADS, d, rows, rows + SPEED_HEADS * d);
+    status = status == KVANT_OK ? measure_copy(&s) : status;
+    if (did(r, TEST_ATTENTION, status)) {
+        s.attention = test_time(run_attention, &l);
+        r->speed = s;
+    }
+    close_layer(&l);
     free(rows);
-    return status;
 }

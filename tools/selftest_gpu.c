@@ -1,56 +1,67 @@
 /* selftest_gpu.c - GPUs of `kvant selftest`: finds them, owns their memory, stream and errors.
- * selftest_gpu_check.c has what is checked on them, selftest_gpu_speed.c what is measured. */
+ * Calls the CUDA driver, which is looked up in libcuda.so.1; kernels are libkvant_cuda's. */
 #include "selftest_gpu.h"
 
-#include <math.h>
-#include <stdio.h>
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int attribute(const gpu_driver *driver, int which, int device)
-{
-    int value = 0;
-    return driver->attribute(&value, which, device) == 0 ? value : 0;
-}
+/* X(member, exported name, parameters); all return 0 for success. */
+#define DRIVER_FUNCTIONS(X)                                                                        \
+    X(init, cuInit, (unsigned flags))                                                              \
+    X(version, cuDriverGetVersion, (int *version))                                                 \
+    X(count, cuDeviceGetCount, (int *n))                                                           \
+    X(device, cuDeviceGet, (int *device, int ordinal))                                             \
+    X(name, cuDeviceGetName, (char *name, int bytes, int device))                                  \
+    X(attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                    \
+    X(context_retain, cuDevicePrimaryCtxRetain, (void **context, int device))                      \
+    X(context_set, cuCtxSetCurrent, (void *context))                                               \
+    X(memory_info, cuMemGetInfo_v2, (size_t * available, size_t * total))                          \
+    X(memory_new, cuMemAlloc_v2, (gpu_address * memory, size_t bytes))                             \
+    X(memory_free, cuMemFree_v2, (gpu_address memory))                                             \
+    X(copy_in, cuMemcpyHtoDAsync_v2, (gpu_address to, const void *from, size_t bytes, void *s))    \
+    X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, gpu_address from, size_t bytes, void *s))         \
+    X(copy_within, cuMemcpyDtoDAsync_v2, (gpu_address to, gpu_address from, size_t n, void *s))    \
+    X(fill, cuMemsetD8Async, (gpu_address at, unsigned char value, size_t bytes, void *s))         \
+    X(stream_new, cuStreamCreate, (void **stream, unsigned flags))                                 \
+    X(stream_finish, cuStreamSynchronize, (void *stream))                                          \
+    X(error_name, cuGetErrorName, (int error, const char **name))
 
-static void describe(test_device *d, const gpu_driver *driver)
-{
-    int device = 0;
-    if (driver->device(&device, d->ordinal) != 0 ||
-        driver->name(d->name, TEST_NAME_BYTES, device) != 0)
-        snprintf(d->name, sizeof d->name, "unknown");
-    d->major = attribute(driver, GPU_MAJOR, device);
-    d->minor = attribute(driver, GPU_MINOR, device);
-    d->multiprocessors = attribute(driver, GPU_MULTIPROCESSORS, device);
-    d->shared_bytes = attribute(driver, GPU_SHARED_BYTES, device);
-    d->l2_bytes = attribute(driver, GPU_L2_BYTES, device);
-    driver->version(&d->driver_cuda);
-    snprintf(d->label, sizeof d->label, "GPU %d %.100s", d->ordinal, d->name);
-}
+static struct {
+#define MEMBER(member, name, parameters) int(*member) parameters;
+    DRIVER_FUNCTIONS(MEMBER)
+#undef MEMBER
+} driver;
 
-bool test_add_gpus(test_report *report)
+/* False without a driver, or when it does not start (no GPU) or is too old. */
+static bool load_driver(void)
 {
-    char why[TEST_WHY_BYTES];
-    int n = 0;
-    const gpu_driver *driver = gpu_driver_load(why, sizeof why);
-    if (driver == NULL || driver->count(&n) != 0)
-        return true;
-    for (int i = 0; i < n; i++) {
-        test_device *device = test_add_device(report);
-        if (device == NULL)
+    static const struct {
+        const char *name;
+        void *slot;
+    } symbols[] = {
+#define ENTRY(member, name, parameters) { #name, &driver.member },
+        DRIVER_FUNCTIONS(ENTRY)
+#undef ENTRY
+    };
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    for (size_t i = 0; library != NULL && i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(library, symbols[i].name);
+        if (symbol == NULL)
             return false;
-        device->gpu = true;
-        device->ordinal = i;
-        describe(device, driver);
+        /* ISO C: no pointer to data becomes one to a function */
+        memcpy(symbols[i].slot, &symbol, sizeof symbol);
     }
-    return true;
+    return library != NULL && driver.init(0) == 0;
 }
 
-bool gpu_ok(test_gpu *gpu, int result, const char *what)
+/* Errors and memory */
+
+static bool ok(test_gpu *gpu, int result, const char *what)
 {
     const char *name = "an unknown error";
     if (result != 0 && gpu->error[0] == 0) {
-        gpu->driver->error_name(result, &name);
+        driver.error_name(result, &name);
         snprintf(gpu->error, sizeof gpu->error, "%s: %s (%d)", what, name, result);
     }
     return gpu->error[0] == 0;
@@ -63,14 +74,30 @@ bool gpu_did(test_gpu *gpu, kvant_status status, const char *what)
     return gpu->error[0] == 0;
 }
 
-/* A kernel that failed makes every later call of the process fail: then the device is lost. */
+bool gpu_finish(test_gpu *gpu)
+{
+    return ok(gpu, driver.stream_finish(gpu->stream), "cuStreamSynchronize");
+}
+
 void gpu_begin(test_gpu *gpu)
 {
     gpu->error[0] = 0;
-    if (!gpu_ok(gpu, gpu->driver->stream_finish(gpu->stream), "an earlier error of this GPU"))
-        gpu->lost = true;
+    ok(gpu, driver.context_set(gpu->context), "cuCtxSetCurrent");
+    ok(gpu, driver.stream_finish(gpu->stream), "an earlier error of this GPU");
     for (; gpu->n_spans > 0; gpu->n_spans--)
-        gpu->driver->memory_free(gpu->spans[gpu->n_spans - 1]);
+        driver.memory_free(gpu->spans[gpu->n_spans - 1]);
+}
+
+static gpu_address address_of(const void *memory)
+{
+    return (gpu_address)(uintptr_t)memory;
+}
+
+bool gpu_fill(test_gpu *gpu, void *at, int value, size_t bytes)
+{
+    return gpu->error[0] == 0 &&
+           ok(gpu, driver.fill(address_of(at), (unsigned char)value, bytes, gpu->stream),
+              "cuMemsetD8");
 }
 
 void *gpu_new(test_gpu *gpu, size_t bytes, int fill)
@@ -78,105 +105,112 @@ void *gpu_new(test_gpu *gpu, size_t bytes, int fill)
     gpu_address memory = 0;
     if (gpu->n_spans == GPU_MOST_SPANS)
         gpu_did(gpu, KVANT_ERR_MEMORY, "memory of the GPU");
-    if (gpu->error[0] != 0 ||
-        !gpu_ok(gpu, gpu->driver->memory_new(&memory, bytes + 1), "cuMemAlloc"))
+    if (gpu->error[0] != 0 || !ok(gpu, driver.memory_new(&memory, bytes + 1), "cuMemAlloc"))
         return NULL;
     gpu->spans[gpu->n_spans++] = memory;
-    gpu_ok(gpu, gpu->driver->fill(memory, (unsigned char)fill, bytes + 1, gpu->stream),
-           "cuMemsetD8");
+    gpu_fill(gpu, (void *)(uintptr_t)memory, fill, bytes + 1);
     return (void *)(uintptr_t)memory;
 }
 
-void *gpu_upload(test_gpu *gpu, const void *from, size_t bytes)
+bool gpu_write(test_gpu *gpu, void *to, size_t at, const void *from, size_t bytes)
 {
-    void *memory = gpu_new(gpu, bytes, 0);
-    if (memory != NULL &&
-        gpu_ok(gpu, gpu->driver->copy_in(gpu_at(memory), from, bytes, gpu->stream), "cuMemcpyHtoD"))
-        gpu_ok(gpu, gpu->driver->stream_finish(gpu->stream), "cuMemcpyHtoD");
-    return memory;
+    return gpu->error[0] == 0 &&
+           ok(gpu, driver.copy_in(address_of(to) + at, from, bytes, gpu->stream), "cuMemcpyHtoD") &&
+           gpu_finish(gpu);
 }
 
-void *gpu_upload_bf16(test_gpu *gpu, const float *rows, size_t n)
+bool gpu_copy(test_gpu *gpu, void *to, const void *from, size_t bytes)
 {
-    uint16_t *halves = malloc(n * sizeof *halves);
-    if (halves == NULL) {
-        gpu_did(gpu, KVANT_ERR_MEMORY, "rows");
-        return NULL;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &rows[i], sizeof bits);
-        halves[i] = (uint16_t)(bits >> 16);
-    }
-    void *memory = gpu_upload(gpu, halves, n * sizeof *halves);
-    free(halves);
-    return memory;
+    return gpu->error[0] == 0 &&
+           ok(gpu, driver.copy_within(address_of(to), address_of(from), bytes, gpu->stream),
+              "cuMemcpyDtoD");
 }
 
 bool gpu_read(test_gpu *gpu, void *to, const void *from, size_t bytes)
 {
     return gpu->error[0] == 0 &&
-           gpu_ok(gpu, gpu->driver->copy_out(to, gpu_at(from), bytes, gpu->stream),
-                  "cuMemcpyDtoH") &&
-           gpu_ok(gpu, gpu->driver->stream_finish(gpu->stream), "cuMemcpyDtoH");
+           ok(gpu, driver.copy_out(to, address_of(from), bytes, gpu->stream), "cuMemcpyDtoH") &&
+           gpu_finish(gpu);
 }
 
-void gpu_start(test_gpu *gpu)
+void *gpu_upload(test_gpu *gpu, const void *from, size_t bytes)
 {
-    gpu_ok(gpu, gpu->driver->event_record(gpu->begin, gpu->stream), "cuEventRecord");
+    void *memory = gpu_new(gpu, bytes, 0);
+    gpu_write(gpu, memory, 0, from, bytes);
+    return memory;
 }
 
-double gpu_stop(test_gpu *gpu)
+void *gpu_upload_bf16(test_gpu *gpu, const float *rows, size_t period, size_t n)
 {
-    float milliseconds = NAN;
-    gpu_ok(gpu, gpu->driver->event_record(gpu->end, gpu->stream), "cuEventRecord");
-    gpu_ok(gpu, gpu->driver->event_finish(gpu->end), "cuEventSynchronize");
-    return gpu_ok(gpu, gpu->driver->elapsed(&milliseconds, gpu->begin, gpu->end),
-                  "cuEventElapsedTime")
-               ? (double)milliseconds / 1e3
-               : NAN;
+    uint16_t *halves = malloc(n * sizeof *halves);
+    for (size_t i = 0; halves != NULL && i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &rows[i % period], sizeof bits);
+        halves[i] = (uint16_t)(bits >> 16);
+    }
+    gpu_did(gpu, halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY, "rows");
+    void *memory = gpu_upload(gpu, halves, n * sizeof *halves);
+    free(halves);
+    return memory;
+}
+
+size_t gpu_free_bytes(test_gpu *gpu)
+{
+    size_t available = 0, total = 0;
+    ok(gpu, driver.memory_info(&available, &total), "cuMemGetInfo");
+    return available;
+}
+
+/* Devices */
+
+static void describe(test_device *d, int device)
+{
+    static const int numbers[] = { 75, 76, 16, 97, 38 }; /* of CUdevice_attribute */
+    int *const to[] = { &d->major, &d->minor, &d->multiprocessors, &d->shared_bytes, &d->l2_bytes };
+    if (driver.name(d->name, TEST_NAME_BYTES, device) != 0)
+        snprintf(d->name, sizeof d->name, "unknown");
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++)
+        if (driver.attribute(to[i], numbers[i], device) != 0)
+            *to[i] = 0;
+    driver.version(&d->driver_cuda);
+    snprintf(d->label, sizeof d->label, "GPU %d %.100s", d->ordinal, d->name);
 }
 
 /* The context that the CUDA runtime has, too: libkvant_cuda then works on this GPU. */
-static bool start(test_gpu *gpu, const test_device *device)
+static void open_gpu(test_device *d, test_gpu *gpu, int device)
 {
-    int number = 0;
-    void *context = NULL;
-    return gpu_ok(gpu, gpu->driver->device(&number, device->ordinal), "cuDeviceGet") &&
-           gpu_ok(gpu, gpu->driver->context_retain(&context, number), "cuDevicePrimaryCtxRetain") &&
-           gpu_ok(gpu, gpu->driver->context_set(context), "cuCtxSetCurrent") &&
-           gpu_ok(gpu, gpu->driver->stream_new(&gpu->stream, GPU_NON_BLOCKING), "cuStreamCreate") &&
-           gpu_ok(gpu, gpu->driver->event_new(&gpu->begin, 0), "cuEventCreate") &&
-           gpu_ok(gpu, gpu->driver->event_new(&gpu->end, 0), "cuEventCreate");
+    enum { NON_BLOCKING = 1 };
+    size_t available = 0, total = 0;
+    if (ok(gpu, driver.context_retain(&gpu->context, device), "cuDevicePrimaryCtxRetain") &&
+        ok(gpu, driver.context_set(gpu->context), "cuCtxSetCurrent") &&
+        ok(gpu, driver.stream_new(&gpu->stream, NON_BLOCKING), "cuStreamCreate") &&
+        driver.memory_info(&available, &total) == 0)
+        d->memory_bytes = (double)total;
+    snprintf(d->missing, sizeof d->missing, "%s", gpu->error);
 }
 
-test_gpu *test_gpu_open(test_device *device)
+size_t test_find_gpus(test_device *devices, size_t n)
 {
-    test_gpu *gpu = calloc(1, sizeof *gpu);
-    if (gpu == NULL) {
-        snprintf(device->missing, TEST_WHY_BYTES, "%s", kvant_strerror(KVANT_ERR_MEMORY));
-        return NULL;
+    int found = 0;
+    if (!load_driver() || driver.count(&found) != 0)
+        return 0;
+    for (int i = 0; i < found && i < (int)n; i++) {
+        test_device *d = &devices[i];
+        int device = 0;
+        *d = (test_device){ .is_gpu = true, .ordinal = i, .gpu = calloc(1, sizeof *d->gpu) };
+        driver.device(&device, i);
+        describe(d, device);
+        if (d->gpu == NULL)
+            snprintf(d->missing, sizeof d->missing, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+        else if (kvant_cuda_available(d->missing, sizeof d->missing) == KVANT_OK)
+            open_gpu(d, d->gpu, device);
     }
-    gpu->driver = gpu_driver_load(device->missing, TEST_WHY_BYTES);
-    device->missing[0] = 0;
-    if (kvant_cuda_available(device->missing, TEST_WHY_BYTES) == KVANT_OK) {
-        size_t available = 0, total = 0;
-        device->missing[0] = 0;
-        if (start(gpu, device) && gpu->driver->memory_info(&available, &total) == 0)
-            device->memory_bytes = (double)total;
-        if (gpu->error[0] != 0)
-            snprintf(device->missing, TEST_WHY_BYTES, "%s", gpu->error);
-    }
-    if (device->missing[0] != 0) {
-        free(gpu);
-        return NULL;
-    }
-    return gpu;
+    return found < (int)n ? (size_t)found : n;
 }
 
 void test_gpu_close(test_gpu *gpu)
 {
-    if (gpu != NULL)
+    if (gpu != NULL && gpu->stream != NULL)
         gpu_begin(gpu);
     free(gpu);
 }

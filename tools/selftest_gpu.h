@@ -1,47 +1,40 @@
 /* selftest_gpu.h - a GPU that `kvant selftest` works on: memory that is freed all at once, and the
- * first error, after which nothing more is enqueued. */
+ * first error, after which nothing more is enqueued. selftest_gpu_layer.c works on it. */
 #ifndef KVANT_TOOLS_SELFTEST_GPU_H
 #define KVANT_TOOLS_SELFTEST_GPU_H
 
 #include "selftest.h"
-#include "selftest_driver.h"
 
 #include <kvant/cuda.h>
 
+typedef unsigned long long gpu_address;
 enum { GPU_MOST_SPANS = 64 };
 
 struct test_gpu {
-    const gpu_driver *driver;
-    void *stream, *begin, *end; /* a stream and two events */
+    void *context, *stream;
     gpu_address spans[GPU_MOST_SPANS];
     size_t n_spans;
     char error[TEST_WHY_BYTES]; /* the first one since gpu_begin, or "" */
-    bool lost;                  /* an error that the device does not recover from */
 };
 
-/* Forgets an earlier error and frees all memory. */
+/* Makes this GPU the current one, forgets an earlier error and frees all memory. A kernel that
+ * failed makes every later call of the process fail: then the error is there again. */
 void gpu_begin(test_gpu *gpu);
-
-/* Memory filled with a byte, or a copy of the host's; NULL after an error. */
-void *gpu_new(test_gpu *gpu, size_t bytes, int fill);
-void *gpu_upload(test_gpu *gpu, const void *from, size_t bytes);
-/* Waits for all work. */
-bool gpu_read(test_gpu *gpu, void *to, const void *from, size_t bytes);
-
-/* Notes an error: of a function of the driver, and of kvant's. False when there is one by now. */
-bool gpu_ok(test_gpu *gpu, int result, const char *what);
+/* Notes an error of kvant. False when there is an error by now, as of all below. */
 bool gpu_did(test_gpu *gpu, kvant_status status, const char *what);
+bool gpu_finish(test_gpu *gpu);
 
-/* The rows of a host array as bf16, which has them exactly. */
-void *gpu_upload_bf16(test_gpu *gpu, const float *rows, size_t n);
+/* Memory filled with a byte; NULL after an error. */
+void *gpu_new(test_gpu *gpu, size_t bytes, int fill);
+/* Bytes from the host to `at` bytes behind `to`, within the GPU, and to the host: all are done. */
+bool gpu_write(test_gpu *gpu, void *to, size_t at, const void *from, size_t bytes);
+bool gpu_copy(test_gpu *gpu, void *to, const void *from, size_t bytes);
+bool gpu_read(test_gpu *gpu, void *to, const void *from, size_t bytes);
+bool gpu_fill(test_gpu *gpu, void *at, int value, size_t bytes);
 
-/* Seconds between both events. */
-void gpu_start(test_gpu *gpu);
-double gpu_stop(test_gpu *gpu);
-
-static inline gpu_address gpu_at(const void *memory)
-{
-    return (gpu_address)(uintptr_t)memory;
-}
+void *gpu_upload(test_gpu *gpu, const void *from, size_t bytes);
+/* n numbers of a host array, which has `period` numbers and is repeated, as bf16. */
+void *gpu_upload_bf16(test_gpu *gpu, const float *rows, size_t period, size_t n);
+size_t gpu_free_bytes(test_gpu *gpu);
 
 #endif /* KVANT_TOOLS_SELFTEST_GPU_H */

@@ -41,6 +41,16 @@ static void add_preset(test_pair *pairs, size_t *n, const char *name, uint32_t h
     add_pair(pairs, n, k, v, head_dim);
 }
 
+bool test_is_measured(const test_pair *pair, const char *only)
+{
+    static const char *const codecs[] = { "f16",       "int-8",     "turboquant-6",
+                                          "trellis-4", "trellis-3", "trellis-2" };
+    bool measured = only != NULL;
+    for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
+        measured = measured || (strcmp(pair->k, codecs[i]) == 0 && strcmp(pair->v, codecs[i]) == 0);
+    return measured && pair->head_dim == 128;
+}
+
 test_pair *test_pairs(const char *only, size_t *n)
 {
     static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
@@ -170,117 +180,77 @@ static kvant_status make_codec(test_problem *p, kvant_role role, uint32_t head,
     return KVANT_OK;
 }
 
-/* Tensors */
+/* Pages of portable C, and the rows that it reads in them */
 
-kvant_status test_tensor_open(test_tensor *t, const test_problem *p, kvant_role role,
-                              uint32_t threads)
+size_t test_page_at(const test_problem *p, kvant_role role, uint32_t block, uint32_t head)
 {
-    const kvant_codec *codecs[TEST_KV_HEADS];
-    int64_t slots[TEST_ROWS];
-    size_t bytes = 0;
-    for (uint32_t head = 0; head < TEST_KV_HEADS; head++)
-        codecs[head] = p->codec[role][head];
-    const kvant_tensor_params params = { .size = sizeof params,
-                                         .codecs = codecs,
-                                         .n_kv_heads = TEST_KV_HEADS,
-                                         .n_sequences = 1,
-                                         .n_blocks = TEST_BLOCKS };
-    *t = (test_tensor){ NULL, NULL };
-    for (uint32_t i = 0; i < TEST_ROWS; i++)
-        slots[i] = i;
-    kvant_status status = kvant_tensor_size(&params, &bytes);
-    if (status != KVANT_OK)
-        return status;
-    t->memory = aligned_alloc(KVANT_PAGE_ALIGN,
-                              (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
-    if (t->memory == NULL)
-        return KVANT_ERR_MEMORY;
-    memset(t->memory, 0, bytes);
-    status = kvant_tensor_create(&params, t->memory, &t->tensor);
-    return status != KVANT_OK
-               ? status
-               : kvant_tensor_write(t->tensor, slots, TEST_ROWS, p->rows[role],
-                                    (size_t)TEST_KV_HEADS * p->pair.head_dim, threads);
+    return block * p->block_bytes + head * p->info[role].page_bytes +
+           (role == KVANT_ROLE_V ? TEST_KV_HEADS * p->info[KVANT_ROLE_K].page_bytes : 0);
 }
 
-void test_tensor_close(test_tensor *t)
-{
-    kvant_tensor_free(&t->tensor);
-    free(t->memory);
-    t->memory = NULL;
-}
-
-const uint8_t *test_tensor_page(const test_tensor *t, uint32_t block, uint32_t head)
-{
-    kvant_block_info info = { .size = sizeof info };
-    return kvant_tensor_get_block(t->tensor, block, head, &info) == KVANT_OK &&
-                   info.state == KVANT_BLOCK_SEALED
-               ? info.page
-               : NULL;
-}
-
-/* Pages of portable C, and what it reads in them */
-
-static kvant_status encode(test_problem *p, kvant_role role, char *why)
-{
-    test_tensor t;
-    kvant_status status = test_tensor_open(&t, p, role, 1);
-    if (status != KVANT_OK)
-        snprintf(why, TEST_WHY_BYTES, "%s", kvant_error_message());
-    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
-        const uint8_t *page = test_tensor_page(&t, i / TEST_KV_HEADS, i % TEST_KV_HEADS);
-        if (page != NULL) {
-            memcpy(p->pages[role] + i * p->info[role].page_bytes, page, p->info[role].page_bytes);
-            continue;
-        }
-        snprintf(why, TEST_WHY_BYTES, "a full block was not sealed");
-        status = KVANT_ERR_UNSUPPORTED;
-    }
-    test_tensor_close(&t);
-    return status;
-}
-
-static void decode(test_problem *p, kvant_role role)
+kvant_status test_decode(const test_problem *p, kvant_role role, float *rows)
 {
     const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
-    for (uint32_t i = 0; i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
+    kvant_status status = KVANT_OK;
+    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
         const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
-        kvant_codec_decode(p->codec[role][head], &p->affine[role][head],
-                           p->pages[role] + test_page_at(p, role, block, head), 0, 64,
-                           p->decoded[role] + (size_t)block * 64 * width + head * d, width);
+        status = kvant_codec_decode(p->codec[role][head], &p->affine[role][head],
+                                    p->pages + test_page_at(p, role, block, head), 0, 64,
+                                    rows + block * 64 * width + head * d, width);
     }
+    return status;
 }
 
-static kvant_status make_role(test_problem *p, kvant_role role,
-                              const kvant_calibration *calibration, char *why)
+static kvant_status encode(test_problem *p, kvant_role role)
+{
+    const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
+    kvant_status status = KVANT_OK;
+    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
+        const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
+        status = kvant_codec_encode(p->codec[role][head], &p->affine[role][head],
+                                    p->rows[role] + block * 64 * width + head * d, width, 0, 64,
+                                    p->pages + test_page_at(p, role, block, head));
+    }
+    return status;
+}
+
+static bool allocate(test_problem *p)
 {
     const size_t n = (size_t)TEST_ROWS * TEST_KV_HEADS * p->pair.head_dim;
-    for (uint32_t head = 0; head < TEST_KV_HEADS; head++) {
-        const kvant_status status = make_codec(p, role, head, calibration, why);
-        if (status != KVANT_OK)
-            return status;
+    bool ok = true;
+    for (int role = 0; role < 2; role++) {
+        p->rows[role] = malloc(n * sizeof(float));
+        p->decoded[role] = malloc(n * sizeof(float));
+        ok = ok && p->rows[role] != NULL && p->decoded[role] != NULL;
     }
-    p->rows[role] = malloc(n * sizeof(float));
-    p->decoded[role] = malloc(n * sizeof(float));
-    p->pages[role] = malloc((size_t)TEST_BLOCKS * TEST_KV_HEADS * p->info[role].page_bytes);
-    if (p->rows[role] == NULL || p->decoded[role] == NULL || p->pages[role] == NULL)
-        return KVANT_ERR_MEMORY;
-    fill_rows(p->rows[role], (size_t)TEST_ROWS * TEST_KV_HEADS, p->pair.head_dim, role);
-    const kvant_status status = encode(p, role, why);
-    if (status == KVANT_OK)
-        decode(p, role);
-    return status;
+    p->block_bytes = TEST_KV_HEADS * (p->info[0].page_bytes + p->info[1].page_bytes);
+    const size_t bytes = (TEST_BLOCKS * p->block_bytes + 63) / 64 * 64;
+    p->pages = aligned_alloc(64, bytes);
+    if (p->pages != NULL)
+        memset(p->pages, 0, bytes);
+    return ok && p->pages != NULL;
 }
 
 kvant_status test_problem_open(test_problem *p, const test_pair *pair,
                                const kvant_calibration *calibration, char *why)
 {
     *p = (test_problem){ .pair = *pair };
-    snprintf(why, TEST_WHY_BYTES, "%s", kvant_strerror(KVANT_ERR_MEMORY));
     kvant_status status = kvant_set_cpu_level(KVANT_CPU_C);
-    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++)
-        status = make_role(p, (kvant_role)role, calibration, why);
-    return status == KVANT_OK && !test_calls_make(p) ? KVANT_ERR_MEMORY : status;
+    for (uint32_t i = 0; status == KVANT_OK && i < 2 * TEST_KV_HEADS; i++)
+        status =
+            make_codec(p, (kvant_role)(i / TEST_KV_HEADS), i % TEST_KV_HEADS, calibration, why);
+    if (status != KVANT_OK)
+        return status;
+    status = allocate(p) ? KVANT_OK : KVANT_ERR_MEMORY;
+    for (uint32_t role = 0; status == KVANT_OK && role < 2; role++) {
+        fill_rows(p->rows[role], (size_t)TEST_ROWS * TEST_KV_HEADS, pair->head_dim, role);
+        status = encode(p, (kvant_role)role);
+        status = status == KVANT_OK ? test_decode(p, (kvant_role)role, p->decoded[role]) : status;
+    }
+    if (status == KVANT_OK && !test_calls_make(p))
+        status = KVANT_ERR_MEMORY;
+    snprintf(why, TEST_WHY_BYTES, "%s", kvant_strerror(status));
+    return status;
 }
 
 void test_problem_close(test_problem *p)
@@ -290,11 +260,11 @@ void test_problem_close(test_problem *p)
             kvant_codec_free(&p->codec[role][head]);
         free(p->rows[role]);
         free(p->decoded[role]);
-        free(p->pages[role]);
     }
+    free(p->pages);
     for (size_t i = 0; i < TEST_CALLS; i++) {
         free(p->calls[i].q);
         free(p->calls[i].out);
-        free(p->calls[i].lse);
+        free(p->calls[i].outputs);
     }
 }
