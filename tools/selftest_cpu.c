@@ -121,7 +121,8 @@ static kvant_status prepare(layer *l, uint32_t n_queries, uint32_t n_tokens, uin
 {
     kvant_attention_problem *a = &l->problem;
     *a = (kvant_attention_problem){ .size = sizeof *a, .q = q, .out = out };
-    a->n_threads = l->threads, a->n_queries = n_queries, a->n_tokens = n_tokens, a->n_heads = n_heads;
+    a->n_threads = l->threads, a->n_heads = n_heads;
+    a->n_queries = n_queries, a->n_tokens = n_tokens;
     a->q_token_stride = a->out_token_stride = n_heads * d;
     a->q_head_stride = a->out_head_stride = d;
     a->scale = 1 / sqrtf((float)d), a->causal = n_queries > 1;

@@ -29,594 +29,297 @@ class Struct(c.Structure):
         }
 
 
+_TYPES = {
+    "ptr": c.c_void_p, "str": c.c_char_p, "bool": c.c_bool, "int": c.c_int, "u8": c.c_uint8,
+    "u32": c.c_uint32, "u64": c.c_uint64, "i64": c.c_int64, "size": c.c_size_t,
+    "float": c.c_float, "double": c.c_double,
+}  # fmt: skip
+
+
+def _fields(text: str) -> list[tuple[str, Any]]:
+    """Fields from `type name name[count]; type* name`, as ctypes wants them. A type is a word of
+    _TYPES or a structure that stands above."""
+    fields = []
+    for line in text.split(";"):
+        word, *names = line.split()
+        kind = _TYPES.get(word.rstrip("*")) or globals()[word.rstrip("*")]
+        kind = c.POINTER(kind) if word.endswith("*") else kind
+        for name, _, count in (name.partition("[") for name in names):
+            fields.append((name, kind * int(count.rstrip("]")) if count else kind))
+    return fields
+
+
 # ---- codec.h ----
 
 
 class Affine(c.Structure):
-    _fields_ = [("center", c.c_void_p), ("scale", c.c_void_p)]
+    _fields_ = _fields("ptr center scale")
 
 
 class CodecInfo(Struct):
-    _fields_ = [
-        ("spec", c.c_char_p),
-        ("source", c.c_char_p),
-        ("head_dim", c.c_uint32),
-        ("role", c.c_int),
-        ("center", c.c_int),
-        ("norm", c.c_int),
-        ("sink_tokens", c.c_uint32),
-        ("recent_tokens", c.c_uint32),
-        ("block_tokens", c.c_uint32),
-        ("bits", c.c_uint32),
-        ("code_bytes", c.c_size_t),
-        ("metadata_offset", c.c_size_t),
-        ("metadata_bytes", c.c_size_t),
-        ("page_bytes", c.c_size_t),
-        ("true_bits", c.c_double),
-        ("nominal_bits", c.c_double),
-        ("fingerprint", c.c_uint64),
-        ("learns_transform", c.c_uint32),
-    ]
+    _fields_ = _fields("""
+        str spec source; u32 head_dim; int role center norm; u32 sink_tokens recent_tokens
+        block_tokens bits; size code_bytes metadata_offset metadata_bytes page_bytes;
+        double true_bits nominal_bits; u64 fingerprint; u32 learns_transform
+    """)
 
 
 class CodecFamily(Struct):
-    _fields_ = [
-        ("name", c.c_char_p),
-        ("variants", c.c_char_p),
-        ("options", c.c_char_p),
-        ("common_options", c.c_char_p),
-        ("source", c.c_char_p),
-        ("summary", c.c_char_p),
-    ]
+    _fields_ = _fields("str name variants options common_options source summary")
 
 
 # ---- index.h ----
 
 
 class IndexParams(Struct):
-    _fields_ = [
-        ("dim", c.c_uint32),
-        ("metric", c.c_int),
-        ("spec", c.c_char_p),
-        ("center", c.c_void_p),
-        ("centroids", c.c_void_p),
-        ("centroid_stride", c.c_size_t),
-        ("n_centroids", c.c_size_t),
-    ]
+    _fields_ = _fields("""
+        u32 dim; int metric; str spec; ptr center centroids; size centroid_stride n_centroids
+    """)
 
 
 ALLOW = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64)
 
 
 class IndexQuery(Struct):
-    _fields_ = [
-        ("rows", c.c_void_p),
-        ("stride", c.c_size_t),
-        ("n", c.c_size_t),
-        ("k", c.c_uint32),
-        ("n_threads", c.c_uint32),
-        ("allowed", c.c_void_p),
-        ("n_allowed", c.c_size_t),
-        ("allow", ALLOW),
-        ("allow_context", c.c_void_p),
-        ("rerank", c.c_uint32),
-        ("originals", c.c_void_p),
-        ("original_stride", c.c_size_t),
-        ("n_originals", c.c_uint64),
-        ("original", c.c_void_p),
-        ("original_context", c.c_void_p),
-        ("n_probe", c.c_uint32),
-    ]
+    _fields_ = _fields("""
+        ptr rows; size stride n; u32 k n_threads; ptr allowed; size n_allowed; ALLOW allow;
+        ptr allow_context; u32 rerank; ptr originals; size original_stride; u64 n_originals;
+        ptr original original_context; u32 n_probe
+    """)
 
 
 class IndexInfo(Struct):
-    _fields_ = [
-        ("dim", c.c_uint32),
-        ("metric", c.c_int),
-        ("spec", c.c_char_p),
-        ("bits", c.c_uint32),
-        ("has_center", c.c_int),
-        ("has_ids", c.c_int),
-        ("is_view", c.c_int),
-        ("n", c.c_uint64),
-        ("bytes_per_vector", c.c_size_t),
-        ("id_bytes", c.c_size_t),
-        ("memory_bytes", c.c_size_t),
-        ("file_bytes", c.c_size_t),
-        ("n_lists", c.c_uint32),
-        ("next_id", c.c_uint64),
-    ]
+    _fields_ = _fields("""
+        u32 dim; int metric; str spec; u32 bits; int has_center has_ids is_view; u64 n;
+        size bytes_per_vector id_bytes memory_bytes file_bytes; u32 n_lists; u64 next_id
+    """)
 
 
 # ---- tensor.h ----
 
 
 class ExactPart(Struct):
-    _fields_ = [("first", c.c_uint32), ("newest", c.c_uint32), ("total", c.c_uint32), ("step", c.c_uint32)]
+    _fields_ = _fields("u32 first newest total step")
 
 
 class TensorParams(Struct):
-    _fields_ = [
-        ("codecs", c.POINTER(c.c_void_p)),
-        ("n_kv_heads", c.c_uint32),
-        ("n_sequences", c.c_uint32),
-        ("n_blocks", c.c_uint32),
-        ("blocks_per_sequence", c.c_uint32),
-        ("n_open_blocks", c.c_uint32),
-        ("block_stride", c.c_size_t),
-        ("exact", c.POINTER(ExactPart)),
-    ]
+    _fields_ = _fields("""
+        ptr* codecs; u32 n_kv_heads n_sequences n_blocks blocks_per_sequence n_open_blocks;
+        size block_stride; ExactPart* exact
+    """)
 
 
 class BlockInfo(Struct):
-    _fields_ = [
-        ("state", c.c_int),
-        ("version", c.c_uint32),
-        ("written", c.c_uint64),
-        ("codec", c.c_void_p),
-        ("page", c.c_void_p),
-        ("affine", Affine),
-        ("start", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        int state; u32 version; u64 written; ptr codec page; Affine affine; ptr start
+    """)
 
 
 class Queries(Struct):
-    _fields_ = [
-        ("q", c.c_void_p),
-        ("token_stride", c.c_size_t),
-        ("head_stride", c.c_size_t),
-        ("n_tokens", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("positions", c.c_void_p),
-    ]
+    _fields_ = _fields("ptr q; size token_stride head_stride; u32 n_tokens n_heads; ptr positions")
 
 
 class Rope(Struct):
-    _fields_ = [
-        ("n_dims", c.c_uint32),
-        ("interleaved", c.c_uint32),
-        ("frequencies", c.c_void_p),
-        ("n_positions", c.c_uint32),
-        ("n_ranges", c.c_uint32),
-        ("block_centers", c.c_uint32),
-    ]
+    _fields_ = _fields("""
+        u32 n_dims interleaved; ptr frequencies; u32 n_positions n_ranges block_centers
+    """)
 
 
 class TensorInfo(Struct):
-    _fields_ = [
-        ("role", c.c_int),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("n_blocks", c.c_uint32),
-        ("n_open_blocks", c.c_uint32),
-        ("n_versions", c.c_uint32),
-        ("bytes", c.c_size_t),
-        ("sealed_bytes", c.c_size_t),
-        ("open_bytes", c.c_size_t),
-        ("written_blocks", c.c_size_t),
-        ("learnt_bytes", c.c_size_t),
-        ("learnt_most", c.c_size_t),
-        ("working_bytes", c.c_size_t),
-        ("working_most", c.c_size_t),
-    ]
+    _fields_ = _fields("""
+        int role; u32 n_kv_heads head_dim n_blocks n_open_blocks n_versions; size bytes sealed_bytes
+        open_bytes written_blocks learnt_bytes learnt_most working_bytes working_most
+    """)
 
 
 # ---- calibration.h ----
 
-MAX_CODEBOOKS = 8
-
 
 class CalibrationInfo(Struct):
-    _fields_ = [
-        ("model", c.c_char_p),
-        ("model_fingerprint", c.c_uint64),
-        ("n_layers", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("n_tokens", c.c_uint64),
-        ("seed", c.c_uint64),
-        ("n_codebooks", c.c_uint32),
-        ("clusters", c.c_uint32 * MAX_CODEBOOKS),
-        ("bytes", c.c_size_t),
-        ("checksum", c.c_uint64),
-    ]
+    _fields_ = _fields("""
+        str model; u64 model_fingerprint; u32 n_layers n_kv_heads head_dim; u64 n_tokens seed;
+        u32 n_codebooks clusters[8]; size bytes; u64 checksum
+    """)
 
 
 class CalibrationEntry(Struct):
-    _fields_ = [
-        ("head_dim", c.c_uint32),
-        ("mean", c.c_void_p),
-        ("min", c.c_void_p),
-        ("max", c.c_void_p),
-        ("query_moment", c.c_void_p),
-        ("diagonal", c.c_void_p),
-        ("matrix", c.c_void_p),
-        ("centroids", c.c_void_p * MAX_CODEBOOKS),
-    ]
+    _fields_ = _fields("""
+        u32 head_dim; ptr mean min max query_moment diagonal matrix centroids[8]
+    """)
 
 
 class CalibratorConfig(Struct):
-    _fields_ = [
-        ("model", c.c_char_p),
-        ("model_fingerprint", c.c_uint64),
-        ("seed", c.c_uint64),
-        ("clusters", c.POINTER(c.c_uint32)),
-        ("n_codebooks", c.c_uint32),
-        ("sample_rows", c.c_uint32),
-        ("n_threads", c.c_uint32),
-    ]
+    _fields_ = _fields("""
+        str model; u64 model_fingerprint seed; u32* clusters; u32 n_codebooks sample_rows n_threads
+    """)
 
 
 class CalibratorAttention(Struct):
-    _fields_ = [
-        ("keys", c.c_void_p),
-        ("key_stride", c.c_size_t),
-        ("n_keys", c.c_uint32),
-        ("queries", c.c_void_p),
-        ("query_stride", c.c_size_t),
-        ("n_queries", c.c_uint32),
-        ("mask", c.c_void_p),
-        ("mask_stride", c.c_size_t),
-        ("scale", c.c_float),
-    ]
+    _fields_ = _fields("""
+        ptr keys; size key_stride; u32 n_keys; ptr queries; size query_stride; u32 n_queries;
+        ptr mask; size mask_stride; float scale
+    """)
 
 
 class CalibratorSums(Struct):
-    _fields_ = [
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("n_rows", c.c_uint64),
-        ("sum", c.c_void_p),
-        ("min", c.c_void_p),
-        ("max", c.c_void_p),
-        ("rows", c.c_void_p),
-        ("stride", c.c_size_t),
-        ("spread", c.c_void_p),
-        ("moment", c.c_void_p),
-        ("n_queries", c.c_uint64),
-        ("attended", c.c_void_p),
-        ("attended_sum", c.c_void_p),
-        ("attended_weight", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        u32 n_kv_heads head_dim; u64 n_rows; ptr sum min max rows; size stride; ptr spread moment;
+        u64 n_queries; ptr attended attended_sum attended_weight
+    """)
 
 
 # ---- settings.h ----
 
 
 class SettingsLayer(c.Structure):
-    _fields_ = [
-        ("spec", c.c_char_p),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("heads", c.POINTER(c.c_char_p)),
-    ]
+    _fields_ = _fields("str spec; u32 n_kv_heads head_dim; str* heads")
 
 
 class SettingsConfig(Struct):
-    _fields_ = [
-        ("model", c.c_char_p),
-        ("model_fingerprint", c.c_uint64),
-        ("n_layers", c.c_uint32),
-        ("layers", c.POINTER(SettingsLayer)),
-        ("calibration", c.c_char_p),
-        ("calibration_checksum", c.c_uint64),
-    ]
+    _fields_ = _fields("""
+        str model; u64 model_fingerprint; u32 n_layers; SettingsLayer* layers; str calibration;
+        u64 calibration_checksum
+    """)
 
 
 class SettingsInfo(Struct):
-    _fields_ = [
-        ("model", c.c_char_p),
-        ("model_fingerprint", c.c_uint64),
-        ("n_layers", c.c_uint32),
-        ("calibration", c.c_char_p),
-        ("calibration_checksum", c.c_uint64),
-    ]
+    _fields_ = _fields("""
+        str model; u64 model_fingerprint; u32 n_layers; str calibration; u64 calibration_checksum
+    """)
 
 
 class Preset(Struct):
-    _fields_ = [(name, c.c_char_p) for name in ("name", "summary", "k", "v", "more_k")]
+    _fields_ = _fields("str name summary k v more_k")
 
 
 # ---- scheme.h ----
 
 
 class SchemeParams(Struct):
-    _fields_ = [
-        ("preset", c.c_char_p),
-        ("k", c.c_char_p),
-        ("v", c.c_char_p),
-        ("settings", c.c_char_p),
-        ("calibration", c.c_char_p),
-        ("protect_codec", c.c_char_p),
-        ("protect", c.c_uint32),
-        ("seed", c.c_uint64),
-        ("model", c.c_char_p),
-        ("like", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        str preset k v settings calibration protect_codec; u32 protect; u64 seed; str model;
+        ptr like
+    """)
 
 
 class SchemePlace(Struct):
-    _fields_ = [
-        ("role", c.c_int),
-        ("layer", c.c_uint32),
-        ("n_layers", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("rank", c.c_uint32),
-        ("n_cached", c.c_uint32),
-    ]
+    _fields_ = _fields("int role; u32 layer n_layers n_kv_heads head_dim rank n_cached")
 
 
 class SchemeModel(Struct):
-    _fields_ = [("n_layers", c.c_uint32), ("n_kv_heads", c.c_uint32), ("head_dim", c.c_uint32 * 2)]
+    _fields_ = _fields("u32 n_layers n_kv_heads head_dim[2]")
 
 
 class SchemeInfo(Struct):
-    _fields_ = [
-        ("preset", c.c_char_p),
-        ("k", c.c_char_p),
-        ("v", c.c_char_p),
-        ("protect", c.c_uint32),
-        ("settings", c.c_void_p),
-        ("calibration", c.c_void_p),
-        ("needs_calibration", c.c_bool),
-        ("calibration_path", c.c_char_p),
-        ("not_used", c.c_char_p),
-    ]
+    _fields_ = _fields("""
+        str preset k v; u32 protect; ptr settings calibration; bool needs_calibration;
+        str calibration_path not_used
+    """)
 
 
 # ---- attention.h ----
 
 
 class AttentionProblem(Struct):
-    _fields_ = [
-        ("n_queries", c.c_uint32),
-        ("n_tokens", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("block_table", c.c_void_p),
-        ("first_block", c.c_uint32),
-        ("n_threads", c.c_uint32),
-        ("q", c.c_void_p),
-        ("q_token_stride", c.c_size_t),
-        ("q_head_stride", c.c_size_t),
-        ("out", c.c_void_p),
-        ("out_token_stride", c.c_size_t),
-        ("out_head_stride", c.c_size_t),
-        ("lse", c.c_void_p),
-        ("mask", c.c_void_p),
-        ("mask_token_stride", c.c_size_t),
-        ("sinks", c.c_void_p),
-        ("scale", c.c_float),
-        ("logit_softcap", c.c_float),
-        ("max_bias", c.c_float),
-        ("window", c.c_uint32),
-        ("causal", c.c_bool),
-        ("exact", c.c_bool),
-    ]
+    _fields_ = _fields("""
+        u32 n_queries n_tokens n_heads; ptr block_table; u32 first_block n_threads; ptr q;
+        size q_token_stride q_head_stride; ptr out; size out_token_stride out_head_stride; ptr lse
+        mask; size mask_token_stride; ptr sinks; float scale logit_softcap max_bias; u32 window;
+        bool causal exact
+    """)
 
 
 # ---- cache.h ----
 
 
 class CacheParams(Struct):
-    _fields_ = [
-        ("n_layers", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("head_dim", c.c_uint32),
-        ("v_head_dim", c.c_uint32),
-        ("max_tokens", c.c_uint32),
-        ("max_sequences", c.c_uint32),
-        ("n_threads", c.c_uint32),
-        ("device", c.c_char_p),
-        ("scheme", c.c_void_p),
-        ("preset", c.c_char_p),
-        ("k", c.c_char_p),
-        ("v", c.c_char_p),
-        ("settings", c.c_char_p),
-        ("calibration", c.c_char_p),
-        ("scale", c.c_float),
-        ("logit_softcap", c.c_float),
-        ("stream", c.c_void_p),
-        ("asynchronous", c.c_uint32),
-        ("layers", c.c_void_p),
-        ("n_model_layers", c.c_uint32),
-    ]
+    _fields_ = _fields("""
+        u32 n_layers n_heads n_kv_heads head_dim v_head_dim max_tokens max_sequences n_threads;
+        str device; ptr scheme; str preset k v settings calibration; float scale logit_softcap;
+        ptr stream; u32 asynchronous; ptr layers; u32 n_model_layers
+    """)
 
 
 class CacheInfo(Struct):
-    _fields_ = [
-        ("n_blocks", c.c_uint32),
-        ("n_free_blocks", c.c_uint32),
-        ("bytes", c.c_size_t),
-        ("f16_bytes", c.c_size_t),
-        ("true_bits", c.c_double),
-        ("calibrated", c.c_bool),
-        ("k", c.c_char_p),
-        ("v", c.c_char_p),
-        ("working_bytes", c.c_size_t),
-    ]
+    _fields_ = _fields("""
+        u32 n_blocks n_free_blocks; size bytes f16_bytes; double true_bits; bool calibrated; str k
+        v; size working_bytes
+    """)
 
 
 class StepsInfo(Struct):
-    _fields_ = [("n_steps", c.c_uint32), ("graph", c.c_uint64), ("floats", c.c_bool)]
+    _fields_ = _fields("u32 n_steps; u64 graph; bool floats")
 
 
 class Step(Struct):
-    _fields_ = [
-        ("q", c.c_void_p),
-        ("k", c.c_void_p),
-        ("v", c.c_void_p),
-        ("out", c.c_void_p),
-        ("type", c.c_int),
-        ("window", c.c_uint32),
-        ("scale", c.c_float),
-        ("logit_softcap", c.c_float),
-        ("stream", c.c_void_p),
-        ("sinks", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        ptr q k v out; int type; u32 window; float scale logit_softcap; ptr stream sinks
+    """)
 
 
 # ---- cuda.h ----
 
 
 class CudaPages(c.Structure):
-    _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
+    _fields_ = _fields("ptr base; size block_stride head_stride")
 
 
 class CudaRows(c.Structure):
-    _fields_ = [
-        ("codec", c.c_void_p),
-        ("pages", CudaPages),
-        ("rows", c.c_void_p),
-        ("token_stride", c.c_size_t),
-        ("head_stride", c.c_size_t),
-        ("center", c.c_void_p),
-        ("scale", c.c_void_p),
-        ("weights", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        ptr codec; CudaPages pages; ptr rows; size token_stride head_stride; ptr center scale
+        weights
+    """)
 
 
 class CudaQueryArgs(Struct):
-    _fields_ = [
-        ("k_codec", c.c_void_p),
-        ("batch", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("q", c.c_void_p),
-        ("q_batch_stride", c.c_size_t),
-        ("q_head_stride", c.c_size_t),
-        ("inverse_weights", c.c_void_p),
-        ("out", c.c_void_p),
-        ("n_further", c.c_uint32),
-        ("further", c.c_void_p * 23),
-    ]
+    _fields_ = _fields("""
+        ptr k_codec; u32 batch n_heads n_kv_heads; int type; ptr q; size q_batch_stride
+        q_head_stride; ptr inverse_weights out; u32 n_further; ptr further[23]
+    """)
 
 
 class CudaAppendArgs(Struct):
-    _fields_ = [
-        ("k", CudaRows),
-        ("v", CudaRows),
-        ("type", c.c_int),
-        ("n_tokens", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("slots", c.c_void_p),
-        ("refused", c.c_void_p),
-        ("exact", c.c_void_p * 2),
-        ("transformed", c.c_uint32),
-        ("k_feedback", c.c_void_p),
-        ("centroids", c.c_void_p * 2),
-        ("slots_ready", c.c_uint32),
-        ("queries", CudaQueryArgs),
-        ("marks", c.c_void_p),
-        ("mark_numbers", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        CudaRows k v; int type; u32 n_tokens n_kv_heads; ptr slots refused exact[2];
+        u32 transformed; ptr k_feedback centroids[2]; u32 slots_ready; CudaQueryArgs queries;
+        ptr marks mark_numbers
+    """)
 
 
 class CudaAttentionArgs(Struct):
-    _fields_ = [
-        ("k_codec", c.c_void_p),
-        ("v_codec", c.c_void_p),
-        ("k", CudaPages),
-        ("v", CudaPages),
-        ("k_open", CudaPages),
-        ("v_open", CudaPages),
-        ("block_table", c.c_void_p),
-        ("table_stride", c.c_size_t),
-        ("blocks_per_row", c.c_uint32),
-        ("lengths", c.c_void_p),
-        ("batch", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("q", c.c_void_p),
-        ("q_batch_stride", c.c_size_t),
-        ("q_head_stride", c.c_size_t),
-        ("out", c.c_void_p),
-        ("out_batch_stride", c.c_size_t),
-        ("out_head_stride", c.c_size_t),
-        ("lse", c.c_void_p),
-        ("scale", c.c_float),
-        ("v_center", c.c_void_p),
-        ("k_scale", c.c_void_p),
-        ("v_scale", c.c_void_p),
-        ("workspace", c.c_void_p),
-        ("workspace_bytes", c.c_size_t),
-        ("query_tokens", c.c_uint32),
-        ("query_starts", c.c_void_p),
-        ("q_token_stride", c.c_size_t),
-        ("out_token_stride", c.c_size_t),
-        ("causal", c.c_uint32),
-        ("window", c.c_uint32),
-        ("logit_softcap", c.c_float),
-        ("max_bias", c.c_float),
-        ("mask", c.c_void_p),
-        ("mask_token_stride", c.c_size_t),
-        ("sinks", c.c_void_p),
-        ("centroids", c.c_void_p * 2),
-        ("table_ready", c.c_uint32),
-        ("new_cells", c.c_void_p),
-        ("new_first", c.c_int64),
-        ("new_stride", c.c_int64),
-        ("k_center", c.c_void_p),
-        ("n_matrices", c.c_uint32),
-        ("matrices", c.c_void_p),
-        ("q_matrix_stride", c.c_size_t),
-        ("q_numbers", c.c_uint8 * 24),
-        ("page_offsets", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        ptr k_codec v_codec; CudaPages k v k_open v_open; ptr block_table; size table_stride;
+        u32 blocks_per_row; ptr lengths; u32 batch n_heads n_kv_heads; int type; ptr q;
+        size q_batch_stride q_head_stride; ptr out; size out_batch_stride out_head_stride; ptr lse;
+        float scale; ptr v_center k_scale v_scale workspace; size workspace_bytes; u32 query_tokens;
+        ptr query_starts; size q_token_stride out_token_stride; u32 causal window;
+        float logit_softcap max_bias; ptr mask; size mask_token_stride; ptr sinks centroids[2];
+        u32 table_ready; ptr new_cells; i64 new_first new_stride; ptr k_center; u32 n_matrices;
+        ptr matrices; size q_matrix_stride; u8 q_numbers[24]; ptr page_offsets
+    """)
 
 
 class CudaTables(Struct):
-    _fields_ = [
-        ("center", c.c_void_p),
-        ("scale", c.c_void_p),
-        ("weights", c.c_void_p),
-        ("inverse_weights", c.c_void_p),
-        ("n_weights", c.c_size_t),
-        ("pivots", c.c_void_p),
-        ("columns", c.c_void_p),
-        ("centroids", c.c_void_p),
-        ("n_centroids", c.c_size_t),
-    ]
+    _fields_ = _fields("""
+        ptr center scale weights inverse_weights; size n_weights; ptr pivots columns centroids;
+        size n_centroids
+    """)
 
 
 class CudaSealPages(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("open", CudaPages), ("sealed", CudaPages)]
+    _fields_ = _fields("ptr codec; CudaPages open sealed")
 
 
 class CudaSealArgs(Struct):
-    _fields_ = [
-        ("k", CudaSealPages),
-        ("v", CudaSealPages),
-        ("n_blocks", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("from_", c.c_void_p),
-        ("to", c.c_void_p),
-        ("tokens", c.c_void_p),
-        ("refused", c.c_void_p),
-        ("k_feedback", c.c_void_p),
-        ("exact", c.c_uint32),
-        ("centroids", c.c_void_p * 2),
-    ]
+    _fields_ = _fields("""
+        CudaSealPages k v; u32 n_blocks n_kv_heads; ptr from_ to tokens refused k_feedback;
+        u32 exact; ptr centroids[2]
+    """)
 
 
 class CudaDecodeArgs(Struct):
-    _fields_ = [
-        ("codec", c.c_void_p),
-        ("pages", CudaPages),
-        ("blocks", c.c_void_p),
-        ("n_blocks", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("out", c.c_void_p),
-        ("token_stride", c.c_size_t),
-        ("head_stride", c.c_size_t),
-        ("center", c.c_void_p),
-        ("scale", c.c_void_p),
-        ("inverse_weights", c.c_void_p),
-        ("to", c.c_void_p),
-        ("transformed", c.c_uint32),
-        ("centroids", c.c_void_p),
-    ]
+    _fields_ = _fields("""
+        ptr codec; CudaPages pages; ptr blocks; u32 n_blocks n_kv_heads; int type; ptr out;
+        size token_stride head_stride; ptr center scale inverse_weights to; u32 transformed;
+        ptr centroids
+    """)
