@@ -23,7 +23,7 @@ name=kvant-$version-linux-x86_64
 rm -rf "${build:?}/$name"
 cmake --install "$build" --prefix "$build/$name" --strip >"$build/install.log"
 cp "$root/LICENSE" "$build/$name/"
-cp "$root/scripts/fetch.py" "$build/$name/share/kvant/"
+cp "$root"/scripts/fetch*.py "$build/$name/share/kvant/"
 cat >"$build/$name/README.txt" <<END
 kvant $version for x86-64 Linux with glibc $GLIBC or newer. Nothing to install: the folder works where it lies.
 
