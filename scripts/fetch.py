@@ -550,9 +550,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    what.add_parser(
-        "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
-    )
+    runtime = f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
+    what.add_parser("runtime", help=runtime)
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("archs", help="its library, from that source, for make test-archs (3 minutes)")
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
