@@ -14,34 +14,26 @@ import csv
 import json
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
 
 BENCH = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCH.parent / "scripts"))
+import gguf_head  # noqa: E402
+
 CONTEXTS = (8192, 32768, 131072)
 FACTS = ("model", "layers", "kv_heads", "head_dim", "window")
 SIZES = "kv_bytes cache_bits transform_bytes exact_bytes working_bytes".split()
 COLUMNS = [*FACTS, "memory", "cache", "context", *SIZES, "commit", "command"]
 # The size of a cache does not depend on these.
 EMBEDDING, FEED_FORWARD, VOCABULARY, EXPERTS = 64, 64, 64, 2
-F32 = 0
 
 
 def shapes():
     """{model: {column of fit_models.csv: value}}"""
     with open(BENCH / "fit_models.csv", newline="", encoding="utf-8") as file:
         return {line["model"]: line for line in csv.DictReader(file)}
-
-
-def text(string):
-    return struct.pack("<Q", len(string)) + string.encode()
-
-
-def value(v):
-    kinds = {str: lambda: struct.pack("<I", 8) + text(v), float: lambda: struct.pack("<If", 6, v)}
-    return kinds.get(type(v), lambda: struct.pack("<II", 4, v))()
 
 
 def metadata(shape):
@@ -110,19 +102,11 @@ def write_model(path, shape):
     layer = {**attention(shape), **feed_forward(shape)}
     of_layers = {f"blk.{i}.{name}": dims for i in range(int(shape["layers"]))
                  for name, dims in layer.items()}
-    tensors, pairs = {**ends, **of_layers}, metadata(shape)
-    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs))
-    head += b"".join(text(key) + value(v) for key, v in pairs.items())
-    at = 0
-    for name, dims in tensors.items():
-        head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, F32, at)
-        n = 4
-        for side in dims:
-            n *= side
-        at += n + -n % 32
+    tensors = [(name, dims, gguf_head.F32) for name, dims in {**ends, **of_layers}.items()]
     with open(path, "wb") as file:
+        head = gguf_head.head(metadata(shape), tensors)
         file.write(head)
-        file.truncate(len(head) + -len(head) % 32 + at)
+        file.truncate(len(head) + sum(gguf_head.size(dims, kind) for _, dims, kind in tensors))
 
 
 def inspected(kvant, model, on_gpu):

@@ -3,31 +3,22 @@
 
     random_gguf.py OUT.gguf [layers=32 embd=4096 ff=14336 heads=32 kv=8 vocab=32000 ctx=131072]     Llama-3-8B's shape
 """
-import struct
+import math
+import pathlib
 import sys
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import gguf_head  # noqa: E402
+from gguf_head import F32, Q4_0  # noqa: E402
+
 BLOCK_BYTES, BLOCK = 18, 32  # of Q4_0
-F32, Q4_0 = 0, 2
 
 shape = dict(layers=32, embd=4096, ff=14336, heads=32, kv=8, vocab=32000, ctx=131072)
 shape.update((key, int(value)) for key, value in (a.split("=") for a in sys.argv[2:]))
 head_dim = shape["embd"] // shape["heads"]
 random = np.random.default_rng(1)
-
-
-def text(s):
-    return struct.pack("<Q", len(s)) + s.encode()
-
-
-def entry(key, value):
-    if isinstance(value, str):
-        return text(key) + struct.pack("<I", 8) + text(value)
-    if isinstance(value, float):
-        return text(key) + struct.pack("<If", 6, value)
-    return text(key) + struct.pack("<II", 4, value)
-
 
 KEYS = {
     "general.architecture": "llama",
@@ -58,11 +49,6 @@ def tensors():
             yield f"blk.{i}.{name}.weight", dims
 
 
-def size(dims):
-    n = int(np.prod(dims))
-    return 4 * n if len(dims) == 1 else n // BLOCK * BLOCK_BYTES
-
-
 def pool_of_blocks():
     blocks = random.integers(0, 256, (1 << 20, BLOCK_BYTES), dtype=np.uint8)
     low, high = blocks & 15, blocks >> 4  # a nibble of 0 is -8: without it the mean is 0
@@ -72,34 +58,27 @@ def pool_of_blocks():
     return blocks.tobytes()
 
 
-def write_tensor(out, dims, pool):
-    left = size(dims)
-    padding = -left % 32
-    if len(dims) == 1:
+def write_tensor(out, dims, kind, pool):
+    left = math.prod(dims) // BLOCK * BLOCK_BYTES if kind == Q4_0 else 0
+    end = out.tell() + gguf_head.size(dims, kind)
+    if kind == F32:
         out.write(np.ones(dims, np.float32).tobytes())
-        left = 0
     while left > 0:  # another part of the pool each time
         start = int(random.integers(0, 1 << 19)) * BLOCK_BYTES
         n = min(left, len(pool) - start)
         out.write(pool[start : start + n])
         left -= n
-    out.write(bytes(padding))
+    out.write(bytes(end - out.tell()))
 
 
 def main():
-    listed = list(tensors())
-    head = struct.pack("<4sIQQ", b"GGUF", 3, len(listed), len(KEYS)) + b"".join(entry(*item) for item in KEYS.items())
-    offset = 0
-    for name, dims in listed:
-        kind = F32 if len(dims) == 1 else Q4_0
-        head += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
-        offset += (size(dims) + 31) // 32 * 32
+    listed = [(name, dims, F32 if len(dims) == 1 else Q4_0) for name, dims in tensors()]
     pool = pool_of_blocks()
     with open(sys.argv[1], "wb") as out:
-        out.write(head + bytes(-len(head) % 32))
-        for _, dims in listed:
-            write_tensor(out, dims, pool)
-    print(f"{sys.argv[1]}: {offset / 1e9:.2f} GB")
+        out.write(gguf_head.head(KEYS, listed))
+        for _, dims, kind in listed:
+            write_tensor(out, dims, kind, pool)
+        print(f"{sys.argv[1]}: {out.tell() / 1e9:.2f} GB")
 
 
 main()

@@ -435,15 +435,20 @@ void harness_free_pool(struct ggml_threadpool *pool)
     destroy(pool);
 }
 
-uint8_t *harness_save_state(struct llama_context *context, size_t *size)
+uint8_t *harness_save_sequence(struct llama_context *context, llama_seq_id seq, size_t *size)
 {
     uint8_t *state;
 
-    *size = llama_state_seq_get_size(context, 0);
+    *size = llama_state_seq_get_size(context, seq);
     state = malloc(*size);
     assert_non_null(state);
-    assert_int_equal(llama_state_seq_get_data(context, state, *size, 0), *size);
+    assert_int_equal(llama_state_seq_get_data(context, state, *size, seq), *size);
     return state;
+}
+
+uint8_t *harness_save_state(struct llama_context *context, size_t *size)
+{
+    return harness_save_sequence(context, 0, size);
 }
 
 double harness_state_difference(const uint8_t *a, const uint8_t *b, size_t size)

@@ -112,8 +112,9 @@ void *harness_cpu_function(const char *name);
 struct ggml_threadpool *harness_new_pool(int n_threads);
 void harness_free_pool(struct ggml_threadpool *pool);
 
-/* The state of sequence 0; the caller frees. */
+/* The state of sequence 0, or of another one; the caller frees. */
 uint8_t *harness_save_state(struct llama_context *context, size_t *size);
+uint8_t *harness_save_sequence(struct llama_context *context, llama_seq_id seq, size_t *size);
 
 /* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop
  * out of the difference; what they would add to the norm is left out by looking at differing and plain

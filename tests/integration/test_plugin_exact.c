@@ -35,17 +35,6 @@ static int start(void **state)
 
 /* States */
 
-static uint8_t *save(struct llama_context *context, llama_seq_id seq, size_t *size)
-{
-    uint8_t *saved;
-
-    *size = llama_state_seq_get_size(context, seq);
-    saved = malloc(*size);
-    assert_non_null(saved);
-    assert_int_equal(llama_state_seq_get_data(context, saved, *size, seq), *size);
-    return saved;
-}
-
 static size_t row_numbers(void)
 {
     const struct llama_model *model = harness_model();
@@ -123,7 +112,8 @@ static size_t check(struct llama_context *ours, struct llama_context *stock, lla
                     size_t n, size_t newest, size_t most)
 {
     size_t size, other, n_exact = 0;
-    uint8_t *a = save(ours, seq, &size), *b = save(stock, seq, &other);
+    uint8_t *a = harness_save_sequence(ours, seq, &size);
+    uint8_t *b = harness_save_sequence(stock, seq, &other);
     const int n_after = (int)llama_n_seq_max(stock) - 1 - seq;
     const uint8_t *x = first_values(a, size, n, n_after), *y = first_values(b, other, n, n_after);
 
@@ -206,7 +196,7 @@ static void restored_tokens_are_exact(void **state)
     other = harness_context(&options);
     prompt(ours, 0, 1100, 0);
     prompt(stock, 0, 1100, 0);
-    saved = save(ours, 0, &size);
+    saved = harness_save_sequence(ours, 0, &size);
     decode(other, 0, 70, 1);
     assert_int_equal(llama_state_seq_set_data(other, saved, size, 0), size);
     check(other, stock, 0, 1100, NEWEST, PAGES(1));

@@ -74,11 +74,9 @@ static void decode_quarter(struct llama_context *context)
 
 static void load_other_quarters(struct llama_context *context)
 {
-    size_t size = llama_state_seq_get_size(context, 0);
-    uint8_t *state = malloc(size);
+    size_t size;
+    uint8_t *state = harness_save_state(context, &size);
 
-    assert_non_null(state);
-    assert_int_equal(llama_state_seq_get_data(context, state, size, 0), size);
     for (llama_seq_id seq = 1; seq < 4; seq++)
         assert_int_equal(llama_state_seq_set_data(context, state, size, seq), size);
     free(state);

@@ -291,9 +291,7 @@ static void bad_rows_of_latents(void **state)
     harness_load_tiny("latents");
     context = harness_context(&plain);
     decode(context, N_TOKENS, 0, 0);
-    size = llama_state_seq_get_size(context, 0);
-    saved = malloc(size);
-    assert_int_equal(llama_state_seq_get_data(context, saved, size, 0), size);
+    saved = harness_save_state(context, &size);
     llama_free(context);
     memcpy(saved + size - (N_TOKENS - BAD - 1) * ROW_BYTES - 20, &nan_half, sizeof(nan_half));
     ours.spec = "";

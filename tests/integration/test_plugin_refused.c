@@ -103,17 +103,6 @@ static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, si
     return saved + size - (2 * n_layers - i) * block + BLOCK_HEAD + BAD_ROW * row;
 }
 
-static uint8_t *save(struct llama_context *context, llama_seq_id seq, size_t *size)
-{
-    uint8_t *saved;
-
-    *size = llama_state_seq_get_size(context, seq);
-    saved = malloc(*size);
-    assert_non_null(saved);
-    assert_int_equal(llama_state_seq_get_data(context, saved, *size, seq), *size);
-    return saved;
-}
-
 /* A state of the second text in stock's own cache, of the last of n_seq sequences, where one row is
  * damaged; the caller frees. */
 static uint8_t *damaged_state(const struct damage *damage, const harness_options *options,
@@ -130,7 +119,7 @@ static uint8_t *damaged_state(const struct damage *damage, const harness_options
     uint8_t *saved;
 
     harness_decode(context, second_text, N_TEXT, 0, seq, false);
-    saved = save(context, seq, size);
+    saved = harness_save_sequence(context, seq, size);
     row = (uint16_t *)(void *)row_in_state(model, saved, *size, damage);
     for (size_t i = 0; i < (damage->fault == ALL_NAN || damage->fault == TOO_LARGE ? n : 1); i++)
         row[i] = fault_numbers[damage->fault];
@@ -155,7 +144,7 @@ static void check_saved_again(struct llama_context *context, const harness_optio
     const struct llama_model *model = llama_get_model(context);
     struct llama_context *other;
     size_t size_again;
-    uint8_t *again = save(context, 1, &size_again);
+    uint8_t *again = harness_save_sequence(context, 1, &size_again);
 
     assert_int_equal(size, size_again);
     assert_true(is_nan_row((uint16_t *)(void *)row_in_state(model, again, size, damage),

@@ -11,25 +11,12 @@
 import array
 import pathlib
 import random
-import struct
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import gguf_head  # noqa: E402
+
 EMBD, HEADS, KV, DIM, FF, VOCAB, LAYERS = 256, 4, 2, 64, 256, 256, 4
-F32 = 0
-
-
-def text(s):
-    return struct.pack("<Q", len(s)) + s.encode()
-
-
-def value(v):
-    if isinstance(v, str):
-        return struct.pack("<I", 8) + text(v)
-    if isinstance(v, float):
-        return struct.pack("<If", 6, v)
-    if isinstance(v, list):
-        return struct.pack("<IIQ", 9, 5, len(v)) + struct.pack(f"<{len(v)}i", *v)
-    return struct.pack("<II", 4, v)
 
 
 def keys(arch, **special):
@@ -140,13 +127,11 @@ def numbers(name, dims, source, gain):
 
 def write(path, pairs, tensors, gain):
     source = random.Random(1)
-    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(text(k) + value(v) for k, v in pairs.items())
     data = b""
     for name, dims in tensors:
-        head += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", F32, len(data))
         data += numbers(name, dims, source, gain).tobytes()
         data += bytes(-len(data) % 32)
-    path.write_bytes(head + bytes(-len(head) % 32) + data)
+    path.write_bytes(gguf_head.head(pairs, [(name, dims, gguf_head.F32) for name, dims in tensors]) + data)
 
 
 for model, (pairs, tensors) in MODELS.items():

@@ -12,6 +12,7 @@
  * program. */
 #define _GNU_SOURCE
 #include "testing.h"
+#include "ggml_mock.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -20,7 +21,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../integrations/llama.cpp/ggml_api.h"
 #include "../../integrations/llama.cpp/host_threads.h"
 #include "../../src/base/parallel.h"
 
@@ -37,8 +37,6 @@ static struct {
     pthread_barrier_t begin, end;
     int n, n_asked, n_computed;
     bool over;
-    abi_custom_op op;
-    void *user;
 } lender;
 
 static abi_device cpu_device;
@@ -53,7 +51,7 @@ static void *lent_thread(void *number)
         if (lender.over)
             return NULL;
         if ((intptr_t)number < lender.n_asked)
-            lender.op(NULL, (int)(intptr_t)number, lender.n_asked, lender.user);
+            mock_node.op(NULL, (int)(intptr_t)number, lender.n_asked, mock_node.user);
         pthread_barrier_wait(&lender.end);
     }
 }
@@ -86,7 +84,7 @@ static int32_t compute_graph(abi_backend *backend, abi_graph *graph)
     (void)graph;
     lender.n_computed++;
     pthread_barrier_wait(&lender.begin);
-    lender.op(NULL, 0, lender.n_asked, lender.user);
+    mock_node.op(NULL, 0, lender.n_asked, mock_node.user);
     pthread_barrier_wait(&lender.end);
     return ABI_STATUS_SUCCESS;
 }
@@ -138,41 +136,6 @@ static abi_reg *reg_of(abi_device *device)
     return &cpu_reg;
 }
 
-static size_t no_bytes(void)
-{
-    return 0;
-}
-
-static abi_context *new_context(abi_init_params params)
-{
-    static int context;
-    (void)params;
-    return (abi_context *)(void *)&context;
-}
-
-static abi_graph *new_graph(abi_context *context)
-{
-    return (abi_graph *)(void *)context;
-}
-
-static abi_tensor *custom(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2,
-                          int64_t ne3, abi_tensor **args, int n_args, abi_custom_op op, int n_tasks,
-                          void *user)
-{
-    static abi_tensor node;
-    (void)context, (void)type, (void)ne0, (void)ne1, (void)ne2, (void)ne3;
-    (void)args, (void)n_args, (void)n_tasks;
-    lender.op = op;
-    lender.user = user;
-    return &node;
-}
-
-static void expand(abi_graph *graph, abi_tensor *node)
-{
-    (void)graph;
-    (void)node;
-}
-
 static void free_context(abi_context *context)
 {
     (void)context;
@@ -185,17 +148,12 @@ static void free_backend(abi_backend *backend)
 
 static void make_mock(void)
 {
-    kvp_api = (kvp_ggml){ .api = 2,
-                          .dev_by_type = device_of,
-                          .dev_backend_reg = reg_of,
-                          .tensor_overhead = no_bytes,
-                          .graph_overhead = no_bytes,
-                          .init = new_context,
-                          .free = free_context,
-                          .new_graph = new_graph,
-                          .custom_4d = custom,
-                          .build_forward_expand = expand,
-                          .graph_compute = compute_graph };
+    kvp_api = mock_ggml();
+    kvp_api.api = 2;
+    kvp_api.dev_by_type = device_of;
+    kvp_api.dev_backend_reg = reg_of;
+    kvp_api.free = free_context;
+    kvp_api.graph_compute = compute_graph;
     cpu_reg.api_version = 2;
     cpu_reg.iface.get_proc_address = look_up;
     cpu.iface.free = free_backend;

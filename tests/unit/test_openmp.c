@@ -5,6 +5,7 @@
  * which other processes do not change: threads that spin at a barrier spend it. */
 #define _GNU_SOURCE
 #include "testing.h"
+#include "ggml_mock.h"
 
 #include <omp.h>
 #include <pthread.h>
@@ -13,7 +14,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "../../integrations/llama.cpp/ggml_api.h"
 #include "../../integrations/llama.cpp/openmp.h"
 
 /* A barrier that one thread reaches later than the others by DELAY_NS. */
@@ -45,39 +45,6 @@ static void set_n_threads(abi_backend *cpu, int n)
     n_asked = n;
 }
 
-static size_t no_bytes(void)
-{
-    return 0;
-}
-
-static abi_context *new_context(abi_init_params params)
-{
-    static int context;
-    (void)params;
-    return (abi_context *)(void *)&context;
-}
-
-static abi_graph *new_graph(abi_context *context)
-{
-    return (abi_graph *)(void *)context;
-}
-
-static abi_tensor *custom(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2,
-                          int64_t ne3, abi_tensor **args, int n_args, abi_custom_op op, int n_tasks,
-                          void *user)
-{
-    static abi_tensor node;
-    (void)context, (void)type, (void)ne0, (void)ne1, (void)ne2, (void)ne3;
-    (void)args, (void)n_args, (void)op, (void)n_tasks, (void)user;
-    return &node;
-}
-
-static void expand(abi_graph *graph, abi_tensor *node)
-{
-    (void)graph;
-    (void)node;
-}
-
 static int32_t compute(abi_backend *cpu, abi_graph *graph)
 {
     atomic_int n = 0;
@@ -91,15 +58,10 @@ static int32_t compute(abi_backend *cpu, abi_graph *graph)
 
 static void make_mock(void)
 {
-    kvp_api = (kvp_ggml){ .dev_by_type = device_of,
-                          .dev_init = new_backend,
-                          .tensor_overhead = no_bytes,
-                          .graph_overhead = no_bytes,
-                          .init = new_context,
-                          .new_graph = new_graph,
-                          .custom_4d = custom,
-                          .build_forward_expand = expand,
-                          .graph_compute = compute };
+    kvp_api = mock_ggml();
+    kvp_api.dev_by_type = device_of;
+    kvp_api.dev_init = new_backend;
+    kvp_api.graph_compute = compute;
 }
 
 static void sleep_for(long ns)
