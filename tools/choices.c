@@ -146,3 +146,29 @@ kvant_scheme_info scheme_info(const kvant_scheme *scheme)
     kvant_scheme_get_info(scheme, &info);
     return info;
 }
+
+kvant_calibration *calibration_of(const float *const *rows, uint32_t n, uint32_t n_kv_heads,
+                                  uint32_t head_dim, const float *queries)
+{
+    static const uint32_t clusters[] = { 256 };
+    const kvant_calibrator_config config = { .size = sizeof config,
+                                             .clusters = clusters,
+                                             .n_codebooks = 1 };
+    const size_t width = (size_t)n_kv_heads * head_dim;
+    kvant_calibrator *made = NULL;
+    kvant_calibration *calibration = NULL;
+    uint32_t left = 1;
+    bool ok = kvant_calibrator_create(&config, &made, NULL, 0) == KVANT_OK;
+    for (uint32_t role = 0; ok && role < 2; role++)
+        ok = kvant_calibrator_add_rows(made, 0, (kvant_role)role, n_kv_heads, head_dim, rows[role],
+                                       width, n) == KVANT_OK;
+    for (uint32_t head = 0; ok && queries != NULL && head < n_kv_heads; head++)
+        ok = kvant_calibrator_add_queries(made, 0, head, head_dim, queries + head * head_dim, width,
+                                          n) == KVANT_OK;
+    while (ok && left > 0)
+        ok = kvant_calibrator_cluster(made, &left) == KVANT_OK;
+    if (ok)
+        kvant_calibrator_finish(made, &calibration);
+    kvant_calibrator_free(&made);
+    return calibration;
+}

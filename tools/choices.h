@@ -17,6 +17,11 @@ bool choice_is_from(const char *value, const char *variable);
 /* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
 bool calibration_beside(const char *model, char *path, size_t bytes);
 
+/* A calibration of one layer from n rows of keys and of values, n_kv_heads x head_dim floats each,
+ * with 256 clusters. queries: as many rows, or NULL. NULL without memory. */
+kvant_calibration *calibration_of(const float *const *rows, uint32_t n, uint32_t n_kv_heads,
+                                  uint32_t head_dim, const float *queries);
+
 /* Families at their widths, in the order of the library: specs without options. Their number. */
 enum { MAX_CODEC_NAMES = 512, CODEC_NAME_BYTES = 48 };
 typedef struct codec_name {

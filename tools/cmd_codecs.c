@@ -64,29 +64,6 @@ typedef struct listing {
     bool no_memory; /* a codec could not be made for lack of memory */
 } listing;
 
-/* Sizes depend on a codec's options and not on what was calibrated, so one layer of zeros shows those of calibrated codecs.
- * NULL when memory is short. */
-static kvant_calibration *stand_in(uint32_t head_dim)
-{
-    static const uint32_t clusters[] = { 256 };
-    const kvant_calibrator_config config = { .size = sizeof config, .clusters = clusters, .n_codebooks = 1 };
-    kvant_calibrator *calibrator = NULL;
-    kvant_calibration *calibration = NULL;
-    float *rows = calloc((size_t)clusters[0] * head_dim, sizeof *rows);
-    uint32_t left = 1;
-    bool ok = rows != NULL && kvant_calibrator_create(&config, &calibrator, NULL, 0) == KVANT_OK;
-    for (int role = 0; ok && role < 2; role++)
-        ok = kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, head_dim, rows, head_dim, clusters[0]) ==
-             KVANT_OK;
-    while (ok && left > 0)
-        ok = kvant_calibrator_cluster(calibrator, &left) == KVANT_OK;
-    if (ok)
-        kvant_calibrator_finish(calibrator, &calibration);
-    kvant_calibrator_free(&calibrator);
-    free(rows);
-    return calibration;
-}
-
 static const char *or_absent(const char *text)
 {
     return text[0] != 0 ? text : NULL;
@@ -167,7 +144,13 @@ static bool print_all(const listing *list, bool json)
 /* False when memory is short: a list with numbers missing would read as if those codecs did not exist. */
 static bool fill(listing *list, uint32_t head_dim)
 {
-    list->stand_in = stand_in(head_dim);
+    /* Sizes depend on a codec's options and not on what was calibrated, so one layer of zeros shows
+     * those of calibrated codecs. */
+    enum { N_ROWS = 256 };
+    float *zeros = calloc((size_t)N_ROWS * head_dim, sizeof *zeros);
+    if (zeros != NULL)
+        list->stand_in = calibration_of((const float *const[]){ zeros, zeros }, N_ROWS, 1, head_dim, NULL);
+    free(zeros);
     list->n = codec_names(list->names);
     for (size_t i = 0; i < list->n && list->stand_in != NULL; i++)
         fill_row(list, i, head_dim);

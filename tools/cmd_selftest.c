@@ -73,7 +73,7 @@ static bool has_speed(const test_report *report, const test_device *d)
     return d->is_gpu || best;
 }
 
-static void check_on(test_report *report, const test_device *d, const test_problem *p, bool speed)
+static void check_on(test_report *report, const test_device *d, const test_problem *p, bool speeds)
 {
     test_result *r = &report->results[report->n_results++];
     *r = (test_result){ .device = d, .pair = p->pair };
@@ -81,7 +81,8 @@ static void check_on(test_report *report, const test_device *d, const test_probl
         test_gpu_check(d->gpu, p, r);
     else
         test_cpu_check(d, p, r);
-    if (!speed || !has_speed(report, d) || test_state_of(r) != TEST_RIGHT || interrupted())
+    speeds = speeds && p->pair.measured && has_speed(report, d) && !interrupted();
+    if (!speeds || test_state_of(r) != TEST_RIGHT)
         return;
     if (d->is_gpu)
         test_gpu_speed(d->gpu, p, r);
@@ -91,14 +92,14 @@ static void check_on(test_report *report, const test_device *d, const test_probl
 
 /* False without memory. A codec that does not exist at this head_dim is left out. */
 static bool check_pair(test_report *report, const test_pair *pair,
-                       const kvant_calibration *calibration, bool speed)
+                       const kvant_calibration *calibration, bool speeds)
 {
     char why[TEST_WHY_BYTES] = "";
     test_problem p;
     const kvant_status status = test_problem_open(&p, pair, calibration, why);
     for (size_t i = 0; status == KVANT_OK && !interrupted() && i < report->n_devices; i++)
         if (report->devices[i].missing[0] == 0)
-            check_on(report, &report->devices[i], &p, speed);
+            check_on(report, &report->devices[i], &p, speeds);
     if (status != KVANT_OK && status != KVANT_ERR_MEMORY && status != KVANT_ERR_UNSUPPORTED)
         complain("selftest: %s, head_dim %u: %s", pair->k, (unsigned)pair->head_dim, why);
     test_problem_close(&p);
@@ -119,8 +120,7 @@ static bool check_all(test_report *report, const test_pair *pairs, size_t n, con
             kvant_calibration_free(&calibration);
             calibration = test_calibration(pairs[i].head_dim);
         }
-        const bool speed = !s->no_speeds && test_is_measured(&pairs[i], s->codec);
-        ok = calibration != NULL && check_pair(report, &pairs[i], calibration, speed);
+        ok = calibration != NULL && check_pair(report, &pairs[i], calibration, !s->no_speeds);
         progress_add(&shown, pairs[i].head_dim, pairs[i].k);
     }
     progress_end(&shown);

@@ -34,6 +34,7 @@ typedef enum test_step { TEST_ENCODE, TEST_DECODE, TEST_ATTENTION, TEST_STEPS } 
 typedef struct test_pair {
     char k[TEST_SPEC_BYTES], v[TEST_SPEC_BYTES];
     uint32_t head_dim;
+    bool measured; /* speeds, too */
 } test_pair;
 
 typedef struct test_gpu test_gpu;
@@ -104,8 +105,6 @@ typedef struct test_problem {
 /* *n pairs to try, which the caller frees; NULL without memory. only: a spec instead of all codecs.
  */
 test_pair *test_pairs(const char *only, size_t *n);
-/* Whether speeds of this pair are measured. only: as above. */
-bool test_is_measured(const test_pair *pair, const char *only);
 
 /* A calibration of random rows for codecs that take one; NULL without memory. */
 kvant_calibration *test_calibration(uint32_t head_dim);
@@ -125,8 +124,8 @@ static inline double test_speed_bytes(const test_problem *p)
 {
     return SPEED_TOKENS / 64 * (SPEED_KV_HEADS / TEST_KV_HEADS) * (double)p->block_bytes;
 }
-/* Rows that this CPU level reads in the pages. */
-kvant_status test_decode(const test_problem *p, kvant_role role, float *rows);
+/* This CPU level writes rows into the pages, or reads rows in them. */
+kvant_status test_convert(const test_problem *p, kvant_role role, bool encode, float *rows);
 /* The nearest number towards 0 that bf16 has. */
 float test_cut(double x);
 

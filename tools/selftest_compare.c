@@ -31,30 +31,26 @@ test_state test_state_of(const test_result *r)
 
 static const char *const names[] = { "keys", "values" };
 
-static void compare_role(test_result *r, const test_problem *p, kvant_role role,
-                         const uint8_t *pages)
-{
-    const size_t page_bytes = p->info[role].page_bytes;
-    size_t wrong = 0, first = 0, first_page = 0;
-    for (uint32_t i = 0; i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
-        const size_t at = test_page_at(p, role, i / TEST_KV_HEADS, i % TEST_KV_HEADS);
-        for (size_t j = 0; j < page_bytes; j++)
-            if (pages[at + j] != p->pages[at + j] && wrong++ == 0)
-                first = j, first_page = i;
-    }
-    const size_t at = first + test_page_at(p, role, (uint32_t)first_page / TEST_KV_HEADS,
-                                           first_page % TEST_KV_HEADS);
-    test_note(r, TEST_ENCODE, wrong ? TEST_WRONG : TEST_RIGHT,
-              "encode of %s: %zu of %zu bytes differ, first byte %zu of page %zu, kv head %zu: "
-              "%02x, not %02x",
-              names[role], wrong, TEST_BLOCKS * TEST_KV_HEADS * page_bytes, first,
-              first_page / TEST_KV_HEADS, first_page % TEST_KV_HEADS, pages[at], p->pages[at]);
-}
-
 void test_compare_pages(test_result *r, const test_problem *p, const uint8_t *pages)
 {
-    compare_role(r, p, KVANT_ROLE_K, pages);
-    compare_role(r, p, KVANT_ROLE_V, pages);
+    for (uint32_t role = 0; role < 2; role++) {
+        const size_t page_bytes = p->info[role].page_bytes;
+        const size_t bytes = TEST_BLOCKS * TEST_KV_HEADS * page_bytes;
+        size_t wrong = 0, first = 0, first_at = 0;
+        for (size_t i = bytes; i-- > 0;) {
+            const uint32_t page = (uint32_t)(i / page_bytes), block = page / TEST_KV_HEADS;
+            const size_t at = i % page_bytes +
+                              test_page_at(p, (kvant_role)role, block, page % TEST_KV_HEADS);
+            if (pages[at] != p->pages[at])
+                first = i, first_at = at, wrong++;
+        }
+        test_note(r, TEST_ENCODE, wrong ? TEST_WRONG : TEST_RIGHT,
+                  "encode of %s: %zu of %zu bytes differ, first byte %zu of page %zu, "
+                  "kv head %zu: %02x, not %02x",
+                  names[role], wrong, bytes, first % page_bytes,
+                  first / page_bytes / TEST_KV_HEADS, first / page_bytes % TEST_KV_HEADS,
+                  pages[first_at], p->pages[first_at]);
+    }
 }
 
 /* Notes error / bound, which must not be above 1; NaNs count. */

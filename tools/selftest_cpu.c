@@ -163,7 +163,8 @@ static kvant_status check_pages(const test_problem *p, const layer *l, test_resu
 static kvant_status check_rows(const test_problem *p, kvant_role role, test_result *r)
 {
     float *rows = malloc(TEST_ROWS * TEST_KV_HEADS * p->pair.head_dim * sizeof *rows);
-    const kvant_status status = rows != NULL ? test_decode(p, role, rows) : KVANT_ERR_MEMORY;
+    const kvant_status status =
+        rows != NULL ? test_convert(p, role, false, rows) : KVANT_ERR_MEMORY;
     if (status == KVANT_OK)
         test_compare_rows(r, p, role, rows);
     free(rows);

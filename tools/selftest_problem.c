@@ -16,6 +16,17 @@
 
 /* Which codecs */
 
+/* Speeds of few codecs are measured, or those of the only one. */
+static bool is_measured(const char *spec, const char *only)
+{
+    static const char *const codecs[] = { "f16",       "int-8",     "turboquant-6",
+                                          "trellis-2", "trellis-3", "trellis-4" };
+    bool measured = only != NULL;
+    for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
+        measured = measured || strcmp(spec, codecs[i]) == 0;
+    return measured;
+}
+
 static void add_pair(test_pair *pairs, size_t *n, const char *k, const char *v, uint32_t head_dim)
 {
     test_pair *p = &pairs[(*n)++];
@@ -41,16 +52,6 @@ static void add_preset(test_pair *pairs, size_t *n, const char *name, uint32_t h
     add_pair(pairs, n, k, v, head_dim);
 }
 
-bool test_is_measured(const test_pair *pair, const char *only)
-{
-    static const char *const codecs[] = { "f16",       "int-8",     "turboquant-6",
-                                          "trellis-4", "trellis-3", "trellis-2" };
-    bool measured = only != NULL;
-    for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
-        measured = measured || (strcmp(pair->k, codecs[i]) == 0 && strcmp(pair->v, codecs[i]) == 0);
-    return measured && pair->head_dim == 128;
-}
-
 test_pair *test_pairs(const char *only, size_t *n)
 {
     static const char *const presets[] = { "quality", "balanced", "small", "tiny" };
@@ -63,12 +64,13 @@ test_pair *test_pairs(const char *only, size_t *n)
     test_pair *pairs = calloc(2 * n_names + 32, sizeof *pairs);
     *n = 0;
     for (size_t d = 0; pairs != NULL && d < 2; d++) {
-        for (size_t i = 0; i < n_names; i++)
-            add_pair(pairs, n, names[i].text, names[i].text, dims[d]);
+        for (size_t i = 0; i < (only ? 1 : n_names); i++) {
+            const char *spec = only ? only : names[i].text;
+            add_pair(pairs, n, spec, spec, dims[d]);
+            pairs[*n - 1].measured = dims[d] == 128 && is_measured(spec, only);
+        }
         for (size_t i = 0; only == NULL && i < 4; i++)
             add_preset(pairs, n, presets[i], dims[d]);
-        if (only != NULL)
-            add_pair(pairs, n, only, only, dims[d]);
     }
     for (size_t i = 0; pairs != NULL && only == NULL && i < 4; i++) {
         add_pair(pairs, n, at_96[i], at_96[i], 96);
@@ -112,30 +114,15 @@ static void fill_rows(float *rows, size_t n_rows, uint32_t d, uint64_t seed)
 kvant_calibration *test_calibration(uint32_t head_dim)
 {
     enum { N = 600 };
-    static const uint32_t clusters[] = { 256 };
-    const kvant_calibrator_config config = { .size = sizeof config,
-                                             .clusters = clusters,
-                                             .n_codebooks = 1 };
-    const size_t width = (size_t)TEST_KV_HEADS * head_dim;
-    kvant_calibrator *calibrator = NULL;
-    kvant_calibration *calibration = NULL;
-    float *rows = malloc(N * width * sizeof *rows);
-    uint32_t left = 1;
-    bool ok = rows != NULL && kvant_calibrator_create(&config, &calibrator, NULL, 0) == KVANT_OK;
-    for (uint32_t role = 0; ok && role < 2; role++) {
-        fill_rows(rows, N * TEST_KV_HEADS, head_dim, 100 + role);
-        ok = kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, TEST_KV_HEADS, head_dim,
-                                       rows, width, N) == KVANT_OK;
-    }
-    for (uint32_t head = 0; ok && head < TEST_KV_HEADS; head++)
-        ok = kvant_calibrator_add_queries(calibrator, 0, head, head_dim, rows + head * head_dim,
-                                          width, N) == KVANT_OK;
-    while (ok && left > 0)
-        ok = kvant_calibrator_cluster(calibrator, &left) == KVANT_OK;
-    if (ok)
-        kvant_calibrator_finish(calibrator, &calibration);
-    kvant_calibrator_free(&calibrator);
-    free(rows);
+    const size_t n = (size_t)N * TEST_KV_HEADS;
+    float *keys = malloc(2 * n * head_dim * sizeof *keys), *values = keys + n * head_dim;
+    if (keys == NULL)
+        return NULL;
+    fill_rows(keys, n, head_dim, 100);
+    fill_rows(values, n, head_dim, 101);
+    kvant_calibration *calibration = calibration_of((const float *const[]){ keys, values }, N,
+                                                    TEST_KV_HEADS, head_dim, values);
+    free(keys);
     return calibration;
 }
 
@@ -188,28 +175,18 @@ size_t test_page_at(const test_problem *p, kvant_role role, uint32_t block, uint
            (role == KVANT_ROLE_V ? TEST_KV_HEADS * p->info[KVANT_ROLE_K].page_bytes : 0);
 }
 
-kvant_status test_decode(const test_problem *p, kvant_role role, float *rows)
+kvant_status test_convert(const test_problem *p, kvant_role role, bool encode, float *rows)
 {
     const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
     kvant_status status = KVANT_OK;
     for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
         const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
-        status = kvant_codec_decode(p->codec[role][head], &p->affine[role][head],
-                                    p->pages + test_page_at(p, role, block, head), 0, 64,
-                                    rows + block * 64 * width + head * d, width);
-    }
-    return status;
-}
-
-static kvant_status encode(test_problem *p, kvant_role role)
-{
-    const size_t d = p->pair.head_dim, width = TEST_KV_HEADS * d;
-    kvant_status status = KVANT_OK;
-    for (uint32_t i = 0; status == KVANT_OK && i < TEST_BLOCKS * TEST_KV_HEADS; i++) {
-        const uint32_t block = i / TEST_KV_HEADS, head = i % TEST_KV_HEADS;
-        status = kvant_codec_encode(p->codec[role][head], &p->affine[role][head],
-                                    p->rows[role] + block * 64 * width + head * d, width, 0, 64,
-                                    p->pages + test_page_at(p, role, block, head));
+        const kvant_codec *codec = p->codec[role][head];
+        const kvant_affine *affine = &p->affine[role][head];
+        uint8_t *page = p->pages + test_page_at(p, role, block, head);
+        float *at = rows + block * 64 * width + head * d;
+        status = encode ? kvant_codec_encode(codec, affine, at, width, 0, 64, page)
+                        : kvant_codec_decode(codec, affine, page, 0, 64, at, width);
     }
     return status;
 }
@@ -244,8 +221,9 @@ kvant_status test_problem_open(test_problem *p, const test_pair *pair,
     status = allocate(p) ? KVANT_OK : KVANT_ERR_MEMORY;
     for (uint32_t role = 0; status == KVANT_OK && role < 2; role++) {
         fill_rows(p->rows[role], (size_t)TEST_ROWS * TEST_KV_HEADS, pair->head_dim, role);
-        status = encode(p, (kvant_role)role);
-        status = status == KVANT_OK ? test_decode(p, (kvant_role)role, p->decoded[role]) : status;
+        status = test_convert(p, (kvant_role)role, true, p->rows[role]);
+        if (status == KVANT_OK)
+            status = test_convert(p, (kvant_role)role, false, p->decoded[role]);
     }
     if (status == KVANT_OK && !test_calls_make(p))
         status = KVANT_ERR_MEMORY;
