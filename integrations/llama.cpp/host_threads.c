@@ -266,14 +266,6 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
     return threads->n;
 }
 
-static int64_t nanoseconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Whoever changes the value wakes those who counted themselves in before they looked at it. */
 static void sleep_while(kvp_awaited *awaited, unsigned value)
 {
@@ -298,7 +290,7 @@ static void wake(kvp_awaited *awaited)
 static bool yield_while(kvp_awaited *awaited, unsigned value)
 {
     static _Thread_local unsigned n_without;
-    const int64_t start = nanoseconds();
+    const int64_t start = kvp_nanoseconds();
     int64_t before = start, now;
 
     if (n_without > 0) {
@@ -307,7 +299,7 @@ static bool yield_while(kvp_awaited *awaited, unsigned value)
     }
     do {
         sched_yield();
-        now = nanoseconds();
+        now = kvp_nanoseconds();
         if (now - before > SHARED_NS)
             n_without = SHARED_WAITS;
         if (atomic_load(&awaited->value) != value)
@@ -319,7 +311,7 @@ static bool yield_while(kvp_awaited *awaited, unsigned value)
 
 static void wait_while(kvp_awaited *awaited, unsigned value)
 {
-    const int64_t start = nanoseconds();
+    const int64_t start = kvp_nanoseconds();
     int64_t waited = 0;
 
     for (unsigned i = 1; waited < SPIN_NS; i++) {
@@ -327,7 +319,7 @@ static void wait_while(kvp_awaited *awaited, unsigned value)
             return;
         KVP_RELAX();
         if (i % 32 == 0)
-            waited = nanoseconds() - start;
+            waited = kvp_nanoseconds() - start;
     }
     if (!yield_while(awaited, value))
         sleep_while(awaited, value);

@@ -148,14 +148,6 @@ static void add_team(int64_t now, void (*set_n_threads)(abi_backend *cpu, int n)
     team.hold = 2 * team.hold < LONGEST_HOLD_NS ? 2 * team.hold : LONGEST_HOLD_NS;
 }
 
-static int64_t nanoseconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static void decide(double waited, int64_t now, void (*set_n_threads)(abi_backend *cpu, int n))
 {
     pthread_mutex_lock(&team.lock);
@@ -174,7 +166,7 @@ void kvp_openmp_watch(void (*set_n_threads)(abi_backend *cpu, int n))
 {
     static _Thread_local struct spent before;
     static _Thread_local int64_t looked;
-    const int64_t now = nanoseconds();
+    const int64_t now = kvp_nanoseconds();
     struct spent spent;
     int64_t running, waiting;
 

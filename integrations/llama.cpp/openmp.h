@@ -13,8 +13,19 @@
 #define KVP_OPENMP_H
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
 
 #include "abi.h"
+
+/* The time of a clock that never jumps. */
+static inline int64_t kvp_nanoseconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 /* Whether kvp_openmp_watch can do something, or the environment says how long threads spin. */
 bool kvp_openmp_is_watched(void);
