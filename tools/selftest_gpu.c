@@ -198,11 +198,10 @@ size_t test_find_gpus(test_device *devices, size_t n)
         test_device *d = &devices[i];
         int device = 0;
         *d = (test_device){ .is_gpu = true, .ordinal = i, .gpu = calloc(1, sizeof *d->gpu) };
-        driver.device(&device, i);
+        if (driver.device(&device, i) != 0 || d->gpu == NULL)
+            snprintf(d->missing, sizeof d->missing, "the driver refuses it, or memory is short");
         describe(d, device);
-        if (d->gpu == NULL)
-            snprintf(d->missing, sizeof d->missing, "%s", kvant_strerror(KVANT_ERR_MEMORY));
-        else if (kvant_cuda_available(d->missing, sizeof d->missing) == KVANT_OK)
+        if (d->missing[0] == 0 && kvant_cuda_available(d->missing, sizeof d->missing) == KVANT_OK)
             open_gpu(d, d->gpu, device);
     }
     return found < (int)n ? (size_t)found : n;

@@ -131,6 +131,12 @@ class Gpus(unittest.TestCase):
         self.assertEqual(told["devices"][gpu]["compute_capability"], "8.6")
         self.assertEqual(told["devices"][gpu]["shared_bytes_per_block"], 99 << 10)
 
+    def test_two_gpus(self):
+        code, told, _, _ = self.selftest("int-4", HOST_CUDA_DEVICES="2")
+        gpus = [i for i, device in enumerate(told["devices"]) if device["kind"] == "gpu"]
+        self.assertEqual((code, told["verdict"], len(gpus)), (OK, "right", 2))
+        self.assertEqual([r["device"] for r in told["results"] if r["device"] in gpus], gpus * 2)
+
     def test_speeds(self):
         _, told, gpu, _ = self.selftest("int-8", "speeds")
         speed = next(s for s in told["speeds"] if s["device"] == gpu)
