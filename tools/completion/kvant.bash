@@ -12,149 +12,46 @@ _kvant()
         esac
     done
     [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
+    case $prev in
+    --preset | --metric) values="quality balanced small tiny" ;;
+    --config | --calibration | -m | --model | -f | --file | --resume | --values | -o | --output | --sensitivity | --library | --report-text | --allow | --centroids | --report) values="files" ;;
+    -k | --codec-k | -v | --codec-v | --protect-codec | --codec | --try-k | --try-v) values="specs" ;;
+    --protect | -t | --threads | -p | --prompt | -n | --predict | -c | --ctx | --temp | --top-k | --top-p | --seed | --from | --chunks | --spread | --skip | -b | --batch | --by-position | --needles | -r | --trials | --longest | -d | --depth | --prefill | --decode | --rounds | --levels | --head-dim | -g | --gqa | --tokens | -q | --queries | --kv-heads | --heads | --query-tokens | --device | --table | --positions | --clusters | --sample | --layers | --bits | --kv-bytes | --probe-ctx | --probe-chunks | --neighbors | --probe | --rerank | --train | --shared-memory) values="nothing" ;;
+    --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
+    --runtime | --base-cache) values="dirs" ;;
+    esac
     case $command in
     "") words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
     help) words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion" ;;
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
-    "exec")
-        words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --accel --verbose --quiet --help"
+    "exec") words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --accel --verbose --quiet --help" ;;
+    "run") words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -p --prompt -f --file -n --predict -c --ctx --temp --top-k --top-p --seed --raw --help" ;;
+    "eval") words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx --from --chunks --spread --skip -b --batch --by-position --resume --base-cache --values --wide --json --csv --help" ;;
+    "needle") words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx -n --needles -r --trials --seed --resume --json --help" ;;
+    "report") words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -o --output --from -c --ctx --chunks --longest --sensitivity --quick --json --help"
         case $prev in
-        --preset) values="quality balanced small tiny" ;;
-        --config | --calibration) values="files" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --protect) values="nothing" ;;
+        --from) values="files" ;;
         esac ;;
-    "run")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -p --prompt -f --file -n --predict -c --ctx --temp --top-k --top-p --seed --raw --help"
+    "bench model") words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -d --depth -p --prefill -n --decode -r --rounds --json --help" ;;
+    "bench attention") words="-k --codec-k -v --codec-v --stock --levels -d --head-dim -g --gqa -n --tokens -q --queries --kv-heads -t --threads -r --rounds --runtime --json --help" ;;
+    "bench cuda") words="-k --codec-k -v --codec-v -b --batch --heads --kv-heads -d --head-dim -n --tokens --query-tokens -r --rounds --device --library --json --help" ;;
+    "bench encode") words="-k --codec -d --head-dim --calibration -r --rounds --json --help" ;;
+    "bench distortion") words="-k --codec -t --table --quick --json --help" ;;
+    "calibrate") words="-m --model -f --file -o --output -n --tokens -c --ctx --positions --clusters --sample --seed --json -t --threads --runtime --verbose --help" ;;
+    "capture") words="-m --model -f --file -o --output -n --tokens -c --ctx --spread --layers --queries --json -t --threads --runtime --verbose --help" ;;
+    "tune") words="-m --model -f --file --bits --kv-bytes -c --ctx -o --output --calibration --report-text --probe-ctx --probe-chunks --chunks --resume --try-k --try-v --json -t --threads --runtime --verbose --help" ;;
+    "inspect") words="-m --model -c --ctx --gpu --preset --config -k --codec-k -v --codec-v --stock --protect --protect-codec --calibration --runtime --verbose -f --file --json --help" ;;
+    "search") words="-c --codec -m --metric --device --allow -k --neighbors --probe --centroids --rerank --train --batch -n --queries -t --threads --verify --json --help"
         case $prev in
-        -m | --model | --config | --calibration | -f | --file) values="files" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads | -p | --prompt | -n | --predict | -c | --ctx | --temp | --top-k | --top-p | --seed) values="nothing" ;;
-        --runtime) values="dirs" ;;
+        -c) values="specs" ;;
+        -m | --device) values="quality balanced small tiny" ;;
+        -k) values="nothing" ;;
         esac ;;
-    "eval")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx --from --chunks --spread --skip -b --batch --by-position --resume --base-cache --values --wide --json --csv --help"
+    "codecs") words="-a --all -d --head-dim --config --json --help" ;;
+    "selftest") words="--report -c --codec --no-speeds --shared-memory --json --help"
         case $prev in
-        -m | --model | --config | --calibration | -f | --file | --resume | --values) values="files" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads | -c | --ctx | --from | --chunks | --spread | --skip | -b | --batch | --by-position) values="nothing" ;;
-        --runtime | --base-cache) values="dirs" ;;
-        esac ;;
-    "needle")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -c --ctx -n --needles -r --trials --seed --resume --json --help"
-        case $prev in
-        -m | --model | --config | --calibration | -f | --file | --resume) values="files" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads | -c | --ctx | -n | --needles | -r | --trials | --seed) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "report")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -f --file -o --output --from -c --ctx --chunks --longest --sensitivity --quick --json --help"
-        case $prev in
-        -m | --model | --config | --calibration | -f | --file | -o | --output | --from | --sensitivity) values="files" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads | -c | --ctx | --chunks | --longest) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "bench model")
-        words="-m --model --preset --config -k --codec-k -v --codec-v --stock --accel --fp32 --protect --protect-codec --calibration -t --threads --runtime --verbose -d --depth -p --prefill -n --decode -r --rounds --json --help"
-        case $prev in
-        -m | --model | --config | --calibration) values="files" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --protect | -t | --threads | -d | --depth | -p | --prefill | -n | --decode | -r | --rounds) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "bench attention")
-        words="-k --codec-k -v --codec-v --stock --levels -d --head-dim -g --gqa -n --tokens -q --queries --kv-heads -t --threads -r --rounds --runtime --json --help"
-        case $prev in
-        -k | --codec-k | -v | --codec-v) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --levels | -d | --head-dim | -g | --gqa | -n | --tokens | -q | --queries | --kv-heads | -t | --threads | -r | --rounds) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "bench cuda")
-        words="-k --codec-k -v --codec-v -b --batch --heads --kv-heads -d --head-dim -n --tokens --query-tokens -r --rounds --device --library --json --help"
-        case $prev in
-        -k | --codec-k | -v | --codec-v) values="specs" ;;
-        -b | --batch | --heads | --kv-heads | -d | --head-dim | -n | --tokens | --query-tokens | -r | --rounds | --device) values="nothing" ;;
-        --library) values="files" ;;
-        esac ;;
-    "bench encode")
-        words="-k --codec -d --head-dim --calibration -r --rounds --json --help"
-        case $prev in
-        -k | --codec) values="specs" ;;
-        -d | --head-dim | -r | --rounds) values="nothing" ;;
-        --calibration) values="files" ;;
-        esac ;;
-    "bench distortion")
-        words="-k --codec -t --table --quick --json --help"
-        case $prev in
-        -k | --codec) values="specs" ;;
-        -t | --table) values="nothing" ;;
-        esac ;;
-    "calibrate")
-        words="-m --model -f --file -o --output -n --tokens -c --ctx --positions --clusters --sample --seed --json -t --threads --runtime --verbose --help"
-        case $prev in
-        -m | --model | -f | --file | -o | --output) values="files" ;;
-        -n | --tokens | -c | --ctx | --positions | --clusters | --sample | --seed | -t | --threads) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "capture")
-        words="-m --model -f --file -o --output -n --tokens -c --ctx --spread --layers --queries --json -t --threads --runtime --verbose --help"
-        case $prev in
-        -m | --model | -f | --file | -o | --output) values="files" ;;
-        -n | --tokens | -c | --ctx | --spread | --layers | --queries | -t | --threads) values="nothing" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "tune")
-        words="-m --model -f --file --bits --kv-bytes -c --ctx -o --output --calibration --report-text --probe-ctx --probe-chunks --chunks --resume --try-k --try-v --json -t --threads --runtime --verbose --help"
-        case $prev in
-        -m | --model | -f | --file | -o | --output | --calibration | --report-text | --resume) values="files" ;;
-        --bits | --kv-bytes | -c | --ctx | --probe-ctx | --probe-chunks | --chunks | -t | --threads) values="nothing" ;;
-        --try-k | --try-v) values="specs" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "inspect")
-        words="-m --model -c --ctx --gpu --preset --config -k --codec-k -v --codec-v --stock --protect --protect-codec --calibration --runtime --verbose -f --file --json --help"
-        case $prev in
-        -m | --model | --config | --calibration | -f | --file) values="files" ;;
-        -c | --ctx | --protect) values="nothing" ;;
-        --preset) values="quality balanced small tiny" ;;
-        -k | --codec-k | -v | --codec-v | --protect-codec) values="specs" ;;
-        --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
-        --runtime) values="dirs" ;;
-        esac ;;
-    "search")
-        words="-c --codec -m --metric --device --allow -k --neighbors --probe --centroids --rerank --train --batch -n --queries -t --threads --verify --json --help"
-        case $prev in
-        -c | --codec) values="specs" ;;
-        -m | --metric | --device) values="quality balanced small tiny" ;;
-        --allow | --centroids) values="files" ;;
-        -k | --neighbors | --probe | --rerank | --train | --batch | -n | --queries | -t | --threads) values="nothing" ;;
-        esac ;;
-    "codecs")
-        words="-a --all -d --head-dim --config --json --help"
-        case $prev in
-        -d | --head-dim) values="nothing" ;;
-        --config) values="files" ;;
-        esac ;;
-    "selftest")
-        words="--report -c --codec --no-speeds --shared-memory --json --help"
-        case $prev in
-        --report) values="files" ;;
-        -c | --codec) values="specs" ;;
-        --shared-memory) values="nothing" ;;
+        -c) values="specs" ;;
         esac ;;
     esac
     case $values in

@@ -1,5 +1,7 @@
 """kvant completion: scripts that complete the command line in bash, zsh and fish, made of the option tables."""
 
+import textwrap
+
 from . import cli, tables
 
 COMMAND = cli.Command(
@@ -70,6 +72,7 @@ _kvant()
         esac
     done
     [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
+%(values)s
     case $command in
     "") words="%(first)s %(top)s"; [[ $prev == --cpu ]] && words="%(levels)s" ;;
     help) words="%(first)s" ;;
@@ -89,22 +92,39 @@ complete -o default -F _kvant kvant
 """
 
 
-def bash_case(table):
-    by_values = {}
+def bash_kinds(table):
+    """What completes the value of each option, by word; "" for a switch."""
     for option in table.options:
-        if option.value is not None:
-            kind = kind_of(option)
-            by_values.setdefault(VALUES[option.value] if kind == "words" else kind, []).extend(words_of(option))
+        kind = "" if option.value is None else kind_of(option)
+        for word in words_of(option):
+            yield word, VALUES[option.value] if kind == "words" else kind
+
+
+def bash_values(kinds, indent):
+    """A case that says what completes the values of options."""
+    by_kind = {}
+    for word, kind in kinds:
+        by_kind.setdefault(kind, []).append(word)
+    lines = [f'{indent}{" | ".join(words)}) values="{kind}" ;;' for kind, words in by_kind.items()]
+    return [f"{indent}case $prev in", *lines, f"{indent}esac"] if lines else []
+
+
+def bash_case(table, usual):
     words = " ".join(word for option in table.options for word in words_of(option)) + " --help"
-    lines = [f'    "{table.name}")', f'        words="{words}"', "        case $prev in"]
-    lines += [f'        {" | ".join(names)}) values="{values}" ;;' for values, names in by_values.items()]
-    return "\n".join([*lines, "        esac ;;"])
+    special = [(word, kind) for word, kind in bash_kinds(table) if kind != usual[word]]
+    return "\n".join([f'    "{table.name}") words="{words}"', *bash_values(special, "        ")]) + " ;;"
 
 
 def bash(read):
+    """An option means the same in most commands. The others have a case of their own."""
+    every = {}
+    for word, kind in (found for table in read for found in bash_kinds(table)):
+        every.setdefault(word, []).append(kind)
+    usual = {word: max(kinds, key=kinds.count) for word, kinds in every.items()}
+    values = bash_values(((word, kind) for word, kind in usual.items() if kind), "    ")
     return BASH % {"specs": " ".join(tables.specs()), "first": " ".join(first_words(read)), "top": " ".join(TOP),
-                   "levels": VALUES["LEVEL"], "second": " ".join(second_words(read)),
-                   "cases": "\n".join(bash_case(table) for table in read if table.options)}
+                   "levels": VALUES["LEVEL"], "second": " ".join(second_words(read)), "values": "\n".join(values),
+                   "cases": "\n".join(bash_case(table, usual) for table in read if table.options)}
 
 
 # ---- zsh ----
@@ -138,6 +158,7 @@ if [[ $command == bench ]]; then
     ((CURRENT--))
     command="bench $words[1]"
 fi
+%(shared)s
 case $command in
 help) _describe command kvant_commands ;;
 completion) _values shell bash zsh fish ;;
@@ -159,29 +180,60 @@ def zsh_option(option):
     return " ".join(quoted(f"*{word}[{text}]{value}") for word in words_of(option))
 
 
-def zsh_case(table):
-    rest = "'*:::program:_normal'" if table.name == "exec" else ""
-    lines = [f"{quoted(table.name)}) _arguments \\", *(f"    {zsh_option(option)} \\" for option in table.options)]
-    return "\n".join([*lines, f"    '--help[this text]' {rest} ;;"])
+def zsh_shared(read):
+    """Options that several commands have: the name of an array by its words."""
+    every = [zsh_option(option) for table in read for option in table.options]
+    shared, used = {}, set()
+    for option in (option for table in read for option in table.options):
+        words, name = zsh_option(option), "o_" + option.name.replace("-", "_")
+        if every.count(words) > 1 and words not in shared:
+            while name in used:
+                name += "_"
+            used.add(name)
+            shared[words] = name
+    return shared
+
+
+def zsh_case(table, shared):
+    rest = " '*:::program:_normal'" if table.name == "exec" else ""
+    words = [zsh_option(option) for option in table.options]
+    names = textwrap.wrap(" ".join("$" + shared[option] for option in words if option in shared), 96)
+    lines = [f"{quoted(table.name)}) _arguments \\", *(f"    {line} \\" for line in names)]
+    lines += [f"    {option} \\" for option in words if option not in shared]
+    return "\n".join([*lines, f"    '--help[this text]'{rest} ;;"])
 
 
 def zsh(read):
+    shared = zsh_shared(read)
+
     def described(words):
         return "\n".join("    " + quoted(f"{name}:{text}") for name, text in words.items())
 
     return ZSH % {"specs": " ".join(tables.specs()), "first": described(first_words(read)), "second": described(second_words(read)),
-                  "levels": VALUES["LEVEL"], "cases": "\n".join(zsh_case(table) for table in read if table.options)}
+                  "levels": VALUES["LEVEL"], "shared": "\n".join(f"local -a {name}=({words})" for words, name in shared.items()),
+                  "cases": "\n".join(zsh_case(table, shared) for table in read if table.options)}
 
 
 # ---- fish ----
 
 
-def fish_option(table, option):
-    seen = " ".join(f"; and __fish_seen_subcommand_from {word}" for word in table.name.split())[6:]
+def fish_option(option):
     value = {"files": " -rF", "dirs": " -xa '(__fish_complete_directories)'", "specs": " -xa \"$__kvant_specs\"", "nothing": " -x",
              "words": f" -xa '{VALUES.get(option.value)}'"}[kind_of(option)] if option.value is not None else ""
     letter = f" -s {option.letter}" if option.letter else ""
-    return f"complete -c kvant -n '{seen}' -l {option.name}{letter}{value} -d {quoted(brief(option.help))}"
+    return f"-l {option.name}{letter}{value} -d {quoted(brief(option.help))}"
+
+
+def fish_options(read):
+    """A line for commands that have the same option, those of two words apart."""
+    found = {}
+    for table in read:
+        *first, last = table.name.split()
+        begin = "".join(f"__fish_seen_subcommand_from {word}; and " for word in first)
+        for option in table.options:
+            found.setdefault((begin, fish_option(option)), []).append(last)
+    line = "complete -c kvant -n '{}__fish_seen_subcommand_from {}' {}"
+    return [line.format(begin, " ".join(names), option) for (begin, option), names in found.items()]
 
 
 def fish(read):
@@ -193,7 +245,7 @@ def fish(read):
     lines += [f"complete -c kvant -n '{of_bench}' -fa {name} -d {quoted(text)}" for name, text in second_words(read).items()]
     lines.append("complete -c kvant -n '__fish_seen_subcommand_from completion' -fa 'bash zsh fish'")
     lines.append("complete -c kvant -n '__fish_seen_subcommand_from exec' -xa '(__fish_complete_subcommand)'")
-    lines += [fish_option(table, option) for table in read for option in table.options]
+    lines += fish_options(read)
     return "\n".join(lines) + "\n"
 
 
