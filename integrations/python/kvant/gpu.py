@@ -13,7 +13,7 @@ from . import checks
 from .codec import Codec
 from .library import PAGE_TOKENS, Owned, check, library, text_buffer
 from .rope import Rope
-from .structs import CodecInfo, CudaTables
+from .structs import CodecInfo, CudaQueryArgs, CudaTables
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
 _LEARNT_TOGETHER = 512  # rows, as a cache writes them
@@ -40,6 +40,24 @@ def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
 def call(name: str, arguments: Any, device: torch.device) -> None:
     with calls(device) as run:
         run(name, arguments)
+
+
+def transform_queries(codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor) -> Tensor:
+    """Queries [n, heads, head_dim] through the matrix of transform=file, into out: float32, contiguous."""
+    arguments = CudaQueryArgs.new(
+        k_codec=codec.handle,
+        batch=q.shape[0],
+        n_heads=q.shape[1],
+        n_kv_heads=n_kv_heads,
+        type=type_of(q),
+        q=q.data_ptr(),
+        q_batch_stride=q.stride(0),
+        q_head_stride=q.stride(1),
+        inverse_weights=inverse,
+        out=out.data_ptr(),
+    )
+    call("transform_queries", arguments, q.device)
+    return out
 
 
 class GpuCodec(Owned):

@@ -7,14 +7,13 @@ import torch
 
 from . import checks
 from .codec import Codec
-from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, Numbers, call, learn, pointer, type_of
+from .gpu import SCRATCH_BYTES, SCRATCH_ROWS, GpuCodec, Numbers, call, learn, pointer, transform_queries, type_of
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, check, library, text_buffer
 from .structs import (
     CudaAppendArgs,
     CudaAttentionArgs,
     CudaDecodeArgs,
     CudaPages,
-    CudaQueryArgs,
     CudaRows,
     CudaSealArgs,
     CudaSealPages,
@@ -144,22 +143,10 @@ class PagedCache:
 
     def _turned(self, q):
         """Queries through the matrix, float32."""
-        turned = torch.empty(q.shape, dtype=torch.float32, device=self.device)
-        rows = q.reshape(-1, *q.shape[-2:])
-        args = CudaQueryArgs.new(
-            k_codec=self.k.handle,
-            batch=rows.shape[0],
-            n_heads=rows.shape[1],
-            n_kv_heads=self.n_kv_heads,
-            type=type_of(q),
-            q=rows.data_ptr(),
-            q_batch_stride=rows.stride(0),
-            q_head_stride=rows.stride(1),
-            inverse_weights=self._of_keys("inverse_weights"),
-            out=turned.data_ptr(),
-        )
-        call("transform_queries", args, self.device)
-        return turned
+        out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
+        rows, inverse = q.reshape(-1, *q.shape[-2:]), self._of_keys("inverse_weights")
+        transform_queries(self.k, rows, inverse, self.n_kv_heads, out)
+        return out
 
     def _word(self, tensor):
         if tensor is None:

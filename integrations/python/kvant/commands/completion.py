@@ -112,7 +112,8 @@ def bash_values(kinds, indent):
 def bash_case(table, usual):
     words = " ".join(word for option in table.options for word in words_of(option)) + " --help"
     special = [(word, kind) for word, kind in bash_kinds(table) if kind != usual[word]]
-    return "\n".join([f'    "{table.name}") words="{words}"', *bash_values(special, "        ")]) + " ;;"
+    lines = [f'    "{table.name}") words="{words}"', *bash_values(special, "        ")]
+    return "\n".join(lines) + " ;;"
 
 
 def bash(read):
@@ -123,7 +124,8 @@ def bash(read):
     usual = {word: max(kinds, key=kinds.count) for word, kinds in every.items()}
     values = bash_values(((word, kind) for word, kind in usual.items() if kind), "    ")
     return BASH % {"specs": " ".join(tables.specs()), "first": " ".join(first_words(read)), "top": " ".join(TOP),
-                   "levels": VALUES["LEVEL"], "second": " ".join(second_words(read)), "values": "\n".join(values),
+                   "levels": VALUES["LEVEL"], "values": "\n".join(values),
+                   "second": " ".join(second_words(read)),
                    "cases": "\n".join(bash_case(table, usual) for table in read if table.options)}
 
 
@@ -197,7 +199,8 @@ def zsh_shared(read):
 def zsh_case(table, shared):
     rest = " '*:::program:_normal'" if table.name == "exec" else ""
     words = [zsh_option(option) for option in table.options]
-    names = textwrap.wrap(" ".join("$" + shared[option] for option in words if option in shared), 96)
+    names = " ".join("$" + shared[option] for option in words if option in shared)
+    names = textwrap.wrap(names, 96)
     lines = [f"{quoted(table.name)}) _arguments \\", *(f"    {line} \\" for line in names)]
     lines += [f"    {option} \\" for option in words if option not in shared]
     return "\n".join([*lines, f"    '--help[this text]'{rest} ;;"])
@@ -210,7 +213,8 @@ def zsh(read):
         return "\n".join("    " + quoted(f"{name}:{text}") for name, text in words.items())
 
     return ZSH % {"specs": " ".join(tables.specs()), "first": described(first_words(read)), "second": described(second_words(read)),
-                  "levels": VALUES["LEVEL"], "shared": "\n".join(f"local -a {name}=({words})" for words, name in shared.items()),
+                  "levels": VALUES["LEVEL"],
+                  "shared": "\n".join(f"local -a {name}=({words})" for words, name in shared.items()),
                   "cases": "\n".join(zsh_case(table, shared) for table in read if table.options)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import structs as s
 from ..codec import Codec
-from ..gpu import SCRATCH_BYTES, GpuCodec, Numbers, call, pointer, type_of
+from ..gpu import SCRATCH_BYTES, GpuCodec, Numbers, call, pointer, transform_queries, type_of
 from ..library import PAGE_TOKENS, check, library, text_buffer
 from . import Stored
 from .codecs import codecs
@@ -180,21 +180,10 @@ class LayerPages:
 
     def _turned(self, q: Tensor, part: Any) -> Tensor:
         """Queries of a part through the matrix of transform=file, float32, in the rows that they have in q."""
-        turned, rows = torch.empty(q.shape, dtype=torch.float32, device=q.device), slice(part.first_row, part.last_row)
-        arguments = s.CudaQueryArgs.new(
-            k_codec=self.k.codec.handle,
-            batch=part.last_row - part.first_row,
-            n_heads=q.shape[1],
-            n_kv_heads=self.n_kv_heads,
-            type=type_of(q),
-            q=q[rows].data_ptr(),
-            q_batch_stride=q.stride(0),
-            q_head_stride=q.stride(1),
-            inverse_weights=pointer(self.k.numbers.inverse_weights),
-            out=turned[rows].data_ptr(),
-        )
-        call("transform_queries", arguments, self.device)
-        return turned
+        made, rows = torch.empty(q.shape, dtype=torch.float32, device=q.device), slice(part.first_row, part.last_row)
+        inverse = pointer(self.k.numbers.inverse_weights)
+        transform_queries(self.k.codec, q[rows], inverse, self.n_kv_heads, made[rows])
+        return made
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
         """Of the newest tokens of a part's sequences: rows of q and out, [n, heads, head_dim]."""
