@@ -30,7 +30,7 @@ def write(path, results):
     parts = {
         "style": _read(PAGE / "page.css"),
         "library": _read(PLOT / "d3.min.js", PLOT / "plot.umd.min.js") if has_figures() else "",
-        "script": _read(PAGE / "page.js"),
+        "script": _read(PAGE / "figures.js", PAGE / "page.js"),
         "data": _data(results),
     }
     template = _read(PAGE / "page.html")

@@ -1,718 +1,464 @@
-/* page.js - draws the report from the data that is in the page.
- *
- * Every figure is an SVG with a name, and a table with the same numbers stands under it. Nothing is loaded, nothing needs a mouse.
- * Without the plotting library (a build without it) the tables are all there is.
- */
-"use strict";
-(() => {
-    const data = JSON.parse(document.getElementById("data").textContent);
-    const main = document.getElementById("content");
-    const about = data.about ?? {};
-    const steps = data.steps ?? [];
-    const MIB = 1048576;
-    const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => `var(--c${i})`);
-    const DASHES = ["6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 6"];
+/* page.js - the sections of the page, drawn from the data that is in it with figures.js. */
 
-    /* Elements, always from text and never from markup: names come from files. */
-    function element(name, attributes = {}, ...children) {
-        const made = document.createElement(name);
-        for (const [key, value] of Object.entries(attributes))
-            if (value !== null && value !== undefined) made.setAttribute(key, value);
-        made.append(...children.filter((child) => child !== null && child !== undefined));
-        return made;
-    }
+/* Two reports on one model may differ in this alone. Nothing where no preset was measured. */
+function howLearned() {
+    if (about.calibration) return ", calibrated";
+    return rowsOf("quality").some((row) => row.preset) ? ", not calibrated" : "";
+}
 
-    const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-    const show = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : value ?? "–");
-    /* Three significant digits where zeros would be all that is left. */
-    const showSmall = (value) =>
-        !isNumber(value) ? "–" : Math.abs(value) < 1e-5 ? "0" : Math.abs(value) < 0.1 ? value.toPrecision(3) : value.toFixed(3);
-    const unique = (values) => [...new Set(values)];
+function head() {
+    const title = `kvant report: ${about.model ?? "model"}${howLearned()}`;
+    document.title = title;
+    main.querySelector("h1").textContent = title;
+    main.append(element("p", {}, "How small the key-value cache of this model can be before it gets worse, measured with ",
+        about.text ? `the text ${about.text}` : "a text", " on one machine. Divergence is the mean Kullback-Leibler divergence of the next-token ",
+        "distribution from that of the uncompressed f16 cache, in nats; 0 is no difference, and q8_0's is usually called lossless."));
+    if (!data.complete)
+        main.append(element("p", { class: "warning", role: "note" }, "This report is partial: ",
+            "measuring was interrupted or a step failed, and what is here was complete. The same command goes on."));
+    const contents = [["choose", "What to set"], ["quality", "Quality against size"], ["position", "Divergence along the context"], ["memory", "Memory"],
+        ["speed", "Speed"], ["needle", "Finding facts"], ["layers", "Layers"], ["table", "All configurations"], ["how", "How it was measured"]];
+    main.append(element("nav", { "aria-label": "Contents" },
+        element("ul", {}, ...contents.map(([id, name]) => element("li", {}, element("a", { href: `#${id}` }, name))))));
+}
 
-    /* Rows of a step, or of all steps whose name begins so ("needle:512", "needle:1024"). */
-    const rowsOf = (name) =>
-        steps.filter((step) => step.name === name || step.name.startsWith(`${name}:`)).flatMap((step) => step.rows ?? []);
+/* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
+const cells = (tokens) => 256 * Math.ceil(tokens / 256);
 
-    function labelOf(row) {
-        const specs = row.k === row.v ? row.k : `${row.k} / ${row.v}`;
-        const name = row.preset ? `preset ${row.preset}` : row.config ? `settings ${row.config}` : specs;
-        const prefix = row.cache === "llama.cpp" ? "llama.cpp " : row.cache === "accel" ? "accel " : row.cache === "kvant fp32" ? "fp32 " : "";
-        const suffix = row.protect > 0 ? `, protect ${row.protect}` : "";
-        return prefix + name + suffix;
-    }
+/* Sizes are given for the model's own context, up to 32768 tokens, as kvant inspect tells them:
+ * everything that a full cache keeps. */
+const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes));
+const inspectedF16 = inspected.find(isF16);
+const toldSizes = () => ({
+    context: inspectedF16.ctx,
+    computed: false,
+    f16Bytes: (tokens) => (inspectedF16.kv_bytes / inspectedF16.ctx) * tokens,
+    bytes: (row) => (inspected.find((other) => labelOf(other).replace(/^(accel|fp32) /, "") ===
+        labelOf(row).replace(/^(accel|fp32) /, "")) ?? { kv_bytes: null }).kv_bytes,
+});
 
-    const isF16 = (row) => row.cache === "llama.cpp" && row.k === "f16" && row.v === "f16";
-    const kindOf = (row) =>
-        row.cache === "llama.cpp" || row.cache === "accel" ? "llama.cpp" : row.preset ? "preset" : row.config ? "settings file" : "kvant codec";
-    const KINDS = ["kvant codec", "preset", "settings file", "llama.cpp"];
-    const SYMBOLS = ["circle", "star", "diamond", "square"];
+/* Results of an older kvant have no such sizes. Theirs are computed from what was measured, because
+ * a cache grows by its codec bits per number and a part that stays (fp16 windows). Layers with a
+ * sliding window do not grow; then the measured context is given. */
+function computedSizes() {
+    const f16 = rowsOf("quality").find(isF16);
+    const perCell = [...(f16 && about.ctx ? [f16.kv_bytes / cells(about.ctx)] : []),
+        ...rowsOf("needle").filter((row) => isF16(row) && isNumber(row.kv_bytes)).map((row) => row.kv_bytes / cells(row.ctx))];
+    const lengths = unique([about.ctx, ...rowsOf("needle").map((row) => row.ctx)].map((tokens) => cells(tokens ?? 0)));
+    const linear = lengths.length > 1 && perCell.length > 1 && perCell.every((bytes) => Math.abs(bytes / perCell[0] - 1) < 1e-9);
+    const context = linear && isNumber(about.n_ctx_train) ? Math.min(about.n_ctx_train, 32768) : about.ctx ?? 0;
+    const f16Bytes = (tokens) => perCell[0] * tokens;
+    return { context, computed: context !== about.ctx, f16Bytes, bytes(row) {
+        if (!f16 || !about.ctx) return null;
+        if (row.cache === "llama.cpp" || row.cache === "accel") return (row.kv_bytes / cells(about.ctx)) * context;
+        return row.kv_bytes + (row.bits / 16) * (f16Bytes(context) - f16Bytes(about.ctx));
+    } };
+}
+const sizes = inspectedF16 ? toldSizes() : computedSizes();
 
-    /* A table: columns are { key, name, text (left), show }. Sorted by the keyboard as by the mouse: headings are buttons. */
-    function makeTable(caption, columns, rows, sortable = true) {
-        const body = element("tbody");
-        const fill = (sorted) =>
-            body.replaceChildren(
-                ...sorted.map((row) =>
-                    element("tr", {}, ...columns.map((column, i) =>
-                        element(i === 0 ? "th" : "td", { class: column.text ? "text" : null, scope: i === 0 ? "row" : null, "data-name": i === 0 ? null : column.name },
-                            String((column.show ?? show)(row[column.key]))))),
-                ),
-            );
-        const headings = columns.map((column) => {
-            const heading = element("th", { scope: "col", class: column.text ? "text" : null });
-            if (!sortable) {
-                heading.append(column.name);
-                return heading;
-            }
-            const button = element("button", { type: "button" }, column.name);
-            button.addEventListener("click", () => sortBy(column, heading));
-            heading.append(button);
-            return heading;
-        });
-        function sortBy(column, heading) {
-            const up = heading.getAttribute("aria-sort") !== "ascending";
-            headings.forEach((other) => other.removeAttribute("aria-sort"));
-            heading.setAttribute("aria-sort", up ? "ascending" : "descending");
-            const order = (a, b) => {
-                const [x, y] = [a[column.key], b[column.key]];
-                if (x === null || x === undefined || y === null || y === undefined) return (x ?? null) === null ? ((y ?? null) === null ? 0 : 1) : -1;
-                const step = isNumber(x) && isNumber(y) ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
-                return up ? step : -step;
-            };
-            fill([...rows].sort(order));
-        }
-        fill(rows);
-        return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-            element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...headings)), body));
-    }
-
-    function section(id, title, ...children) {
-        const made = element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), ...children);
-        main.append(made);
-        return made;
-    }
-
-    const notMeasured = (what) => element("p", { class: "note" }, `Not measured: ${what}`);
-
-    /* Figures are drawn again when their width changes. draw(width) returns an SVG. */
-    function figure(label, draw, legend, table) {
-        const place = element("div");
-        const holder = element("figure", { role: "group", "aria-label": label }, place, legend ?? null,
-            element("details", {}, element("summary", {}, "The numbers of this figure"), table));
-        if (!window.Plot) {
-            place.append(element("p", { class: "note" }, "This build of kvant has no plotting library: the numbers are in the table."));
-            holder.querySelector("details").open = true;
-            return holder;
-        }
-        follow(place, label, draw);
-        return holder;
-    }
-
-    /* Draws into an element whenever its width changes. */
-    function follow(place, label, draw) {
-        let drawn = 0;
-        new ResizeObserver(() => {
-            const width = Math.round(place.clientWidth);
-            if (width === drawn || width < 40) return;
-            drawn = width;
-            const svg = draw(width);
-            svg.setAttribute("role", "img");
-            svg.setAttribute("aria-label", label);
-            place.replaceChildren(svg);
-        }).observe(place);
-    }
-
-    const STYLE = { fontSize: "12px", background: "none", color: "var(--ink)", fontFamily: "inherit" };
-    const plot = (options) => Plot.plot({ style: STYLE, ...options });
-
-    /* A cache looks the same in every figure. f16 is the ink's solid line; seven dashes and nine colours have no common divisor, so 63 others
-     * differ from one another, and the first nine in colour. */
-    const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")].filter((row) => !isF16(row)).map(labelOf));
-    function lookOf(name, names) {
-        if (name === labelOf({ cache: "llama.cpp", k: "f16", v: "f16" })) return { colour: "var(--ink)", dash: null };
-        const i = palette.includes(name) ? palette.indexOf(name) : palette.length + names.indexOf(name);
-        return { colour: COLOURS[i % COLOURS.length], dash: DASHES[i % DASHES.length] };
-    }
-
-    function lineLegend(names) {
-        return element("ul", { class: "legend" }, ...names.map((name) => {
-            const look = lookOf(name, names);
-            const item = element("li");
-            const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-            key.setAttribute("aria-hidden", "true");
-            key.setAttribute("viewBox", "0 0 26 14");
-            const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-            for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 })) line.setAttribute(k, v);
-            line.style.stroke = look.colour;
-            if (look.dash) line.setAttribute("stroke-dasharray", look.dash);
-            key.append(line);
-            item.append(key, name);
-            return item;
-        }));
-    }
-
-    /* Lines that colour and dashes tell apart. rows: { x, y, name }. */
-    function lineMarks(rows, names) {
-        return names.flatMap((name) => {
-            const { colour, dash } = lookOf(name, names);
-            const own = rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => a.x - b.x);
-            const look = { x: "x", y: "y", stroke: colour };
-            return [
-                Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: dash ?? undefined }),
-                Plot.dot(own, { ...look, fill: "var(--paper)", r: 2.5, title: (d) => `${name}: ${showSmall(d.y)}` }),
-            ];
-        });
-    }
-
-    /* Names at the ends of lines, moved apart; a phone has no room for them and has the legend. */
-    function endLabels(svg, rows, names) {
-        const [x, y] = [svg.scale("x"), svg.scale("y")];
-        const ends = names.map((name) => rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => b.x - a.x)[0]).filter(Boolean)
-            .map((row) => ({ name: row.name, x: x.apply(row.x), y: y.apply(row.y) })).sort((a, b) => a.y - b.y);
-        ends.forEach((end, i) => { if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 13); });
-        const beyond = ends.length > 0 ? Math.max(0, ends[ends.length - 1].y - y.range[0]) : 0;
-        for (const end of ends) {
-            const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-            for (const [k, v] of Object.entries({ x: end.x + 8, y: end.y - beyond, dy: "0.32em", "font-size": 11, "text-anchor": "start", class: "end" })) text.setAttribute(k, v);
-            text.style.fill = lookOf(end.name, names).colour;
-            text.textContent = end.name.replace(/^(llama\.cpp|preset|settings) /, "").slice(0, 24);
-            svg.append(text);
-        }
-        return svg;
-    }
-
-    /* Names of presets and of llama.cpp's types stand next to their points: at the first place where
-     * no other name, no point and no edge is in the way, else where least is. A letter is 0.62 of the
-     * size of the text wide. */
-    const overlap = (a, b) =>
-        Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) *
-        Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
-    const box = (left, top, width, height) =>
-        ({ left, top, right: left + width, bottom: top + height });
-
-    /* Right of the point, left of it, above and below, and a line further. */
-    function placesAround(p, width, height) {
-        const [above, level] = [-height - 3, -height / 2];
-        const places = [[8, above], [9, level], [8, 4], [-width - 8, above], [-width - 9, level],
-            [-width / 2, -height - 8], [-width / 2, 8], [10, -2 * height - 3], [10, height + 4]];
-        return places.map(([dx, dy]) => box(p.x + dx, p.y + dy, width, height));
-    }
-
-    function pointLabels(svg, shown, best, size) {
-        const [x, y] = [svg.scale("x"), svg.scale("y")];
-        const at = (row) => ({ x: x.apply(row[size]), y: y.apply(row.kld_mean) });
-        const points = shown.map(at).map((p) => box(p.x - 6, p.y - 6, 12, 12));
-        const numbers = best.map(at).map((p) => box(p.x - 22, p.y + 2, 16, 14));
-        const taken = [...points, ...numbers];
-        const paper = box(x.range[0], y.range[1] - 22, svg.getAttribute("width") - x.range[0],
-            y.range[0] - y.range[1] + 22);
-        const named = [...shown.filter((row) => row.preset), ...shown.filter(isStock)];
-        for (const row of named) {
-            const name = row.preset ?? row.name.replace("llama.cpp ", "");
-            const [fontSize, weight] = row.preset ? [12, 600] : [11, 400];
-            const width = 0.62 * fontSize * name.length, height = fontSize + 2;
-            const hidden = (place) => width * height - overlap(place, paper);
-            const covered = (place) =>
-                taken.reduce((sum, other) => sum + overlap(place, other), 4 * hidden(place));
-            const place = placesAround(at(row), width, height)
-                .reduce((least, other) => (covered(other) < covered(least) - 0.5 ? other : least));
-            taken.push(place);
-            svg.append(pointLabel(name, place.left, place.top + height / 2, fontSize, weight));
-        }
-        return svg;
-    }
-
-    function pointLabel(name, x, y, size, weight) {
-        const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-        const all = { x, y, dy: "0.32em", "text-anchor": "start", class: "point", fill: "var(--ink)",
-            stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke", "font-size": size,
-            "font-weight": weight };
-        for (const [key, value] of Object.entries(all)) text.setAttribute(key, value);
-        text.textContent = name;
-        return text;
-    }
-
-    function lineFigure(label, rows, axes, columns) {
-        const names = unique(rows.map((row) => row.name));
-        const draw = (width) => {
-            const wide = width >= 640;
-            const svg = plot({
-                width,
-                height: Math.min(380, Math.max(240, width * 0.5)),
-                marginLeft: 56,
-                marginRight: wide ? 150 : 20,
-                marginBottom: 40,
-                x: { grid: false, ...axes.x },
-                y: { grid: true, ...axes.y },
-                marks: [Plot.ruleY(axes.zero ? [0] : []), ...lineMarks(rows, names)],
-            });
-            return wide ? endLabels(svg, rows, names) : svg;
+function qualityRows() {
+    const rows = rowsOf("quality").filter((row) => isNumber(row.kld_mean));
+    const f16 = rows.find(isF16);
+    return rows.map((row) => {
+        const bytes = sizes.bytes(row);
+        return {
+            ...row,
+            name: labelOf(row),
+            kind: kindOf(row),
+            bytes,
+            whole: bytes === null ? (f16 ? (16 * row.kv_bytes) / f16.kv_bytes : row.bits) : (16 * bytes) / sizes.f16Bytes(sizes.context),
+            f16: row === f16,
         };
-        return figure(label, draw, lineLegend(names), makeTable(label, columns, rows));
-    }
-
-    /* ---- sections ---- */
-
-    /* Two reports on one model may differ in this alone. Nothing where no preset was measured. */
-    function howLearned() {
-        if (about.calibration) return ", calibrated";
-        return rowsOf("quality").some((row) => row.preset) ? ", not calibrated" : "";
-    }
-
-    function head() {
-        const title = `kvant report: ${about.model ?? "model"}${howLearned()}`;
-        document.title = title;
-        main.querySelector("h1").textContent = title;
-        main.append(element("p", {}, "How small the key-value cache of this model can be before it gets worse, measured with ",
-            about.text ? `the text ${about.text}` : "a text", " on one machine. Divergence is the mean Kullback-Leibler divergence of the next-token ",
-            "distribution from that of the uncompressed f16 cache, in nats; 0 is no difference, and q8_0's is usually called lossless."));
-        if (!data.complete)
-            main.append(element("p", { class: "warning", role: "note" }, "This report is partial: ",
-                "measuring was interrupted or a step failed, and what is here was complete. The same command goes on."));
-        const contents = [["choose", "What to set"], ["quality", "Quality against size"], ["position", "Divergence along the context"], ["memory", "Memory"],
-            ["speed", "Speed"], ["needle", "Finding facts"], ["layers", "Layers"], ["table", "All configurations"], ["how", "How it was measured"]];
-        main.append(element("nav", { "aria-label": "Contents" },
-            element("ul", {}, ...contents.map(([id, name]) => element("li", {}, element("a", { href: `#${id}` }, name))))));
-    }
-
-    /* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
-    const cells = (tokens) => 256 * Math.ceil(tokens / 256);
-
-    /* Sizes are given for the model's own context, up to 32768 tokens, as kvant inspect tells them:
-     * everything that a full cache keeps. */
-    const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes));
-    const inspectedF16 = inspected.find(isF16);
-    const toldSizes = () => ({
-        context: inspectedF16.ctx,
-        computed: false,
-        f16Bytes: (tokens) => (inspectedF16.kv_bytes / inspectedF16.ctx) * tokens,
-        bytes: (row) => (inspected.find((other) => labelOf(other).replace(/^(accel|fp32) /, "") ===
-            labelOf(row).replace(/^(accel|fp32) /, "")) ?? { kv_bytes: null }).kv_bytes,
     });
+}
 
-    /* Results of an older kvant have no such sizes. Theirs are computed from what was measured, because
-     * a cache grows by its codec bits per number and a part that stays (fp16 windows). Layers with a
-     * sliding window do not grow; then the measured context is given. */
-    function computedSizes() {
-        const f16 = rowsOf("quality").find(isF16);
-        const perCell = [...(f16 && about.ctx ? [f16.kv_bytes / cells(about.ctx)] : []),
-            ...rowsOf("needle").filter((row) => isF16(row) && isNumber(row.kv_bytes)).map((row) => row.kv_bytes / cells(row.ctx))];
-        const lengths = unique([about.ctx, ...rowsOf("needle").map((row) => row.ctx)].map((tokens) => cells(tokens ?? 0)));
-        const linear = lengths.length > 1 && perCell.length > 1 && perCell.every((bytes) => Math.abs(bytes / perCell[0] - 1) < 1e-9);
-        const context = linear && isNumber(about.n_ctx_train) ? Math.min(about.n_ctx_train, 32768) : about.ctx ?? 0;
-        const f16Bytes = (tokens) => perCell[0] * tokens;
-        return { context, computed: context !== about.ctx, f16Bytes, bytes(row) {
-            if (!f16 || !about.ctx) return null;
-            if (row.cache === "llama.cpp" || row.cache === "accel") return (row.kv_bytes / cells(about.ctx)) * context;
-            return row.kv_bytes + (row.bits / 16) * (f16Bytes(context) - f16Bytes(about.ctx));
-        } };
+/* Those that nothing of their size or smaller beats. */
+function front(rows, size) {
+    let best = Infinity;
+    return [...rows].sort((a, b) => a[size] - b[size] || a.kld_mean - b.kld_mean).filter((row) => row.kld_mean < best && ((best = row.kld_mean), true));
+}
+
+const per100 = (value) => (isNumber(value) ? (100 * value).toFixed(1) : "–");
+const mib = (value) => (isNumber(value) ? (value / MIB).toFixed(2) : "–");
+
+/* ---- what to set ---- */
+
+/* Nobody sees a divergence below the first limit or q8_0's; above the second answers change. */
+const UNSEEN = 0.01, USABLE = 0.1;
+const isStock = (row) => row.kind === "llama.cpp";
+const stockOf = (rows, type) => rows.find((row) => row.cache === "llama.cpp" && row.k === type && row.v === type);
+
+/* A type of llama.cpp's that is as small and diverges no more, both within what was measured. */
+const equalled = (row, rows) => rows.find((other) => isStock(other) && !other.f16 && !isStock(row) && other.whole <= 1.01 * row.whole &&
+    other.kld_mean <= row.kld_mean + (row.kld_se ?? 0));
+
+/* Presets, settings files and llama.cpp's types are what a user sets; codecs only where nothing else was measured. */
+function candidates(rows) {
+    const all = rows.filter((row) => !row.f16 && !equalled(row, rows));
+    const named = all.filter((row) => row.kind !== "kvant codec");
+    return named.some((row) => !isStock(row)) ? named : all;
+}
+
+const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
+
+/* No more than q8_0, within what was measured. What diverges more may still be below UNSEEN. */
+const losesNothing = (row, q8) =>
+    q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
+
+function chosen(rows) {
+    const own = candidates(rows), q8 = stockOf(rows, "q8_0");
+    const unseen = Math.max(UNSEEN, q8 ? q8.kld_mean + 2 * (q8.kld_se ?? 0) : 0);
+    const second = rows.find((row) => row.preset === "balanced") ?? smallest(own.filter((row) => row.kld_mean <= (unseen + USABLE) / 2));
+    const first = smallest(own.filter((row) => row.kld_mean <= unseen && (!second || row.kld_mean < second.kld_mean)));
+    const last = smallest(own.filter((row) => row.kld_mean <= USABLE && (!second || row.whole < second.whole)));
+    return [
+        [!first || losesNothing(first, q8) ? "Loses nothing to be seen" : "Loses little", first,
+            `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
+        [second && !second.preset ? "Between" : "The default", second, "The preset balanced was not measured."],
+        ["Smallest usable", last, `Nothing smaller stays below a divergence of ${USABLE}.`],
+    ];
+}
+
+const times = (ratio) => (ratio >= 9.5 ? ratio.toFixed(0) : ratio.toFixed(1));
+
+/* "1.9 times q8_0's, 1/4 of q4_0's" */
+function inWords(row, rows) {
+    const q8 = stockOf(rows, "q8_0"), q4 = stockOf(rows, "q4_0");
+    if (row === q8) return "what is usually called lossless";
+    const words = [];
+    if (q8 && q8.kld_mean > 0) words.push(losesNothing(row, q8) ? "no more than q8_0's" : `${times(row.kld_mean / q8.kld_mean)} times q8_0's`);
+    if (q4 && row !== q4 && row.kld_mean > 0) {
+        const ratio = q4.kld_mean / row.kld_mean;
+        words.push(ratio >= 1.5 ? `1/${Math.round(ratio)} of q4_0's` : ratio > 0.9 ? "about q4_0's" : `${times(1 / ratio)} times q4_0's`);
     }
-    const sizes = inspectedF16 ? toldSizes() : computedSizes();
+    return words.join(", ");
+}
 
-    function qualityRows() {
-        const rows = rowsOf("quality").filter((row) => isNumber(row.kld_mean));
-        const f16 = rows.find(isF16);
-        return rows.map((row) => {
-            const bytes = sizes.bytes(row);
-            return {
-                ...row,
-                name: labelOf(row),
-                kind: kindOf(row),
-                bytes,
-                whole: bytes === null ? (f16 ? (16 * row.kv_bytes) / f16.kv_bytes : row.bits) : (16 * bytes) / sizes.f16Bytes(sizes.context),
-                f16: row === f16,
-            };
-        });
+/* Of the deepest measurement, or null. Ranges that overlap are no difference. */
+function speedInWords(row) {
+    const rows = rowsOf("speed").filter((other) => isNumber(other.decode_tps));
+    const depth = Math.max(...rows.map((other) => other.depth));
+    const at = (name) => rows.find((other) => other.depth === depth && labelOf(other) === name);
+    const accelerated = isStock(row) ? at(row.name.replace("llama.cpp", "accel")) : undefined;
+    const own = accelerated ?? at(row.name), f16 = rows.find((other) => other.depth === depth && isF16(other));
+    if (!own || !f16) return null;
+    const overlap = isNumber(own.decode_low) && own.rounds > 1 && own.decode_low <= f16.decode_high && f16.decode_low <= own.decode_high;
+    const range = isNumber(own.decode_low) && own.rounds > 1 ? ` (${show(own.decode_low, 1)} to ${show(own.decode_high, 1)})` : "";
+    const how = accelerated ? "with --accel " : isStock(row) ? "without --accel " : "";
+    return `${how}${overlap ? "as fast as f16 within the spread" : `${show(own.decode_tps / f16.decode_tps, 2)} times f16's`}: ` +
+        `${show(own.decode_tps, 1)} tokens/s${range} after ${depth} tokens`;
+}
+
+const quoted = (word) => (/^[\w.,:=\/+@%-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+function commandOf(row) {
+    const model = quoted(about.model_file ?? "model.gguf");
+    const server = `llama-server -m ${model} -c ${sizes.context}`;
+    if (isStock(row)) return `kvant exec --accel -- ${server} -ctk ${quoted(row.k)} -ctv ${quoted(row.v)}`;
+    if (row.preset) return `kvant exec${row.preset === "balanced" ? "" : ` --preset ${quoted(row.preset)}`} -- ${server}`;
+    if (row.config) return `kvant exec --config ${quoted(row.config)} -- ${server}`;
+    return `kvant exec -k ${quoted(row.k)} -v ${quoted(row.v)} -- ${server}`;
+}
+
+/* The text is selected in any case; where the browser lets a page copy, it is copied, too. */
+function copyButton(code) {
+    const button = element("button", { type: "button", class: "copy" }, "copy");
+    button.addEventListener("click", () => {
+        document.getSelection().selectAllChildren(code);
+        button.textContent = document.execCommand("copy") ? "copied" : "selected";
+    });
+    return button;
+}
+
+function card(title, row, why, rows) {
+    const heading = element("h3", {}, title);
+    if (!row) return element("div", { class: "card" }, heading, element("p", { class: "note" }, why));
+    const share = row.bytes === null ? null : row.bytes / sizes.f16Bytes(sizes.context);
+    const code = element("code", {}, commandOf(row));
+    const speed = speedInWords(row), equal = equalled(row, rows);
+    const facts = [
+        ["memory", row.bytes === null ? `${show(row.bits)} bits per number`
+            : `${show(row.bytes / MIB, row.bytes < 100 * MIB ? 1 : 0)} MiB at ${sizes.context} tokens, ${show(share)} of f16's ${show(sizes.f16Bytes(sizes.context) / MIB, 0)}`],
+        ["divergence", `${showSmall(row.kld_mean)}: ${inWords(row, rows)}`],
+        ["same token", `${per100(row.top1)} %`],
+        ["decoding", speed ?? "not measured"],
+    ];
+    return element("div", { class: "card" }, heading, element("p", { class: "name" }, row.name),
+        element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+        equal ? element("p", { class: "note" }, `${equal.name} is as small and as good here.`) : null,
+        element("div", { class: "command" }, code, copyButton(code)));
+}
+
+function choose(rows) {
+    if (rows.length === 0) {
+        section("choose", "What to set", notMeasured("kvant eval has not run."));
+        return;
     }
+    const name = quoted((about.model_file ?? "model.gguf").replace(/\.gguf$/, ""));
+    const calibrate = element("code", {}, `kvant calibrate -m ${quoted(about.model_file ?? "model.gguf")} -f text.txt -o ${name}.kvcal`);
+    section("choose", "What to set",
+        element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
+        about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learnt from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
+            calibrate, copyButton(calibrate)),
+        element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.computed ?
+            `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. ` : ""}Where llama.cpp's own type is as small and as good, it is the one named.`));
+}
 
-    /* Those that nothing of their size or smaller beats. */
-    function front(rows, size) {
-        let best = Infinity;
-        return [...rows].sort((a, b) => a[size] - b[size] || a.kld_mean - b.kld_mean).filter((row) => row.kld_mean < best && ((best = row.kld_mean), true));
+function quality(rows) {
+    const shown = rows.filter((row) => !row.f16 && row.kld_mean > 0);
+    const label = "Mean divergence from fp16 against bits per number, for every configuration";
+    if (shown.length === 0) {
+        section("quality", "Quality against size", notMeasured("kvant eval has not run."));
+        return;
     }
-
-    const per100 = (value) => (isNumber(value) ? (100 * value).toFixed(1) : "–");
-    const mib = (value) => (isNumber(value) ? (value / MIB).toFixed(2) : "–");
-
-    /* ---- what to set ---- */
-
-    /* Nobody sees a divergence below the first limit or q8_0's; above the second answers change. */
-    const UNSEEN = 0.01, USABLE = 0.1;
-    const isStock = (row) => row.kind === "llama.cpp";
-    const stockOf = (rows, type) => rows.find((row) => row.cache === "llama.cpp" && row.k === type && row.v === type);
-
-    /* A type of llama.cpp's that is as small and diverges no more, both within what was measured. */
-    const equalled = (row, rows) => rows.find((other) => isStock(other) && !other.f16 && !isStock(row) && other.whole <= 1.01 * row.whole &&
-        other.kld_mean <= row.kld_mean + (row.kld_se ?? 0));
-
-    /* Presets, settings files and llama.cpp's types are what a user sets; codecs only where nothing else was measured. */
-    function candidates(rows) {
-        const all = rows.filter((row) => !row.f16 && !equalled(row, rows));
-        const named = all.filter((row) => row.kind !== "kvant codec");
-        return named.some((row) => !isStock(row)) ? named : all;
-    }
-
-    const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
-
-    /* No more than q8_0, within what was measured. What diverges more may still be below UNSEEN. */
-    const losesNothing = (row, q8) =>
-        q8 !== undefined && row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0);
-
-    function chosen(rows) {
-        const own = candidates(rows), q8 = stockOf(rows, "q8_0");
-        const unseen = Math.max(UNSEEN, q8 ? q8.kld_mean + 2 * (q8.kld_se ?? 0) : 0);
-        const second = rows.find((row) => row.preset === "balanced") ?? smallest(own.filter((row) => row.kld_mean <= (unseen + USABLE) / 2));
-        const first = smallest(own.filter((row) => row.kld_mean <= unseen && (!second || row.kld_mean < second.kld_mean)));
-        const last = smallest(own.filter((row) => row.kld_mean <= USABLE && (!second || row.whole < second.whole)));
-        return [
-            [!first || losesNothing(first, q8) ? "Loses nothing to be seen" : "Loses little", first,
-                `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
-            [second && !second.preset ? "Between" : "The default", second, "The preset balanced was not measured."],
-            ["Smallest usable", last, `Nothing smaller stays below a divergence of ${USABLE}.`],
-        ];
-    }
-
-    const times = (ratio) => (ratio >= 9.5 ? ratio.toFixed(0) : ratio.toFixed(1));
-
-    /* "1.9 times q8_0's, 1/4 of q4_0's" */
-    function inWords(row, rows) {
-        const q8 = stockOf(rows, "q8_0"), q4 = stockOf(rows, "q4_0");
-        if (row === q8) return "what is usually called lossless";
-        const words = [];
-        if (q8 && q8.kld_mean > 0) words.push(losesNothing(row, q8) ? "no more than q8_0's" : `${times(row.kld_mean / q8.kld_mean)} times q8_0's`);
-        if (q4 && row !== q4 && row.kld_mean > 0) {
-            const ratio = q4.kld_mean / row.kld_mean;
-            words.push(ratio >= 1.5 ? `1/${Math.round(ratio)} of q4_0's` : ratio > 0.9 ? "about q4_0's" : `${times(1 / ratio)} times q4_0's`);
-        }
-        return words.join(", ");
-    }
-
-    /* Of the deepest measurement, or null. Ranges that overlap are no difference. */
-    function speedInWords(row) {
-        const rows = rowsOf("speed").filter((other) => isNumber(other.decode_tps));
-        const depth = Math.max(...rows.map((other) => other.depth));
-        const at = (name) => rows.find((other) => other.depth === depth && labelOf(other) === name);
-        const accelerated = isStock(row) ? at(row.name.replace("llama.cpp", "accel")) : undefined;
-        const own = accelerated ?? at(row.name), f16 = rows.find((other) => other.depth === depth && isF16(other));
-        if (!own || !f16) return null;
-        const overlap = isNumber(own.decode_low) && own.rounds > 1 && own.decode_low <= f16.decode_high && f16.decode_low <= own.decode_high;
-        const range = isNumber(own.decode_low) && own.rounds > 1 ? ` (${show(own.decode_low, 1)} to ${show(own.decode_high, 1)})` : "";
-        const how = accelerated ? "with --accel " : isStock(row) ? "without --accel " : "";
-        return `${how}${overlap ? "as fast as f16 within the spread" : `${show(own.decode_tps / f16.decode_tps, 2)} times f16's`}: ` +
-            `${show(own.decode_tps, 1)} tokens/s${range} after ${depth} tokens`;
-    }
-
-    const quoted = (word) => (/^[\w.,:=\/+@%-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-    function commandOf(row) {
-        const model = quoted(about.model_file ?? "model.gguf");
-        const server = `llama-server -m ${model} -c ${sizes.context}`;
-        if (isStock(row)) return `kvant exec --accel -- ${server} -ctk ${quoted(row.k)} -ctv ${quoted(row.v)}`;
-        if (row.preset) return `kvant exec${row.preset === "balanced" ? "" : ` --preset ${quoted(row.preset)}`} -- ${server}`;
-        if (row.config) return `kvant exec --config ${quoted(row.config)} -- ${server}`;
-        return `kvant exec -k ${quoted(row.k)} -v ${quoted(row.v)} -- ${server}`;
-    }
-
-    /* The text is selected in any case; where the browser lets a page copy, it is copied, too. */
-    function copyButton(code) {
-        const button = element("button", { type: "button", class: "copy" }, "copy");
-        button.addEventListener("click", () => {
-            document.getSelection().selectAllChildren(code);
-            button.textContent = document.execCommand("copy") ? "copied" : "selected";
-        });
-        return button;
-    }
-
-    function card(title, row, why, rows) {
-        const heading = element("h3", {}, title);
-        if (!row) return element("div", { class: "card" }, heading, element("p", { class: "note" }, why));
-        const share = row.bytes === null ? null : row.bytes / sizes.f16Bytes(sizes.context);
-        const code = element("code", {}, commandOf(row));
-        const speed = speedInWords(row), equal = equalled(row, rows);
-        const facts = [
-            ["memory", row.bytes === null ? `${show(row.bits)} bits per number`
-                : `${show(row.bytes / MIB, row.bytes < 100 * MIB ? 1 : 0)} MiB at ${sizes.context} tokens, ${show(share)} of f16's ${show(sizes.f16Bytes(sizes.context) / MIB, 0)}`],
-            ["divergence", `${showSmall(row.kld_mean)}: ${inWords(row, rows)}`],
-            ["same token", `${per100(row.top1)} %`],
-            ["decoding", speed ?? "not measured"],
-        ];
-        return element("div", { class: "card" }, heading, element("p", { class: "name" }, row.name),
-            element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
-            equal ? element("p", { class: "note" }, `${equal.name} is as small and as good here.`) : null,
-            element("div", { class: "command" }, code, copyButton(code)));
-    }
-
-    function choose(rows) {
-        if (rows.length === 0) {
-            section("choose", "What to set", notMeasured("kvant eval has not run."));
-            return;
-        }
-        const name = quoted((about.model_file ?? "model.gguf").replace(/\.gguf$/, ""));
-        const calibrate = element("code", {}, `kvant calibrate -m ${quoted(about.model_file ?? "model.gguf")} -f text.txt -o ${name}.kvcal`);
-        section("choose", "What to set",
-            element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
-            about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration: presets learnt from the text itself, as they do from a prompt. A calibration takes minutes, once per model; answers then do not depend on earlier requests: ",
-                calibrate, copyButton(calibrate)),
-            element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.computed ?
-                `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. ` : ""}Where llama.cpp's own type is as small and as good, it is the one named.`));
-    }
-
-    function quality(rows) {
-        const shown = rows.filter((row) => !row.f16 && row.kld_mean > 0);
-        const label = "Mean divergence from fp16 against bits per number, for every configuration";
-        if (shown.length === 0) {
-            section("quality", "Quality against size", notMeasured("kvant eval has not run."));
-            return;
-        }
-        const untied = shown.filter((row) => !equalled(row, shown));
-        let size = "whole";
-        const whole = `bits of the whole cache at ${sizes.context} tokens, everything included`;
-        const draw = (width) => {
-            const best = front(untied, size);
-            const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
-            const svg = plot({
-                width,
-                height: Math.min(560, Math.max(340, width * 0.62)),
-                /* The title of the axis stands there, and below it the name of a star at the top. */
-                marginTop: 40,
-                marginLeft: 56,
-                marginRight: 40,
-                marginBottom: 40,
-                x: { label: size === "bits" ? "codec bits per number →" : `bits per number, whole cache at ${sizes.context} tokens →`, grid: true, nice: true },
-                y: { type: "log", label: "↑ mean divergence, nats (log)", grid: true, tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") },
-                marks: [
-                    Plot.line(best, { x: size, y: "kld_mean", stroke: "var(--soft)", strokeWidth: 1.5, strokeDasharray: "4 3", curve: "step-after" }),
-                    ...kinds.map((kind) => {
-                        const i = KINDS.indexOf(kind);
-                        return Plot.dot(shown.filter((row) => row.kind === kind), {
-                            x: size, y: "kld_mean", symbol: SYMBOLS[i], r: i === 1 ? 6 : 4.5, fill: COLOURS[i], fillOpacity: 0.35, stroke: COLOURS[i],
-                            title: (d) => `${d.name}\n${show(d[size])} bits, divergence ${showSmall(d.kld_mean)}`,
-                        });
-                    }),
-                    /* Below and left of the front there is nothing, so numbers have room there; names are in the list. */
-                    Plot.text(best, { x: size, y: "kld_mean", text: (_, i) => String(i + 1), dx: -8, dy: 9, textAnchor: "end", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
-                ],
-            });
-            return pointLabels(svg, shown, best, size);
-        };
+    const untied = shown.filter((row) => !equalled(row, shown));
+    let size = "whole";
+    const whole = `bits of the whole cache at ${sizes.context} tokens, everything included`;
+    const draw = (width) => {
+        const best = front(untied, size);
         const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
-        const legend = element("ul", { class: "legend" }, ...kinds.map((kind) => {
-            const i = KINDS.indexOf(kind);
-            const item = element("li");
-            if (window.Plot) {
-                const key = Plot.plot({ width: 26, height: 14, margin: 7, axis: null, style: STYLE,
-                    marks: [Plot.dot([[0, 0]], { symbol: SYMBOLS[i], r: 4.5, fill: COLOURS[i], fillOpacity: 0.35, stroke: COLOURS[i] })] });
-                key.setAttribute("aria-hidden", "true");
-                item.append(key);
-            }
-            item.append(kind);
-            return item;
-        }), element("li", {}, "dashed: nothing measured is better at that size or below"));
-        const build = () => {
-            const ordered = front(untied, size), best = new Set(ordered);
-            const list = element("ol", { class: "front", "aria-label": "Nothing measured is better at their size or below" }, ...ordered.map((row) =>
-                element("li", {}, `${row.name}: ${show(row[size])} bits, divergence ${showSmall(row.kld_mean)}`)));
-            const listed = shown.map((row) => ({ ...row, best: best.has(row) ? "yes" : "" })).sort((a, b) => a[size] - b[size]);
-            return figure(label, draw, element("div", {}, legend.cloneNode(true), list), makeTable(label, [
-                { key: "name", name: "keys / values", text: true },
-                { key: "kind", name: "kind", text: true },
-                { key: "bits", name: "codec bits" },
-                { key: "whole", name: "whole cache" },
-                { key: "kld_mean", name: "mean divergence", show: showSmall },
-                { key: "best", name: "on the front", text: true },
-            ], listed));
-        };
-        const select = element("select", { id: "size" }, element("option", { value: "whole" }, whole),
-            element("option", { value: "bits" }, "codec bits, as in a very long context"));
-        let current = build();
-        select.addEventListener("change", () => {
-            size = select.value;
-            const next = build();
-            current.replaceWith(next);
-            current = next;
+        const svg = plot({
+            width,
+            height: Math.min(560, Math.max(340, width * 0.62)),
+            /* The title of the axis stands there, and below it the name of a star at the top. */
+            marginTop: 40,
+            marginLeft: 56,
+            marginRight: 40,
+            marginBottom: 40,
+            x: { label: size === "bits" ? "codec bits per number →" : `bits per number, whole cache at ${sizes.context} tokens →`, grid: true, nice: true },
+            y: { type: "log", label: "↑ mean divergence, nats (log)", grid: true, tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") },
+            marks: [
+                Plot.line(best, { x: size, y: "kld_mean", stroke: "var(--soft)", strokeWidth: 1.5, strokeDasharray: "4 3", curve: "step-after" }),
+                ...kinds.map((kind) => {
+                    const i = KINDS.indexOf(kind);
+                    return Plot.dot(shown.filter((row) => row.kind === kind), {
+                        x: size, y: "kld_mean", symbol: SYMBOLS[i], r: i === 1 ? 6 : 4.5, fill: COLOURS[i], fillOpacity: 0.35, stroke: COLOURS[i],
+                        title: (d) => `${d.name}\n${show(d[size])} bits, divergence ${showSmall(d.kld_mean)}`,
+                    });
+                }),
+                /* Below and left of the front there is nothing, so numbers have room there; names are in the list. */
+                Plot.text(best, { x: size, y: "kld_mean", text: (_, i) => String(i + 1), dx: -8, dy: 9, textAnchor: "end", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
+            ],
         });
-        section("quality", "Quality against size",
-            element("p", {}, "Lower and further left is better. Bits of the whole cache count every byte that it keeps: codes, ",
-                "scales, tokens that stay fp16, and transforms."),
-            element("p", {}, element("label", { for: "size" }, "Size: "), select), current);
-    }
-
-    function position() {
-        const rows = rowsOf("position").filter((row) => row.text === about.text || !about.text || row.text === "all").map((row) => ({
-            name: labelOf(row), x: (row.from + row.to) / 2, y: row.kld_mean > 0 ? row.kld_mean : null, ...row }))
-            .filter((row) => !isF16(row));
-        if (rows.length === 0) {
-            section("position", "Divergence along the context", notMeasured("kvant eval --by-position has not run."));
-            return;
+        return pointLabels(svg, shown, best, size);
+    };
+    const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
+    const legend = element("ul", { class: "legend" }, ...kinds.map((kind) => {
+        const i = KINDS.indexOf(kind);
+        const item = element("li");
+        if (window.Plot) {
+            const key = Plot.plot({ width: 26, height: 14, margin: 7, axis: null, style: STYLE,
+                marks: [Plot.dot([[0, 0]], { symbol: SYMBOLS[i], r: 4.5, fill: COLOURS[i], fillOpacity: 0.35, stroke: COLOURS[i] })] });
+            key.setAttribute("aria-hidden", "true");
+            item.append(key);
         }
-        /* Those that the other figures compare: more lines than colours cannot be told apart. */
-        const chosen = new Set([...rowsOf("needle"), ...rowsOf("speed")].map(labelOf));
-        const names = unique(rows.map((row) => row.name));
-        const few = names.filter((name) => chosen.has(name));
-        const kept = few.length > 0 ? few : names.slice(0, COLOURS.length);
-        section("position", "Divergence along the context",
-            element("p", {}, "Whether error grows as the cache fills. Positions before the first point give the model something to go by and are not scored."),
-            lineFigure("Mean divergence from fp16 by position in the context", rows.filter((row) => kept.includes(row.name)).slice(0, 4096),
-                { x: { label: "position in the context →" }, y: { type: "log", label: "↑ mean divergence, nats (log)", tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") } },
-                [{ key: "name", name: "keys / values", text: true }, { key: "from", name: "from", show: (v) => show(v, 0) }, { key: "to", name: "to", show: (v) => show(v, 0) },
-                    { key: "kld_mean", name: "mean divergence", show: showSmall }, { key: "kld_p99", name: "99 %", show: showSmall }, { key: "top1", name: "same top token %", show: per100 }]));
-    }
+        item.append(kind);
+        return item;
+    }), element("li", {}, "dashed: nothing measured is better at that size or below"));
+    const build = () => {
+        const ordered = front(untied, size), best = new Set(ordered);
+        const list = element("ol", { class: "front", "aria-label": "Nothing measured is better at their size or below" }, ...ordered.map((row) =>
+            element("li", {}, `${row.name}: ${show(row[size])} bits, divergence ${showSmall(row.kld_mean)}`)));
+        const listed = shown.map((row) => ({ ...row, best: best.has(row) ? "yes" : "" })).sort((a, b) => a[size] - b[size]);
+        return figure(label, draw, element("div", {}, legend.cloneNode(true), list), makeTable(label, [
+            { key: "name", name: "keys / values", text: true },
+            { key: "kind", name: "kind", text: true },
+            { key: "bits", name: "codec bits" },
+            { key: "whole", name: "whole cache" },
+            { key: "kld_mean", name: "mean divergence", show: showSmall },
+            { key: "best", name: "on the front", text: true },
+        ], listed));
+    };
+    const select = element("select", { id: "size" }, element("option", { value: "whole" }, whole),
+        element("option", { value: "bits" }, "codec bits, as in a very long context"));
+    let current = build();
+    select.addEventListener("change", () => {
+        size = select.value;
+        const next = build();
+        current.replaceWith(next);
+        current = next;
+    });
+    section("quality", "Quality against size",
+        element("p", {}, "Lower and further left is better. Bits of the whole cache count every byte that it keeps: codes, ",
+            "scales, tokens that stay fp16, and transforms."),
+        element("p", {}, element("label", { for: "size" }, "Size: "), select), current);
+}
 
-    function memory(needles) {
-        const seen = new Set();
-        const rows = needles.filter((row) => isNumber(row.kv_bytes)).map((row) => ({ name: labelOf(row), x: row.ctx, y: row.kv_bytes / MIB }))
-            .filter((row) => !seen.has(`${row.name} ${row.x}`) && seen.add(`${row.name} ${row.x}`));
-        section("memory", "Memory",
-            rows.length === 0 ? notMeasured("kvant needle has not run.") : element("p", {}, "Bytes of the cache with a text of nearly that length in it: measured by the plug-in for kvant, the size of the tensors for llama.cpp's own types."),
-            rows.length === 0 ? null : lineFigure("Memory of the cache by context length", rows,
-                { zero: true, x: { label: "tokens in the context →" }, y: { label: "↑ MiB", zero: true } },
-                [{ key: "name", name: "keys / values", text: true }, { key: "x", name: "context", show: (v) => show(v, 0) }, { key: "y", name: "MiB" }]));
+function position() {
+    const rows = rowsOf("position").filter((row) => row.text === about.text || !about.text || row.text === "all").map((row) => ({
+        name: labelOf(row), x: (row.from + row.to) / 2, y: row.kld_mean > 0 ? row.kld_mean : null, ...row }))
+        .filter((row) => !isF16(row));
+    if (rows.length === 0) {
+        section("position", "Divergence along the context", notMeasured("kvant eval --by-position has not run."));
+        return;
     }
+    /* Those that the other figures compare: more lines than colours cannot be told apart. */
+    const chosen = new Set([...rowsOf("needle"), ...rowsOf("speed")].map(labelOf));
+    const names = unique(rows.map((row) => row.name));
+    const few = names.filter((name) => chosen.has(name));
+    const kept = few.length > 0 ? few : names.slice(0, COLOURS.length);
+    section("position", "Divergence along the context",
+        element("p", {}, "Whether error grows as the cache fills. Positions before the first point give the model something to go by and are not scored."),
+        lineFigure("Mean divergence from fp16 by position in the context", rows.filter((row) => kept.includes(row.name)).slice(0, 4096),
+            { x: { label: "position in the context →" }, y: { type: "log", label: "↑ mean divergence, nats (log)", tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") } },
+            [{ key: "name", name: "keys / values", text: true }, { key: "from", name: "from", show: (v) => show(v, 0) }, { key: "to", name: "to", show: (v) => show(v, 0) },
+                { key: "kld_mean", name: "mean divergence", show: showSmall }, { key: "kld_p99", name: "99 %", show: showSmall }, { key: "top1", name: "same top token %", show: per100 }]));
+}
 
-    function speed() {
-        const rows = rowsOf("speed").map((row) => ({ ...row, name: labelOf(row), x: row.depth }));
-        const decode = rows.map((row) => ({ ...row, y: row.decode_tps, low: row.decode_low, high: row.decode_high }));
-        const prefill = rows.map((row) => ({ ...row, y: row.prefill_tps, low: row.prefill_low, high: row.prefill_high }));
-        const columns = [{ key: "name", name: "keys / values", text: true }, { key: "x", name: "tokens in the cache", show: (v) => show(v, 0) },
-            { key: "y", name: "tokens/s", show: (v) => show(v, 1) }, { key: "low", name: "slowest", show: (v) => show(v, 1) }, { key: "high", name: "fastest", show: (v) => show(v, 1) }, { key: "rounds", name: "rounds", show: (v) => show(v, 0) }];
-        const axes = { zero: true, x: { label: "tokens in the cache →" }, y: { label: "↑ tokens/s", zero: true } };
-        section("speed", "Speed",
-            rows.length === 0 ? notMeasured("kvant bench model has not run.") :
-                element("p", {}, "Of the whole model, weights and all: medians of the rounds, on ", about.machine ?? "this machine", "."),
-            rows.length === 0 ? null : element("h3", {}, "Decoding, token by token"),
-            rows.length === 0 ? null : lineFigure("Decoding speed by tokens in the cache", decode, axes, columns),
-            rows.length === 0 ? null : element("h3", {}, "Prefill, many tokens at once"),
-            rows.length === 0 ? null : lineFigure("Prefill speed by tokens in the cache", prefill, axes, columns));
-    }
+function memory(needles) {
+    const seen = new Set();
+    const rows = needles.filter((row) => isNumber(row.kv_bytes)).map((row) => ({ name: labelOf(row), x: row.ctx, y: row.kv_bytes / MIB }))
+        .filter((row) => !seen.has(`${row.name} ${row.x}`) && seen.add(`${row.name} ${row.x}`));
+    section("memory", "Memory",
+        rows.length === 0 ? notMeasured("kvant needle has not run.") : element("p", {}, "Bytes of the cache with a text of nearly that length in it: measured by the plug-in for kvant, the size of the tensors for llama.cpp's own types."),
+        rows.length === 0 ? null : lineFigure("Memory of the cache by context length", rows,
+            { zero: true, x: { label: "tokens in the context →" }, y: { label: "↑ MiB", zero: true } },
+            [{ key: "name", name: "keys / values", text: true }, { key: "x", name: "context", show: (v) => show(v, 0) }, { key: "y", name: "MiB" }]));
+}
 
-    /* One map a cache. A cell that f16 does not find says nothing of a codec: it is hatched and says n/a. */
-    function needleMap(name, rows) {
-        const label = `Share of facts found, ${name}, by context length and depth`;
-        const cells = rows.map((row) => ({ ctx: row.ctx, depth: `${Math.round(100 * row.depth)} %`, order: row.depth, exact: row.exact, blind: row.of_f16 === null && !isF16(row) }));
-        const depths = unique([...cells].sort((a, b) => a.order - b.order).map((cell) => cell.depth));
-        const draw = (width) =>
-            plot({
-                width, height: 44 + 20 * depths.length, marginLeft: 44, marginBottom: 34, marginTop: 6,
-                x: { type: "band", label: "context, tokens", domain: unique(cells.map((cell) => cell.ctx)).sort((a, b) => a - b), padding: 0.06 },
-                y: { type: "band", label: null, domain: depths, padding: 0.08 },
-                marks: [
-                    Plot.cell(cells, { x: "ctx", y: "depth", fill: "var(--c1)", fillOpacity: (d) => (d.blind ? 0 : 0.08 + 0.72 * d.exact), stroke: "var(--line)",
-                        title: (d) => `${d.ctx} tokens, depth ${d.depth}: ${d.blind ? "f16 does not find it either" : `${per100(d.exact)} % found`}` }),
-                    Plot.text(cells, { x: "ctx", y: "depth", text: (d) => (d.blind ? "n/a" : String(Math.round(100 * d.exact))), fill: (d) => (!d.blind && d.exact > 0.6 ? "var(--paper)" : "var(--ink)"), fontSize: 10 }),
-                ],
-            });
-        const place = element("div");
-        if (window.Plot) follow(place, label, draw);
-        return element("div", {}, element("h3", {}, name), place);
-    }
+function speed() {
+    const rows = rowsOf("speed").map((row) => ({ ...row, name: labelOf(row), x: row.depth }));
+    const decode = rows.map((row) => ({ ...row, y: row.decode_tps, low: row.decode_low, high: row.decode_high }));
+    const prefill = rows.map((row) => ({ ...row, y: row.prefill_tps, low: row.prefill_low, high: row.prefill_high }));
+    const columns = [{ key: "name", name: "keys / values", text: true }, { key: "x", name: "tokens in the cache", show: (v) => show(v, 0) },
+        { key: "y", name: "tokens/s", show: (v) => show(v, 1) }, { key: "low", name: "slowest", show: (v) => show(v, 1) }, { key: "high", name: "fastest", show: (v) => show(v, 1) }, { key: "rounds", name: "rounds", show: (v) => show(v, 0) }];
+    const axes = { zero: true, x: { label: "tokens in the cache →" }, y: { label: "↑ tokens/s", zero: true } };
+    section("speed", "Speed",
+        rows.length === 0 ? notMeasured("kvant bench model has not run.") :
+            element("p", {}, "Of the whole model, weights and all: medians of the rounds, on ", about.machine ?? "this machine", "."),
+        rows.length === 0 ? null : element("h3", {}, "Decoding, token by token"),
+        rows.length === 0 ? null : lineFigure("Decoding speed by tokens in the cache", decode, axes, columns),
+        rows.length === 0 ? null : element("h3", {}, "Prefill, many tokens at once"),
+        rows.length === 0 ? null : lineFigure("Prefill speed by tokens in the cache", prefill, axes, columns));
+}
 
-    /* Totals first: a cell of the maps stands for very few questions. */
-    function needle(rows) {
-        if (rows.length === 0) {
-            section("needle", "Finding facts", notMeasured("kvant needle has not run."));
-            return;
-        }
-        const named = rows.map((row) => ({ ...row, name: labelOf(row) }));
-        const totals = unique(named.map((row) => row.name)).map((name) => {
-            const own = named.filter((row) => row.name === name), fair = own.filter((row) => isNumber(row.of_f16));
-            const count = (list, key) => list.reduce((sum, row) => sum + Math.round((row[key] ?? 0) * row.trials), 0);
-            const asked = own.reduce((sum, row) => sum + row.trials, 0), found = count(own, "exact");
-            return { name, asked, found, share: asked > 0 ? found / asked : null, of_f16: fair.length > 0 ? fair.reduce((sum, row) => sum + row.of_f16, 0) / fair.length : null };
+/* One map a cache. A cell that f16 does not find says nothing of a codec: it is hatched and says n/a. */
+function needleMap(name, rows) {
+    const label = `Share of facts found, ${name}, by context length and depth`;
+    const cells = rows.map((row) => ({ ctx: row.ctx, depth: `${Math.round(100 * row.depth)} %`, order: row.depth, exact: row.exact, blind: row.of_f16 === null && !isF16(row) }));
+    const depths = unique([...cells].sort((a, b) => a.order - b.order).map((cell) => cell.depth));
+    const draw = (width) =>
+        plot({
+            width, height: 44 + 20 * depths.length, marginLeft: 44, marginBottom: 34, marginTop: 6,
+            x: { type: "band", label: "context, tokens", domain: unique(cells.map((cell) => cell.ctx)).sort((a, b) => a - b), padding: 0.06 },
+            y: { type: "band", label: null, domain: depths, padding: 0.08 },
+            marks: [
+                Plot.cell(cells, { x: "ctx", y: "depth", fill: "var(--c1)", fillOpacity: (d) => (d.blind ? 0 : 0.08 + 0.72 * d.exact), stroke: "var(--line)",
+                    title: (d) => `${d.ctx} tokens, depth ${d.depth}: ${d.blind ? "f16 does not find it either" : `${per100(d.exact)} % found`}` }),
+                Plot.text(cells, { x: "ctx", y: "depth", text: (d) => (d.blind ? "n/a" : String(Math.round(100 * d.exact))), fill: (d) => (!d.blind && d.exact > 0.6 ? "var(--paper)" : "var(--ink)"), fontSize: 10 }),
+            ],
         });
-        const label = "Share of hidden facts found";
-        const draw = (width) =>
-            plot({
-                width, height: 44 + 24 * totals.length, marginLeft: Math.min(220, width * 0.45), marginRight: 40, marginBottom: 34, marginTop: 6,
-                x: { domain: [0, 100], label: "found, % →", grid: true },
-                y: { label: null, domain: totals.map((row) => row.name), tickFormat: (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name) },
-                marks: [
-                    Plot.barX(totals, { x: (row) => 100 * row.share, y: "name", fill: (row) => lookOf(row.name, []).colour, fillOpacity: 0.6 }),
-                    Plot.text(totals, { x: (row) => 100 * row.share, y: "name", text: (row) => String(row.found), dx: 5, textAnchor: "start", fill: "var(--ink)" }),
-                    Plot.ruleX([0]),
-                ],
-            });
-        const sentence = totals.map((row) => `${row.name.replace("llama.cpp ", "").replace("preset ", "")} ${row.found}`).join(", ");
-        section("needle", "Finding facts",
-            element("p", {}, "Numbers are hidden at several depths of a text and asked for at its end. Found of ", `${totals[0].asked} questions: ${sentence}. `,
-                "Small differences are chance."),
-            figure(label, draw, element("details", { class: "by-place" }, element("summary", {}, "By context length and depth"),
-                element("p", {}, "n/a: the f16 cache does not find it either, so the codec is not to blame."),
-                element("div", { class: "maps" }, ...totals.map(({ name }) => needleMap(name, named.filter((row) => row.name === name)))),
-                makeTable("Facts found by context length and depth", [{ key: "name", name: "keys / values", text: true }, { key: "ctx", name: "context", show: (v) => show(v, 0) },
-                    { key: "depth", name: "depth" }, { key: "exact", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 },
-                    { key: "log_probability", name: "ln p of the answer" }], named)),
-            makeTable(label, [{ key: "name", name: "keys / values", text: true }, { key: "found", name: "found", show: (v) => show(v, 0) },
-                { key: "asked", name: "of", show: (v) => show(v, 0) }, { key: "share", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 }], totals)));
-    }
+    const place = element("div");
+    if (window.Plot) follow(place, label, draw);
+    return element("div", {}, element("h3", {}, name), place);
+}
 
-    /* Rows of kvant tune --json: sites (layer, role and what quantising it alone costs) and the settings that came of them. */
-    function layers() {
-        const all = rowsOf("sensitivity");
-        const rows = all.filter((row) => isNumber(row.layer));
-        const settings = all.filter((row) => row.setting);
-        if (rows.length === 0) {
-            section("layers", "Layers", notMeasured("no table of kvant tune was given (--sensitivity)."));
-            return;
-        }
-        const key = ["probe_kld", "cost", "error"].find((name) => isNumber(rows[0][name])) ?? "cost";
-        const unit = { probe_kld: "mean divergence, nats", cost: "share of the divergence, nats", error: "error of attention's output" }[key];
-        const points = rows.map((row) => ({ ...row, name: /^k/i.test(row.role) ? "keys" : /^v/i.test(row.role) ? "values" : String(row.role), x: row.layer, y: row[key] }));
-        section("layers", "Layers",
-            element("p", {}, "What quantising one layer's keys or values alone costs, as kvant tune measured it: a tuned setting spends its bits where this is high."),
-            lineFigure("Cost of quantising one layer's keys or values, by layer", points, { x: { label: "layer →" }, y: { label: `↑ ${unit}`, zero: true }, zero: true },
-                [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: unit, show: showSmall },
-                    { key: "spec", name: "codec chosen", text: true }, { key: "site_bits", name: "bits" }]),
-            settings.length === 0 ? null : makeTable("Settings that kvant tune compared", [
-                { key: "setting", name: "setting", text: true }, { key: "k", name: "keys", text: true }, { key: "v", name: "values", text: true }, { key: "bits", name: "codec bits" },
-                { key: "kv_bytes", name: "MiB", show: mib }, { key: "predicted", name: "predicted divergence", show: showSmall }, { key: "kld_mean", name: "measured", show: showSmall }, { key: "kld_se", name: "±", show: showSmall },
-            ], settings));
+/* Totals first: a cell of the maps stands for very few questions. */
+function needle(rows) {
+    if (rows.length === 0) {
+        section("needle", "Finding facts", notMeasured("kvant needle has not run."));
+        return;
     }
+    const named = rows.map((row) => ({ ...row, name: labelOf(row) }));
+    const totals = unique(named.map((row) => row.name)).map((name) => {
+        const own = named.filter((row) => row.name === name), fair = own.filter((row) => isNumber(row.of_f16));
+        const count = (list, key) => list.reduce((sum, row) => sum + Math.round((row[key] ?? 0) * row.trials), 0);
+        const asked = own.reduce((sum, row) => sum + row.trials, 0), found = count(own, "exact");
+        return { name, asked, found, share: asked > 0 ? found / asked : null, of_f16: fair.length > 0 ? fair.reduce((sum, row) => sum + row.of_f16, 0) / fair.length : null };
+    });
+    const label = "Share of hidden facts found";
+    const draw = (width) =>
+        plot({
+            width, height: 44 + 24 * totals.length, marginLeft: Math.min(220, width * 0.45), marginRight: 40, marginBottom: 34, marginTop: 6,
+            x: { domain: [0, 100], label: "found, % →", grid: true },
+            y: { label: null, domain: totals.map((row) => row.name), tickFormat: (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name) },
+            marks: [
+                Plot.barX(totals, { x: (row) => 100 * row.share, y: "name", fill: (row) => lookOf(row.name, []).colour, fillOpacity: 0.6 }),
+                Plot.text(totals, { x: (row) => 100 * row.share, y: "name", text: (row) => String(row.found), dx: 5, textAnchor: "start", fill: "var(--ink)" }),
+                Plot.ruleX([0]),
+            ],
+        });
+    const sentence = totals.map((row) => `${row.name.replace("llama.cpp ", "").replace("preset ", "")} ${row.found}`).join(", ");
+    section("needle", "Finding facts",
+        element("p", {}, "Numbers are hidden at several depths of a text and asked for at its end. Found of ", `${totals[0].asked} questions: ${sentence}. `,
+            "Small differences are chance."),
+        figure(label, draw, element("details", { class: "by-place" }, element("summary", {}, "By context length and depth"),
+            element("p", {}, "n/a: the f16 cache does not find it either, so the codec is not to blame."),
+            element("div", { class: "maps" }, ...totals.map(({ name }) => needleMap(name, named.filter((row) => row.name === name)))),
+            makeTable("Facts found by context length and depth", [{ key: "name", name: "keys / values", text: true }, { key: "ctx", name: "context", show: (v) => show(v, 0) },
+                { key: "depth", name: "depth" }, { key: "exact", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 },
+                { key: "log_probability", name: "ln p of the answer" }], named)),
+        makeTable(label, [{ key: "name", name: "keys / values", text: true }, { key: "found", name: "found", show: (v) => show(v, 0) },
+            { key: "asked", name: "of", show: (v) => show(v, 0) }, { key: "share", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 }], totals)));
+}
 
-    function allRows(rows) {
-        const label = "All configurations";
-        section("table", "All configurations", element("p", {}, "Press a heading to sort by it; press it again to reverse the order."),
-            rows.length === 0 ? notMeasured("kvant eval has not run.") : makeTable(label, [
-                { key: "name", name: "keys / values", text: true },
-                { key: "bits", name: "codec bits" },
-                { key: "whole", name: "whole cache" },
-                { key: "kv_bytes", name: `MiB at ${about.ctx ?? "?"} tokens`, show: mib },
-                { key: "kld_mean", name: "mean divergence", show: showSmall },
-                { key: "kld_se", name: "±", show: showSmall },
-                { key: "kld_p50", name: "50 %", show: showSmall },
-                { key: "kld_p90", name: "90 %", show: showSmall },
-                { key: "kld_p99", name: "99 %", show: showSmall },
-                { key: "kld_p999", name: "99.9 %", show: showSmall },
-                { key: "kld_max", name: "largest", show: showSmall },
-                { key: "top1", name: "same top token %", show: per100 },
-                { key: "ppl", name: "perplexity", show: (v) => show(v, 3) },
-                { key: "chunks", name: "chunks", show: (v) => show(v, 0) },
-            ], rows));
+/* Rows of kvant tune --json: sites (layer, role and what quantising it alone costs) and the settings that came of them. */
+function layers() {
+    const all = rowsOf("sensitivity");
+    const rows = all.filter((row) => isNumber(row.layer));
+    const settings = all.filter((row) => row.setting);
+    if (rows.length === 0) {
+        section("layers", "Layers", notMeasured("no table of kvant tune was given (--sensitivity)."));
+        return;
     }
+    const key = ["probe_kld", "cost", "error"].find((name) => isNumber(rows[0][name])) ?? "cost";
+    const unit = { probe_kld: "mean divergence, nats", cost: "share of the divergence, nats", error: "error of attention's output" }[key];
+    const points = rows.map((row) => ({ ...row, name: /^k/i.test(row.role) ? "keys" : /^v/i.test(row.role) ? "values" : String(row.role), x: row.layer, y: row[key] }));
+    section("layers", "Layers",
+        element("p", {}, "What quantising one layer's keys or values alone costs, as kvant tune measured it: a tuned setting spends its bits where this is high."),
+        lineFigure("Cost of quantising one layer's keys or values, by layer", points, { x: { label: "layer →" }, y: { label: `↑ ${unit}`, zero: true }, zero: true },
+            [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: unit, show: showSmall },
+                { key: "spec", name: "codec chosen", text: true }, { key: "site_bits", name: "bits" }]),
+        settings.length === 0 ? null : makeTable("Settings that kvant tune compared", [
+            { key: "setting", name: "setting", text: true }, { key: "k", name: "keys", text: true }, { key: "v", name: "values", text: true }, { key: "bits", name: "codec bits" },
+            { key: "kv_bytes", name: "MiB", show: mib }, { key: "predicted", name: "predicted divergence", show: showSmall }, { key: "kld_mean", name: "measured", show: showSmall }, { key: "kld_se", name: "±", show: showSmall },
+        ], settings));
+}
 
-    function how() {
-        const facts = [["kvant", about.kvant], ["runtime", about.runtime], ["machine", about.machine], ["threads", about.threads], ["model", about.model_file],
-            ["model's fingerprint", about.model_fingerprint], ["model's context", about.n_ctx_train], ["text", about.text], ["text's fingerprint", about.text_fingerprint],
-            ["calibration", about.calibration], ["date", about.date]].filter(([, value]) => value !== undefined && value !== null && value !== "");
-        section("how", "How it was measured",
-            element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))])),
-            element("p", {}, "The commands, with the folders of files left out:"),
-            ...steps.map((step) => element("div", {}, element("h3", {}, step.name, step.state === "complete" ? "" : ` (${step.state})`,
-                isNumber(step.seconds) ? `, ${show(step.seconds, 0)} s` : ""), element("pre", {}, step.command ?? ""))),
-            element("p", { class: "note" }, "The raw numbers are in the file that kvant report wrote beside this page, and in the page itself."),
-            data.licences ? element("details", {}, element("summary", {}, "Licences of the plotting library"), element("pre", {}, data.licences)) : null);
-    }
+function allRows(rows) {
+    const label = "All configurations";
+    section("table", "All configurations", element("p", {}, "Press a heading to sort by it; press it again to reverse the order."),
+        rows.length === 0 ? notMeasured("kvant eval has not run.") : makeTable(label, [
+            { key: "name", name: "keys / values", text: true },
+            { key: "bits", name: "codec bits" },
+            { key: "whole", name: "whole cache" },
+            { key: "kv_bytes", name: `MiB at ${about.ctx ?? "?"} tokens`, show: mib },
+            { key: "kld_mean", name: "mean divergence", show: showSmall },
+            { key: "kld_se", name: "±", show: showSmall },
+            { key: "kld_p50", name: "50 %", show: showSmall },
+            { key: "kld_p90", name: "90 %", show: showSmall },
+            { key: "kld_p99", name: "99 %", show: showSmall },
+            { key: "kld_p999", name: "99.9 %", show: showSmall },
+            { key: "kld_max", name: "largest", show: showSmall },
+            { key: "top1", name: "same top token %", show: per100 },
+            { key: "ppl", name: "perplexity", show: (v) => show(v, 3) },
+            { key: "chunks", name: "chunks", show: (v) => show(v, 0) },
+        ], rows));
+}
 
-    const rows = qualityRows();
-    const needles = rowsOf("needle");
-    head();
-    choose(rows);
-    quality(rows);
-    position();
-    memory(needles);
-    speed();
-    needle(needles);
-    layers();
-    allRows(rows);
-    how();
-    /* On paper nobody opens anything. */
-    window.addEventListener("beforeprint", () => document.querySelectorAll("#content details").forEach((d) => (d.open = true)));
-})();
+function how() {
+    const facts = [["kvant", about.kvant], ["runtime", about.runtime], ["machine", about.machine], ["threads", about.threads], ["model", about.model_file],
+        ["model's fingerprint", about.model_fingerprint], ["model's context", about.n_ctx_train], ["text", about.text], ["text's fingerprint", about.text_fingerprint],
+        ["calibration", about.calibration], ["date", about.date]].filter(([, value]) => value !== undefined && value !== null && value !== "");
+    section("how", "How it was measured",
+        element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))])),
+        element("p", {}, "The commands, with the folders of files left out:"),
+        ...steps.map((step) => element("div", {}, element("h3", {}, step.name, step.state === "complete" ? "" : ` (${step.state})`,
+            isNumber(step.seconds) ? `, ${show(step.seconds, 0)} s` : ""), element("pre", {}, step.command ?? ""))),
+        element("p", { class: "note" }, "The raw numbers are in the file that kvant report wrote beside this page, and in the page itself."),
+        data.licences ? element("details", {}, element("summary", {}, "Licences of the plotting library"), element("pre", {}, data.licences)) : null);
+}
+
+const rows = qualityRows();
+const needles = rowsOf("needle");
+head();
+choose(rows);
+quality(rows);
+position();
+memory(needles);
+speed();
+needle(needles);
+layers();
+allRows(rows);
+how();
+/* On paper nobody opens anything. */
+window.addEventListener("beforeprint", () => document.querySelectorAll("#content details").forEach((d) => (d.open = true)));
