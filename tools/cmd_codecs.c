@@ -144,8 +144,8 @@ static bool print_all(const listing *list, bool json)
 /* False when memory is short: a list with numbers missing would read as if those codecs did not exist. */
 static bool fill(listing *list, uint32_t head_dim)
 {
-    /* Sizes depend on a codec's options and not on what was calibrated, so one layer of zeros shows
-     * those of calibrated codecs. */
+    /* A codec's size depends on its options and not on a calibration's numbers, so a calibration of
+     * zeros shows the sizes of calibrated codecs. */
     enum { N_ROWS = 256 };
     float *zeros = calloc((size_t)N_ROWS * head_dim, sizeof *zeros);
     if (zeros != NULL)

@@ -1,6 +1,6 @@
 /* selftest_gpu_layer.c - the keys and values of a layer on a GPU, for `kvant selftest`. A check
- * lets the GPU encode, and compares the bytes; then it puts portable C's pages in their place, so
- * that a wrong encoder does not make decode and attention look wrong. A measurement has long
+ * lets the GPU encode, and compares the bytes. Then it puts portable C's pages in their place: a
+ * wrong encoder must not make decode and attention look wrong. A measurement has long
  * sequences, which no cache of a GPU holds. */
 #include "selftest_gpu.h"
 
@@ -356,7 +356,7 @@ static bool run_attention(void *user, int times)
     return gpu_finish(l->gpu);
 }
 
-/* From the one half of the pool to the other. */
+/* Copies the first half of the pool to its second half. */
 static bool run_copy(void *user, int times)
 {
     const layer *l = user;
