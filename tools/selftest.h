@@ -130,8 +130,8 @@ kvant_status test_convert(const test_problem *p, kvant_role role, bool encode, f
 float test_cut(double x);
 
 /* These compare bytes of all pages, decoded rows, and the outputs of a call. Each notes in the
- * result the first page, row or query that is off. rounding: the output type's relative error. centered: lse has the centre's
- * part. */
+ * result the first page, row or query that is off. rounding: the output type's relative error.
+ * centered: lse has the centre's part. */
 void test_compare_pages(test_result *r, const test_problem *p, const uint8_t *pages);
 void test_compare_rows(test_result *r, const test_problem *p, kvant_role role, const float *rows);
 typedef struct test_outputs {
