@@ -218,6 +218,30 @@ bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size)
     return all;
 }
 
+bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place)
+{
+    kvp_kv_size sum = { .size = sizeof(sum) }, part = sum;
+    bool all = size != NULL && size->size == sizeof(*size) && in_place != NULL;
+    size_t room = SIZE_MAX;
+
+    pthread_mutex_lock(&live_lock);
+    for (const struct region *region = live; region != NULL; region = region->next)
+        for (size_t i = 0; i < region->n_tensors && all; i++) {
+            const kvp_kv *kv = region->tensors[i];
+            const size_t fit = kvp_kv_room_in_place(kv);
+            all = kvp_kv_is_bound(kv) && kvp_kv_size_at(kv, on_gpu, tokens, &part);
+            kvp_kv_size_add(&sum, &part);
+            if (kv->shape.n_cells == kvp_kv_n_positions(kv) && fit < room)
+                room = fit;
+        }
+    pthread_mutex_unlock(&live_lock);
+    if (all) {
+        *size = sum;
+        *in_place = on_gpu && room < SIZE_MAX ? (double)room : 0;
+    }
+    return all;
+}
+
 /* Buffer */
 
 static void buffer_free(abi_buffer *buffer)

@@ -227,16 +227,22 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 
 #define CELLS_PADDING 256u
 
-size_t kvp_kv_cells_in_place(const kvp_kv *kv)
+size_t kvp_kv_fits_in_place(const kvp_kv_shape *shape, const kvp_settings *settings,
+                            size_t reserved)
 {
-    const size_t most = kv->settings->exact;
-    size_t n = kv->reserved / kvp_kv_row_bytes(kv);
+    const size_t most = settings->exact;
+    size_t n = reserved / (shape->row * sizeof(uint16_t));
 
-    if (kv->remote == NULL || kv->shape.n_streams != 1)
+    if (shape->n_streams != 1)
         return 0;
-    n = kv->shape.n_cells < n ? kv->shape.n_cells : n;
+    n = shape->n_cells < n ? shape->n_cells : n;
     n = most < n ? most : n;
     return n / CELLS_PADDING * CELLS_PADDING;
+}
+
+size_t kvp_kv_cells_in_place(const kvp_kv *kv)
+{
+    return kv->remote != NULL ? kvp_kv_fits_in_place(&kv->shape, kv->settings, kv->reserved) : 0;
 }
 
 bool kvp_kv_is_first(const kvp_kv *kv)
@@ -586,8 +592,7 @@ void kvp_kv_count(kvp_kv *kv)
         memory_order_relaxed);
 }
 
-/* The codecs of a bound tensor's kv heads; NULL: there are none. */
-static const kvant_codec *const *codecs_of(const kvp_kv *kv)
+const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
 {
     const kvant_scheme_place place = final_place_of(kv, kv->head_dim);
     const kvant_codec *const *codecs = NULL;
@@ -599,7 +604,7 @@ static const kvant_codec *const *codecs_of(const kvp_kv *kv)
 
 bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size)
 {
-    const kvant_codec *const *codecs = kvp_kv_is_bound(kv) ? codecs_of(kv) : NULL;
+    const kvant_codec *const *codecs = kvp_kv_is_bound(kv) ? kvp_kv_codecs(kv) : NULL;
 
     return codecs != NULL && kvp_kv_full_size(kv, codecs, on_gpu, size);
 }
@@ -608,7 +613,7 @@ bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size)
 static void note_bound(kvp_kv *kv)
 {
     const uint32_t n_kv_heads = kv->shape.row / kv->head_dim;
-    const kvant_codec *const *codecs = codecs_of(kv);
+    const kvant_codec *const *codecs = kvp_kv_codecs(kv);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
     bool alike = true;
 

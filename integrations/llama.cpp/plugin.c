@@ -11,6 +11,7 @@
 #include "gpu/gpu.h"
 #include "device.h"
 #include "ggml_api.h"
+#include "kv_fill.h"
 #include "log.h"
 #include "settings.h"
 #include "trace.h"
@@ -42,13 +43,15 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
 }
 
 /* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved),
- * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), and kvant_accel_device, the device KVANT_ACCEL for
- * programs that register it themselves beside KVANT. */
+ * kvant_kv_size, kvp_kv_size_fn * (kv_size.h), kvant_kv_size_at, kvp_kv_size_at_fn * (kv_fill.h),
+ * and kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
+ * KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;
     size_t (*kv_memory)(size_t *) = kvp_buffer_kv_memory;
     kvp_kv_size_fn *kv_size = kvp_buffer_kv_size;
+    kvp_kv_size_at_fn *kv_size_at = kvp_buffer_kv_size_at;
     void *address = NULL;
 
     (void)self;
@@ -60,6 +63,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
         memcpy(&address, &kv_memory, sizeof(address));
     else if (strcmp(name, "kvant_kv_size") == 0)
         memcpy(&address, &kv_size, sizeof(address));
+    else if (strcmp(name, "kvant_kv_size_at") == 0)
+        memcpy(&address, &kv_size_at, sizeof(address));
     else if (strcmp(name, "kvant_accel_device") == 0)
         address = accel_device;
     return address;

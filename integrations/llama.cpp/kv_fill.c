@@ -1,0 +1,102 @@
+/* kv_fill.c - see kv_fill.h. What one tensor takes with some of its cells written; buffer.c adds
+ * tensors up. All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
+#include <math.h>
+
+#include "gpu/gpu.h"
+#include "kv_tensor.h"
+
+static double blocks_of(double tokens)
+{
+    return ceil(tokens / KVANT_PAGE_TOKENS);
+}
+
+/* Positions that a tensor would have been made for, if it were to have so many transforms as it has
+ * made after `tokens` tokens. It makes one for each doubling of the position, and the last one when
+ * the context ends is also for what is left of its doubling. */
+static uint32_t positions_of(const kvp_kv *kv, double tokens)
+{
+    const uint32_t all = kvp_kv_n_positions(kv);
+    uint32_t n = 1;
+
+    while (n < tokens && n < all)
+        n = n <= all / 2 ? 2 * n : all;
+    return n;
+}
+
+/* Bytes of the matrices that the tensor has learned then, at most (info_when_full in kv_size.c says
+ * why it is asked with a rope). */
+static size_t learned_bytes(const kvp_kv *kv, double tokens)
+{
+    static const float still = 0;
+    const kvant_rope rope = { .size = sizeof(rope),
+                              .n_dims = 2,
+                              .frequencies = &still,
+                              .n_positions = positions_of(kv, tokens),
+                              .block_centers = 1 };
+    kvant_tensor_info info = { .size = sizeof(info) };
+
+    if (kvant_tensor_set_rope(kv->tensor, &rope) == KVANT_OK)
+        kvant_tensor_get_info(kv->tensor, &info);
+    kvant_tensor_set_rope(kv->tensor, NULL);
+    return info.learnt_most;
+}
+
+/* Pages of the computer's memory are there once they are written: codes of all blocks that have a
+ * row, and fp16 pages until all of them are in use. */
+static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
+{
+    const double n_blocks = blocks_of(tokens) * kv->shape.n_streams;
+    const double fp16_block = (double)KVANT_PAGE_TOKENS * kv->shape.row * sizeof(uint16_t);
+    const double codes = size->bytes - size->exact - size->transforms;
+
+    if (size->exact > n_blocks * fp16_block)
+        size->exact = n_blocks * fp16_block;
+    size->transforms = (double)(learned_bytes(kv, tokens) + kv->calibrated);
+    size->bytes =
+        codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
+}
+
+/* A GPU's pages are reserved as a whole; matrices are made when their positions are reached. */
+static void shrink_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, double tokens,
+                        kvp_kv_size *size)
+{
+    const uint32_t all = kvp_kv_n_positions(kv);
+    const double pages = size->bytes - size->transforms;
+
+    if (kv->shape.latents)
+        return;
+    size->transforms = (double)kvp_gpu_transform_bytes(&kv->shape, codecs,
+                                                       kv->shape.row / kv->head_dim,
+                                                       tokens < all ? (uint32_t)tokens : all);
+    size->bytes = pages + size->transforms;
+}
+
+bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *size)
+{
+    const double cells = tokens < kv->shape.n_cells ? tokens : kv->shape.n_cells;
+    const kvant_codec *const *codecs = kvp_kv_codecs(kv);
+
+    if (codecs == NULL || (!on_gpu && kv->roped) ||
+        !kvp_kv_full_size(kv, codecs, on_gpu, size))
+        return false;
+    if (on_gpu)
+        shrink_gpus(kv, codecs, tokens, size);
+    else
+        shrink_computers(kv, cells, size);
+    size->cells = cells * kv->shape.n_streams;
+    size->codec_bits *= cells / kv->shape.n_cells;
+    size->numbers[kv->shape.role] *= cells / kv->shape.n_cells;
+    return true;
+}
+
+size_t kvp_kv_room_in_place(const kvp_kv *kv)
+{
+    kvp_kv_shape shape = kv->shape;
+    char err[512];
+
+    shape.in_order = true;
+    return kvp_kv_fits_in_place(
+        &shape, kv->settings,
+        kv->remote != NULL ? kv->reserved
+                           : kvp_kv_reserve_in(kv->layers, &shape, err, sizeof(err)));
+}

@@ -1,0 +1,267 @@
+#define _POSIX_C_SOURCE 200809L /* setenv */
+/* test_plugin_fill.c - what the plug-in says that a cache takes with a quarter, a half and all of its
+ * tokens (kvant_kv_size_at: `kvant inspect`), compared with the bytes that are counted when a text
+ * has come so far; and up to which token it says that a GPU's cache is f16 itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "kv_fill.h"
+
+#define N_FILLS 3
+static const double shares[N_FILLS] = { 0.25, 0.5, 1 };
+
+static void *plugin_function(const char *name)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), name);
+
+    assert_non_null(symbol);
+    return symbol;
+}
+
+static double counted_bytes(void)
+{
+    void *symbol = plugin_function("kvant_kv_memory");
+    size_t (*memory)(size_t *), reserved;
+
+    memcpy(&memory, &symbol, sizeof(memory));
+    return (double)memory(&reserved);
+}
+
+static bool ask(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place)
+{
+    void *symbol = plugin_function("kvant_kv_size_at");
+    kvp_kv_size_at_fn *function;
+
+    memcpy(&function, &symbol, sizeof(function));
+    *size = (kvp_kv_size){ .size = sizeof(*size) };
+    return function(on_gpu, tokens, size, in_place);
+}
+
+static kvp_kv_size said_at(double tokens)
+{
+    kvp_kv_size size;
+    double in_place;
+
+    assert_true(ask(harness_on_gpu(), tokens, &size, &in_place));
+    assert_true(in_place == 0); /* KVANT_EXACT is not set */
+    return size;
+}
+
+static kvp_kv_size said_in_all(void)
+{
+    void *symbol = plugin_function("kvant_kv_size");
+    kvp_kv_size_fn *function;
+    kvp_kv_size size = { .size = sizeof(size) };
+
+    memcpy(&function, &symbol, sizeof(function));
+    assert_true(function(harness_on_gpu(), &size));
+    return size;
+}
+
+/* Prompts in batches, and a few tokens one by one at the end. */
+static void feed(struct llama_context *context, const llama_token *tokens, int first, int end)
+{
+    const int alone = end - 8;
+
+    for (int at = first, n; at < end; at += n) {
+        n = at >= alone ? 1 : alone - at < 512 ? alone - at : 512;
+        harness_decode(context, tokens + at, n, at, 0, false);
+    }
+    llama_synchronize(context);
+}
+
+static double n_tensors(void)
+{
+    return 2.0 * llama_model_n_layer(harness_model());
+}
+
+/* What is counted and not said. In the computer's memory a tensor shares the system's pages at its
+ * two ends. On a GPU (test_plugin_size.c): 256 bytes align a tensor, tables take 16 bytes for each
+ * token, attention's workspace 16 KiB, and copies of a batch on its way to the threads that learn. */
+static double uncounted(uint32_t n_ctx)
+{
+    const struct llama_model *model = harness_model();
+    const double head_dim = (double)llama_model_n_embd(model) / llama_model_n_head(model);
+    const double heads = llama_model_n_head(model) + llama_model_n_head_kv(model);
+    const double copies = 8 * 512.0 * heads * (head_dim > 128 ? head_dim : 128) * sizeof(float);
+
+    if (!harness_on_gpu())
+        return n_tensors() * 2 * 4096;
+    return n_tensors() * 256 + 16.0 * n_ctx + 16384 + copies;
+}
+
+/* What is said and perhaps not counted. Blocks that are open have no codes yet: they are at most as
+ * many as there are fp16 pages. One fp16 page of each tensor is for rows that begin within a block,
+ * and batches here may never need it. A GPU reserves both. Of the transforms of a preset the first
+ * one is certain: further ones are made where they are better. */
+static double unused(const kvp_kv_size *s, double transform)
+{
+    const double numbers = s->numbers[0] + s->numbers[1];
+    const double codes = s->codec_bits / 8 * s->exact / (sizeof(uint16_t) * numbers);
+    const double page = s->exact > 0 ? 64 * sizeof(uint16_t) * numbers / s->cells : 0;
+
+    return s->transforms - transform + (harness_on_gpu() ? 0 : codes + page);
+}
+
+static void assert_counted(const kvp_kv_size *s, double counted, double transform, uint32_t n_ctx)
+{
+    print_message("%.0f of %u tokens: said %.0f (%.0f exact, %.0f transforms), and %.0f while it "
+                  "learns; counted %.0f\n",
+                  s->cells, n_ctx, s->bytes, s->exact, s->transforms, s->working, counted);
+    assert_true(counted >= s->bytes - unused(s, transform));
+    assert_true(counted <= s->bytes + s->working + uncounted(n_ctx));
+}
+
+static bool is_same(const kvp_kv_size *a, const kvp_kv_size *b)
+{
+    return a->bytes == b->bytes && a->exact == b->exact && a->transforms == b->transforms &&
+           a->working == b->working && a->cells == b->cells && a->codec_bits == b->codec_bits;
+}
+
+/* n_first: transforms that the size for 64 tokens counts. */
+static void check(const char *spec, uint32_t n_ctx, int n_first)
+{
+    const harness_options options = { .spec = spec, .n_ctx = n_ctx, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    llama_token *tokens = malloc(n_ctx * sizeof(*tokens));
+    const kvp_kv_size all = said_in_all(), first = said_at(64), beyond = said_at(2.0 * n_ctx);
+    kvp_kv_size said[N_FILLS], again;
+    double in_place;
+
+    assert_non_null(tokens);
+    harness_tokens(tokens, (int)n_ctx);
+    for (int i = 0; i < N_FILLS; i++)
+        said[i] = said_at(shares[i] * n_ctx);
+    assert_true(is_same(&said[N_FILLS - 1], &all) && is_same(&beyond, &all));
+    for (int i = 0, done = 0; i < N_FILLS; i++) {
+        const int n = (int)(shares[i] * n_ctx);
+        feed(context, tokens, done, n);
+        done = n;
+        assert_true(said[i].cells == n);
+        assert_counted(&said[i], counted_bytes(), first.transforms / n_first, n_ctx);
+    }
+    /* The question would make a tensor that has learned forget how its keys turn. */
+    assert_true(harness_on_gpu() || spec[0] != '\0' ||
+                !ask(false, n_ctx / 2.0, &again, &in_place));
+    free(tokens);
+    llama_free(context);
+}
+
+/* A CPU's cache has two early transforms besides one for each doubling of the position. 3072 tokens:
+ * a fourth begins at 2048 and is for the rest. */
+static void fills(void **state)
+{
+    const int n_first = harness_on_gpu() ? 1 : 3;
+
+    (void)state;
+    check("turboquant-4", 1024, 1);
+    check("", 1024, n_first);
+    check("", 3072, n_first);
+}
+
+/* Two of its four layers keep the newest 64 tokens and a batch alone. */
+static void windows(void **state)
+{
+    (void)state;
+    harness_load_tiny("gemma3");
+    check("", 2048, harness_on_gpu() ? 1 : 3);
+}
+
+/* With a quarter of 4096 tokens a cache has matrices for the first 1024 positions, with all of them
+ * those for the next two doublings, too. */
+static void transforms_come_with_positions(void **state)
+{
+    const harness_options options = { .spec = "", .n_ctx = 4096, .unified = true };
+    struct llama_context *context = harness_context(&options);
+    double last = 0;
+
+    (void)state;
+    for (int i = 0; i < N_FILLS; i++) {
+        const double now = said_at(shares[i] * 4096).transforms;
+        assert_true(now >= last && (harness_on_gpu() || now > last));
+        last = now;
+    }
+    assert_true(last > said_at(1024).transforms);
+    assert_true(said_at(1025).transforms > said_at(1024).transforms || harness_on_gpu());
+    llama_free(context);
+}
+
+static double room(bool on_gpu, const char *exact)
+{
+    const harness_options options = { .spec = "", .n_ctx = 1024, .unified = true };
+    struct llama_context *context;
+    kvp_kv_size size;
+    double in_place;
+
+    setenv("KVANT_EXACT", exact, 1);
+    context = harness_context(&options);
+    assert_true(ask(on_gpu, 512, &size, &in_place));
+    llama_free(context);
+    unsetenv("KVANT_EXACT");
+    return in_place;
+}
+
+static float *logits_after(const char *spec, int n)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 1024, .unified = true };
+    const size_t bytes = harness_n_vocab() * sizeof(float);
+    struct llama_context *context = harness_context(&options);
+    llama_token *tokens = malloc((size_t)n * sizeof(*tokens));
+    float *logits = malloc(bytes);
+
+    assert_true(tokens != NULL && logits != NULL);
+    harness_tokens(tokens, n);
+    feed(context, tokens, 0, n);
+    memcpy(logits, llama_get_logits_ith(context, -1), bytes);
+    free(tokens);
+    llama_free(context);
+    return logits;
+}
+
+static bool answers_as_f16(int n)
+{
+    float *stock = logits_after(NULL, n), *ours = logits_after("", n);
+    const bool same = memcmp(stock, ours, harness_n_vocab() * sizeof(float)) == 0;
+
+    free(stock);
+    free(ours);
+    return same;
+}
+
+/* Any machine tells it. On a GPU (the mock, which computes as the CPU does) the answers after so
+ * many tokens are f16's, bit by bit, and after 256 more they are not. */
+static void f16_in_place(void **state)
+{
+    const double n = room(true, "auto");
+
+    (void)state;
+    assert_true(n >= 256 && n <= 768 && (int)n % 256 == 0);
+    assert_true(room(true, "300") == 256 && room(true, "0") == 0);
+    if (!harness_on_gpu())
+        assert_true(room(false, "auto") == 0);
+    if (!harness_has_standin())
+        return;
+    setenv("KVANT_EXACT", "auto", 1);
+    assert_true(answers_as_f16((int)n));
+    assert_false(answers_as_f16((int)n + 256));
+    unsetenv("KVANT_EXACT");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fills),
+        cmocka_unit_test(transforms_come_with_positions),
+        cmocka_unit_test(f16_in_place),
+        cmocka_unit_test(windows),
+    };
+
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}
