@@ -110,12 +110,12 @@ def write_model(path, shape):
 
 
 def inspected(kvant, model, on_gpu):
-    """The rows of kvant inspect for the usual caches at all contexts."""
+    """The rows of kvant inspect for the usual caches, full, at all contexts."""
     words = [kvant, "inspect", "-m", model, "-c", ",".join(map(str, CONTEXTS)), "--json"]
     done = subprocess.run([*words, *(["--gpu"] if on_gpu else [])], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"fit.py: {' '.join(map(str, words))}:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return [row for row in json.loads(done.stdout) if row["filled"] == 100]
 
 
 def lines(kvant, models, folder, places=("cpu", "gpu")):

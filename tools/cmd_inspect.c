@@ -3,7 +3,7 @@
  * Scripts call it before they measure for an hour: it refuses texts and configurations that are not
  * for the model. Sizes (-c) come from the plug-in: a context is made, so llama.cpp itself says
  * which layers have keys and values in how many cells, and the plug-in says what they take
- * (kv_size.h).
+ * (kv_fill.h).
  * Nothing is computed, and no cell is touched. inspect_rows.c prints.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -18,11 +18,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct settings {
     engine_options engine;
     const char *text;
-    bool gpu, json;
+    bool gpu, exact, json;
     inspect_contexts contexts;
 } settings;
 #define AT(member) offsetof(settings, member)
@@ -43,11 +44,24 @@ static bool add_contexts(void *contexts, const char *value)
     return true;
 }
 
+/* The plug-in reads the variable when a context is made. */
+static bool set_exact(void *given, const char *value)
+{
+    const bool whole = value[0] != 0 && value[strspn(value, "0123456789")] == 0;
+    *(bool *)given = true;
+    if (!whole && strcmp(value, "auto") != 0)
+        return complain("--exact %s: neither auto nor a whole number of tokens", value);
+    return setenv("KVANT_EXACT", value, 1) == 0;
+}
+
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL(engine),
     ARG_CALL('c', "ctx", "N,N", add_contexts, contexts,
              "what caches take at these contexts, in tokens; may be repeated"),
     ARG_SWITCH(0, "gpu", gpu, "sizes in the memory of a GPU, where they differ (-c)"),
+    ARG_CALL(0, "exact", "N", set_exact, exact,
+             "with --gpu: as with KVANT_EXACT=N, or auto: until how many\n"
+             "tokens the cache is f16 in place (default: the variable's)"),
     ENGINE_OPTION_PRESET(engine, "without -c: " KVANT_PRESET_DEFAULT),
     ENGINE_OPTIONS_CACHES(engine),
     ENGINE_OPTIONS_CODECS(engine),
@@ -59,13 +73,16 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "inspect",
-    .usage = "-m MODEL [-c CTX,CTX [--gpu]] [-f TEXT] [--preset NAME]... [--config FILE]...\n"
-             "                     [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .usage = "-m MODEL [-c CTX,CTX [--gpu [--exact N]]] [-f TEXT] [--preset NAME]...\n"
+             "                     [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about =
-        "Tells what KV caches take with a model at the contexts of -c, with everything that they\n"
-        "keep: codes, fp16 pages and transforms. What kvant takes only while it learns from the\n"
-        "first prompts is a column of its own. Without a cache named: f16, q8_0, q4_0 and all\n"
-        "presets. Without -c: the model's name and context, and the codec bits of caches.\n"
+        "Tells what KV caches take with a model when a quarter, a half and all of a context of -c\n"
+        "tokens is written. MiB count all that is kept: codes of sealed blocks, exact rows (fp16:\n"
+        "the first and newest tokens and room for a step's) and transforms. What kvant takes only\n"
+        "while it learns is a column of its own. bits: all of it for each number of these tokens.\n"
+        "A GPU's memory, and llama.cpp's own cache, is taken as a whole at the start. Without a\n"
+        "cache named: f16, q8_0, q4_0 and all presets. With several contexts: full caches alone.\n"
+        "Without -c: the model's name and context, and the codec bits of caches.\n"
         "Measures nothing, and needs no memory for the cache.",
     ARG_OPTIONS(options),
     .notes =
@@ -110,38 +127,37 @@ static bool look_at_text(const engine *e, const char *file, inspect_facts *f)
     return ok;
 }
 
-/* The sizes of all configurations at one context. llama.cpp's own caches have as many numbers in as
- * many cells as kvant's f16 has, which is asked instead: they are allocated as a whole. */
-static bool size_caches(engine *e, kv_configs *f16, uint32_t n_ctx, bool on_gpu, kvp_kv_size *sizes)
+const double inspect_shares[INSPECT_FILLS] = { 0.25, 0.5, 1 };
+
+/* One cache at one context. llama.cpp's own caches have as many numbers in as many cells as kvant's
+ * f16 has, which is asked instead: they are allocated as a whole. */
+static bool size_cache(engine *e, const kv_config *config, const kv_config *f16, uint32_t n_ctx,
+                       bool on_gpu, engine_fill *fills)
 {
     const engine_context_options context = { .n_ctx = n_ctx,
                                              .n_batch = ENGINE_UBATCH,
                                              .n_outputs = 1 };
-    const kv_configs *list = &e->options.configs;
-    for (size_t i = 0; i < list->n; i++) {
-        const kv_config *config = &list->items[i];
-        if (i > 0 && config->stock && list->items[i - 1].stock)
-            sizes[i] = sizes[i - 1];
-        else if (!engine_planned_size(e, config->stock ? &f16->items[0] : config, &context, on_gpu,
-                                      &sizes[i]))
-            return false;
-        if (config->stock)
-            engine_stock_size(config, &sizes[i]);
-        if (sizes[i].numbers[0] + sizes[i].numbers[1] == 0)
-            return complain("inspect: %s has no cache of keys and values that kvant compresses",
-                            e->options.model);
-    }
+    if (!engine_planned_fills(e, config->stock ? f16 : config, &context, on_gpu, inspect_shares,
+                              INSPECT_FILLS, fills))
+        return false;
+    for (size_t i = 0; i < INSPECT_FILLS && config->stock; i++)
+        engine_stock_fill(config, inspect_shares[i], &fills[i]);
+    if (fills[0].size.numbers[0] + fills[0].size.numbers[1] == 0)
+        return complain("inspect: %s has no cache of keys and values that kvant compresses",
+                        e->options.model);
     return true;
 }
 
 static bool look_at_sizes(engine *e, const inspect_contexts *contexts, bool on_gpu,
-                          kvp_kv_size *sizes)
+                          engine_fill *fills)
 {
     static kv_configs f16;
+    const kv_configs *list = &e->options.configs;
     bool ok = configs_add_k(&f16, "f16") && configs_finish(&f16, e->options.model);
     for (size_t c = 0; c < contexts->n && ok; c++)
-        ok = !interrupted() &&
-             size_caches(e, &f16, contexts->n_ctx[c], on_gpu, sizes + c * e->options.configs.n);
+        for (size_t i = 0; i < list->n && ok; i++, fills += INSPECT_FILLS)
+            ok = !interrupted() && size_cache(e, &list->items[i], &f16.items[0],
+                                              contexts->n_ctx[c], on_gpu, fills);
     configs_free(&f16);
     return ok;
 }
@@ -150,13 +166,13 @@ static bool look_and_print(engine *e, const settings *s)
 {
     const size_t n = e->options.configs.n, n_sizes = n * (s->contexts.n > 0 ? s->contexts.n : 1);
     inspect_facts f = { .text = "" };
-    kvp_kv_size *sizes = calloc(n_sizes, sizeof *sizes);
-    if (sizes == NULL)
+    engine_fill *fills = calloc(n_sizes * INSPECT_FILLS, sizeof *fills);
+    if (fills == NULL)
         return complain("inspect: out of memory");
     const bool ok = look_at_model(e, &f) && look_at_text(e, s->text, &f) &&
-                    look_at_sizes(e, &s->contexts, s->gpu, sizes) &&
-                    inspect_print(e, &f, &s->contexts, sizes, s->json);
-    free(sizes);
+                    look_at_sizes(e, &s->contexts, s->gpu, fills) &&
+                    inspect_print(e, &f, &s->contexts, fills, s->gpu, s->json);
+    free(fills);
     return ok;
 }
 
@@ -177,6 +193,8 @@ static bool finish(settings *s)
 {
     if (s->gpu && s->contexts.n == 0)
         return complain("inspect: --gpu is about sizes, and there is no context: give -c");
+    if (s->exact && !s->gpu)
+        return complain("inspect: only a GPU's cache is f16 in place: give --gpu with --exact");
     if (s->contexts.n > 0 && s->engine.configs.n == 0 && !add_usual_caches(&s->engine.configs))
         return false;
     return engine_options_finish(&s->engine, "inspect");

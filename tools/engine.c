@@ -161,8 +161,10 @@ static ggml_backend_dev_t kvant_device(engine *e)
     memcpy(&e->kv_memory, &symbol, sizeof symbol);
     symbol = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_kv_size");
     memcpy(&e->kv_size, &symbol, sizeof symbol);
+    symbol = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_kv_size_at");
+    memcpy(&e->kv_size_at, &symbol, sizeof symbol);
     const ggml_backend_dev_t device = ll.ggml_backend_dev_by_name(PLUGIN_DEVICE);
-    const bool reports = e->kv_memory != NULL && e->kv_size != NULL;
+    const bool reports = e->kv_memory != NULL && e->kv_size != NULL && e->kv_size_at != NULL;
     if (device == NULL || !reports)
         wrong_plugin("device " PLUGIN_DEVICE " or no memory report");
     return reports ? device : NULL;
@@ -323,15 +325,19 @@ bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *me
     return true;
 }
 
-bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options,
-                         bool on_gpu, kvp_kv_size *size)
+bool engine_planned_fills(engine *e, const kv_config *config, const engine_context_options *options,
+                          bool on_gpu, const double *shares, size_t n, engine_fill *fills)
 {
     struct llama_context *ctx = engine_context(e, config, options);
-    *size = (kvp_kv_size){ .size = sizeof *size };
+    kvp_kv_size full = { .size = sizeof full };
     if (ctx == NULL)
         return on_gpu && hint("what only a GPU serves has no size here; the plug-in's line at the "
                               "start tells it");
-    const bool ok = e->kv_size(on_gpu, size);
+    bool ok = e->kv_size(on_gpu, &full);
+    for (size_t i = 0; i < n && ok; i++) {
+        fills[i].size = full;
+        ok = e->kv_size_at(on_gpu, shares[i] * full.cells, &fills[i].size, &fills[i].in_place);
+    }
     ll.llama_free(ctx);
     return ok || complain("%s: the plug-in does not tell the size of this cache", config->label);
 }

@@ -9,7 +9,7 @@
 #ifndef KVANT_TOOLS_ENGINE_H
 #define KVANT_TOOLS_ENGINE_H
 
-#include "../integrations/llama.cpp/kv_size.h" /* what the plug-in tells this command */
+#include "../integrations/llama.cpp/kv_fill.h" /* what the plug-in tells this command */
 #include "args.h"
 #include "configs.h"
 #include "llama_api.h"
@@ -82,6 +82,7 @@ typedef struct engine {
     void (*threadpool_free)(struct ggml_threadpool *);
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
     kvp_kv_size_fn *kv_size;               /* likewise */
+    kvp_kv_size_at_fn *kv_size_at;         /* likewise */
 } engine;
 
 /* Loads the runtime. False after complaining; engine_close is needed in any case. */
@@ -123,13 +124,21 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
 bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter,
                     kvp_kv_size *size);
 
-/* The same of a context that is made for this alone. on_gpu: as kvant's cache would be in a GPU's
- * memory. Of kvant's configurations only. False after complaining. */
-bool engine_planned_size(engine *e, const kv_config *config, const engine_context_options *options,
-                         bool on_gpu, kvp_kv_size *size);
+/* What a cache takes when a share of its cells is written. */
+typedef struct engine_fill {
+    kvp_kv_size size;
+    double in_place; /* tokens up to which a GPU's cache is llama.cpp's own f16 */
+} engine_fill;
 
-/* Makes *size that of a cache of llama.cpp's own with as many numbers. */
-void engine_stock_size(const kv_config *config, kvp_kv_size *size);
+/* The same of a context that is made for this alone, for each of n shares (0 to 1) of its cells.
+ * on_gpu: as kvant's cache would be in a GPU's memory. Of kvant's configurations only. False after
+ * complaining. */
+bool engine_planned_fills(engine *e, const kv_config *config, const engine_context_options *options,
+                          bool on_gpu, const double *shares, size_t n, engine_fill *fills);
+
+/* Makes *fill that of a cache of llama.cpp's own with as many numbers, for this share of cells:
+ * llama.cpp takes the memory of all of them at the start. */
+void engine_stock_fill(const kv_config *config, double share, engine_fill *fill);
 
 /* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this
  * machine: another one rounds differently. 0 when they cannot be read. */

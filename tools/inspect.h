@@ -4,7 +4,9 @@
 
 #include "engine.h"
 
-enum { INSPECT_MAX_CONTEXTS = 6 };
+/* Sizes are told for a quarter, a half and all of a context's cells. */
+enum { INSPECT_MAX_CONTEXTS = 6, INSPECT_FILLS = 3 };
+extern const double inspect_shares[INSPECT_FILLS];
 
 typedef struct inspect_contexts {
     uint32_t n_ctx[INSPECT_MAX_CONTEXTS];
@@ -17,9 +19,11 @@ typedef struct inspect_facts {
     double n_ctx_train, n_tokens; /* NaN: no text */
 } inspect_facts;
 
-/* A table of a line for each configuration, or a JSON object for each configuration and context.
- * sizes: by context, then by configuration; not read without contexts. False after complaining. */
+/* With one context: a table with a line for each configuration and share of its cells. With several:
+ * a line for each configuration, of full caches. JSON: an object for each configuration, context and
+ * share. fills: by context, then by configuration, then by share; not read without contexts. on_gpu:
+ * whether they are a GPU's. False after complaining. */
 bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
-                   const kvp_kv_size *sizes, bool json);
+                   const engine_fill *fills, bool on_gpu, bool json);
 
 #endif /* KVANT_TOOLS_INSPECT_H */

@@ -108,12 +108,14 @@ static double latent_bits(const kv_config *config, const struct llama_model *mod
     return (bits * (row - KVP_MLA_PART) + most * KVP_MLA_PART) / row;
 }
 
-void engine_stock_size(const kv_config *config, kvp_kv_size *size)
+void engine_stock_fill(const kv_config *config, double share, engine_fill *fill)
 {
+    kvp_kv_size *size = &fill->size;
     size->codec_bits = size->numbers[0] * stock_bits(config->type_k) +
                        size->numbers[1] * stock_bits(config->type_v);
-    size->bytes = size->codec_bits / 8;
+    size->bytes = size->codec_bits / 8 / share;
     size->exact = size->transforms = size->working = size->room = 0;
+    fill->in_place = 0;
 }
 
 bool engine_bits(engine *e, const kv_config *config, double *bits)

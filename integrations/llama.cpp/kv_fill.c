@@ -1,5 +1,6 @@
-/* kv_fill.c - see kv_fill.h. What one tensor takes with some of its cells written; buffer.c adds
- * tensors up. All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
+/* kv_fill.c - see kv_fill.h. Sizes of one tensor; buffer.c adds tensors up.
+ *
+ * All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
 #include <math.h>
 
 #include "gpu/gpu.h"
@@ -41,11 +42,17 @@ static size_t learned_bytes(const kvp_kv *kv, double tokens)
     return info.learnt_most;
 }
 
+/* Cells of a stream that have a row. A sliding window's cache has fewer cells than tokens. */
+static double cells_of(const kvp_kv *kv, double tokens)
+{
+    return tokens < kv->shape.n_cells ? tokens : kv->shape.n_cells;
+}
+
 /* Pages of the computer's memory are there once they are written: codes of all blocks that have a
  * row, and fp16 pages until all of them are in use. */
 static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
 {
-    const double n_blocks = blocks_of(tokens) * kv->shape.n_streams;
+    const double n_blocks = blocks_of(cells_of(kv, tokens)) * kv->shape.n_streams;
     const double fp16_block = (double)KVANT_PAGE_TOKENS * kv->shape.row * sizeof(uint16_t);
     const double codes = size->bytes - size->exact - size->transforms;
 
@@ -73,7 +80,7 @@ static void shrink_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, doub
 
 bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *size)
 {
-    const double cells = tokens < kv->shape.n_cells ? tokens : kv->shape.n_cells;
+    const double cells = cells_of(kv, tokens);
     const kvant_codec *const *codecs = kvp_kv_codecs(kv);
 
     if (codecs == NULL || (!on_gpu && kv->roped) ||
@@ -82,7 +89,7 @@ bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *s
     if (on_gpu)
         shrink_gpus(kv, codecs, tokens, size);
     else
-        shrink_computers(kv, cells, size);
+        shrink_computers(kv, tokens, size);
     size->cells = cells * kv->shape.n_streams;
     size->codec_bits *= cells / kv->shape.n_cells;
     size->numbers[kv->shape.role] *= cells / kv->shape.n_cells;

@@ -214,9 +214,9 @@ class Calibrate(unittest.TestCase):
         cache = ["--calibration", self.path, "-k", "turboquant-4:transform=file", "-v", "int-4"]
         done = run("inspect", "-m", SMALL, *cache, "-c", 256, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
-        row, = json.loads(done.stdout)
-        self.assertGreaterEqual(row["transform_bytes"], matrices)
-        self.assertLessEqual(row["transform_bytes"], matrices + vectors)
+        for row in json.loads(done.stdout):  # a calibration is there from the beginning
+            self.assertGreaterEqual(row["transform_bytes"], matrices)
+            self.assertLessEqual(row["transform_bytes"], matrices + vectors)
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 256, "--chunks", 1, "--json", *cache)
         self.assertEqual(done.returncode, OK, done.stderr)
         measured = json.loads(done.stdout)[1]

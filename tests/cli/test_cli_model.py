@@ -230,6 +230,10 @@ class Eval(unittest.TestCase):
         self.assertAlmostEqual(100 * ours[1]["top1"], figure("Same top p"), delta=1)
 
 
+def full(rows):
+    return [row for row in rows if row["filled"] == 100]
+
+
 class Inspect(unittest.TestCase):
     def test_rows(self):
         rows = rows_of(run("inspect", "-m", SMALL, "-f", TEXT, "--stock", "q4_0", "-k", "int-4", "-v", "int-2", "--json"))
@@ -252,7 +256,7 @@ class Inspect(unittest.TestCase):
         """One formula: the plug-in says of such a context the same bytes, bits and what learning
         takes."""
         for n_ctx in ("512", "2048"):
-            row, = rows_of(run("inspect", "-m", SMALL, "-c", n_ctx, "--preset", "small", "--json"))
+            row, = full(rows_of(run("inspect", "-m", SMALL, "-c", n_ctx, "--preset", "small", "--json")))
             words = ("--preset", "small", "-c", n_ctx, "-p", "Hello", "-n", "1")
             done = run("run", "-m", SMALL, *words, KVANT_QUIET="0")
             said = re.search(r"KV cache small: ([\d.]+) bits per number, .* layers, ([\d.]+) MiB "
@@ -265,34 +269,75 @@ class Inspect(unittest.TestCase):
             self.assertLess(row["transform_bytes"] + row["exact_bytes"], row["kv_bytes"])
 
     def test_llama_cpps_own_take_what_they_allocate(self):
+        """All of it at once, whatever is written."""
         stock = ("--stock", "f16", "--stock", "q8_0/q4_0")
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "300,1024", *stock, "--json"))
-        cells = 2 * [(300, 512), (1024, 1024)]  # steps of 256
-        self.assertEqual([(row["ctx"], row["tokens"]) for row in rows], cells)
-        for row, bits in zip(rows, (16, 16, 6.5, 6.5)):
+        cells = [(ctx, cells * share // 4, 25 * share)  # steps of 256
+                 for ctx, cells in ((300, 512), (1024, 1024)) for share in (1, 2, 4)]
+        self.assertEqual([(row["ctx"], row["tokens"], row["filled"]) for row in rows], 2 * cells)
+        for row, bits in zip(rows, (*6 * [16], *6 * [6.5])):
             numbers = 2 * row["tokens"] * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
-            self.assertEqual((row["cache_bits"], row["kv_bytes"]), (bits, numbers * bits / 8))
+            wanted = (bits * 100 / row["filled"], numbers * bits / 8 * 100 / row["filled"])
+            self.assertEqual((row["cache_bits"], row["kv_bytes"]), wanted)
+            self.assertEqual(row["code_bytes"], row["kv_bytes"])
             for key in ("transform_bytes", "exact_bytes", "working_bytes"):
                 self.assertEqual(row[key], 0)
 
-    def test_the_table(self):
-        done = run("inspect", "-m", SMALL, "-c", "4096")
+    def columns(self, *words):
+        done = run("inspect", "-m", SMALL, *words)
         self.assertEqual(done.returncode, OK, done.stderr)
-        _, header, *lines = done.stdout.splitlines()
-        self.assertEqual(re.split("  +", header.strip()),
-                         ["cache", "MiB at 4096", "bits", "tokens a GiB", "transforms",
-                          "fp16 pages", "while learning"])
-        self.assertEqual([re.split("  +", line)[0] for line in lines],
-                         ["llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0",
-                          "quality", "balanced", "small", "tiny"])
-        done = run("inspect", "-m", SMALL, "-c", "4096", "-c", "131072", "--preset", "small")
-        self.assertEqual(re.split("  +", done.stdout.splitlines()[1].strip()),
-                         ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
+        _, *lines = done.stdout.splitlines()
+        return [re.split("  +", line.strip()) for line in lines]
+
+    def test_the_table(self):
+        header, *lines = self.columns("-c", "4096")
+        self.assertEqual(header, ["cache", "tokens", "codes", "exact rows", "transforms",
+                                  "MiB in all", "bits", "while learning"])
+        caches = ["llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0",
+                  "quality", "balanced", "small", "tiny"]
+        self.assertEqual([tuple(line[:2]) for line in lines],
+                         [(cache, n) for cache in caches for n in ("1024", "2048", "4096")])
+        header, *lines = self.columns("-c", "4096", "--gpu", "--stock", "f16", "--preset", "tiny")
+        self.assertEqual(header[-1], "f16 in place")
+        self.assertEqual([line[-1] for line in lines], ["-"] * 3 + ["no"] * 3)
+        header = self.columns("-c", "4096", "-c", "131072", "--preset", "small")[0]
+        self.assertEqual(header, ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
+
+    def test_parts_of_a_cache_that_fills(self):
+        """test_plugin_fill.c compares them with what is counted."""
+        rows = rows_of(run("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json"))
+        self.assertEqual([(row["filled"], row["tokens"]) for row in rows],
+                         [(25, 1024), (50, 2048), (100, 4096)])
+        numbers = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM
+        for row in rows:
+            parts = row["code_bytes"] + row["exact_bytes"] + row["transform_bytes"]
+            self.assertEqual(row["kv_bytes"], parts)
+            self.assertEqual(row["code_bytes"], 4.25 / 8 * numbers * row["tokens"])
+            self.assertEqual(row["cache_bits"], 8 * row["kv_bytes"] / (numbers * row["tokens"]))
+            self.assertEqual((row["in_place"], row["in_place_tokens"]), (None, None))
+        self.assertEqual(len({row["exact_bytes"] for row in rows}), 1)
+        self.assertEqual(len({row["transform_bytes"] for row in rows}), 3)
+
+    def test_until_when_a_gpus_cache_is_f16(self):
+        """At 4096 tokens, pages take as many bytes as f16 rows of in_place_tokens."""
+        words = ("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json", "--gpu")
+        rows = rows_of(run(*words, "--exact", "auto"))
+        pages = (rows[0]["code_bytes"] + rows[0]["exact_bytes"]) / (2 * SMALL_LAYERS)
+        fit = int(pages / (2 * N_KV_HEADS * HEAD_DIM)) // 256 * 256
+        self.assertTrue(1024 <= fit < 2048, fit)
+        for row in rows:
+            self.assertEqual(row["in_place_tokens"], fit)
+            self.assertIs(row["in_place"], row["filled"] == 25)
+            self.assertEqual(row["code_bytes"], rows[0]["code_bytes"])
+        self.assertEqual(rows_of(run(*words, KVANT_EXACT="auto")), rows)
+        for variable, n in (("auto", "1000"), ("0", "1000")):  # the option comes first
+            row = rows_of(run(*words, "--exact", n, KVANT_EXACT=variable))[0]
+            self.assertEqual((row["in_place"], row["in_place_tokens"]), (False, 768))
 
     def test_a_gpus_sizes_need_none(self):
         caches = ("--preset", "balanced", "--stock", "q4_0")
         arguments = ("inspect", "-m", SMALL, "-c", "2048", *caches, "--json")
-        here, there = rows_of(run(*arguments)), rows_of(run(*arguments, "--gpu"))
+        here, there = (full(rows_of(run(*arguments, *words))) for words in ((), ("--gpu",)))
         self.assertEqual(here[1], there[1])
         # For each of the tensors 7 open pages: first, newest, four of a step and one because rows
         # begin anywhere in a block; and up to 33 for the first prompts.
@@ -307,18 +352,18 @@ class Inspect(unittest.TestCase):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
         What kvant learns for them goes by the context. Recurrent layers of lfm2 (two of four) have
         no keys and values and are not counted, and deepseek2 has keys alone."""
+        def sized(model, *words):
+            return full(rows_of(run("inspect", "-m", TINY / f"{model}.gguf", *words, "-c", "4096", "--json")))
+
         caches = ("--stock", "f16", "--preset", "balanced", "-k", "turboquant-4")
-        rows = rows_of(run("inspect", "-m", TINY / "gemma3.gguf", "-c", "4096", *caches, "--json"))
+        rows = sized("gemma3", *caches)
         numbers = (2 * 4096 + 2 * 768) * 2 * 2 * 64
         sizes = [row["kv_bytes"] / numbers for row in (rows[0], rows[2])]
         self.assertEqual(sizes, [2, 4.25 / 8])
         self.assertEqual({row["tokens"] for row in rows}, {4096})
-        words = ("-c", "4096", "--preset", "balanced", "--json")
-        without, = rows_of(run("inspect", "-m", TINY / "llama.gguf", *words))
+        without, = sized("llama", "--preset", "balanced")
         self.assertEqual(rows[1]["transform_bytes"], without["transform_bytes"])
-        words = ("-c", "4096", "--stock", "f16", "--json")
-        rows = [rows_of(run("inspect", "-m", TINY / f"{model}.gguf", *words))[0]
-                for model in ("lfm2", "llama")]
+        rows = [sized(model, "--stock", "f16")[0] for model in ("lfm2", "llama")]
         self.assertEqual(2 * rows[0]["kv_bytes"], rows[1]["kv_bytes"])
         done = run("inspect", "-m", TINY / "deepseek2.gguf", "-c", "512")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
@@ -336,6 +381,9 @@ class Inspect(unittest.TestCase):
         for arguments, code, words in [
             ([], USAGE, "no model given"),
             (["-m", SMALL, "--gpu"], USAGE, "give -c"),
+            (["-m", SMALL, "-c", "512", "--exact", "auto"], USAGE, "give --gpu"),
+            (["-m", SMALL, "-c", "512", "--gpu", "--exact", "all"], USAGE, "--exact all"),
+            (["-m", SMALL, "-c", "512", "--gpu", "--exact", ""], USAGE, "--exact"),
             (["-m", SMALL, "-c", "7"], USAGE, "--ctx"),
             (["-m", SMALL, *(f"-c{512 + n}" for n in range(7))], USAGE, "more than 6 contexts"),
             (["-m", SMALL, "-k", "int-44"], USAGE, "int-44"),

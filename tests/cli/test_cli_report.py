@@ -44,7 +44,8 @@ class Report(unittest.TestCase):
         states = {step["name"]: step["state"] for step in first["steps"]}
         self.assertEqual((states["quality"], states["position"], states["speed"]), ("complete", "complete", "partial"))
         sizes, = (step for step in first["steps"] if step["name"] == "sizes")
-        self.assertEqual([(row["k"], row["ctx"]) for row in sizes["rows"]], [("f16", 8192), ("q4_0", 8192)])
+        self.assertEqual([(row["k"], row["ctx"], row["filled"]) for row in sizes["rows"]],
+                         [(k, 8192, filled) for k in ("f16", "q4_0") for filled in (25, 50, 100)])
         self.assertTrue(all(row["kv_bytes"] > 0 for row in sizes["rows"]))
         quality = first["steps"][0]
         self.assertEqual([row["k"] for row in quality["rows"]], ["f16", "q4_0"])

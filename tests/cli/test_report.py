@@ -168,11 +168,13 @@ class InABrowser(Folder):
         self.assertEqual(self.column(1), self.column(2))
 
     def test_sizes_that_kvant_inspect_told(self):
-        """They are taken as they are, also where layers have windows and do not grow."""
+        """Those of full caches are taken as they are, also where layers have windows and do not
+        grow."""
         results = presets()
         f16 = {**step(results, "quality")["rows"][0], "ctx": 32768, "kv_bytes": 100 << 20}
         balanced, = (row for row in step(results, "quality")["rows"] if row["preset"] == "balanced")
-        rows = [f16, {**balanced, "ctx": 32768, "kv_bytes": 31 << 20}]
+        quarter = {**balanced, "ctx": 32768, "filled": 25, "kv_bytes": 12 << 20}
+        rows = [f16, quarter, {**balanced, "ctx": 32768, "filled": 100, "kv_bytes": 31 << 20}]
         results["steps"].append({"name": "sizes", "command": "kvant inspect", "state": "complete",
                                  "seconds": 0, "rows": rows})
         self.open(results)
