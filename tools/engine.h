@@ -124,20 +124,20 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
 bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *meter,
                     kvp_kv_size *size);
 
-/* What a cache takes when a share of its cells is written. */
+/* The memory of a cache when a share of its cells is written. */
 typedef struct engine_fill {
     kvp_kv_size size;
     double in_place; /* tokens up to which a GPU's cache is llama.cpp's own f16 */
 } engine_fill;
 
-/* The same of a context that is made for this alone, for each of n shares (0 to 1) of its cells.
- * on_gpu: as kvant's cache would be in a GPU's memory. Of kvant's configurations only. False after
+/* Makes a context to ask for the size of its cache, for each of n shares (0 to 1) of its cells.
+ * on_gpu: the size in the memory of a GPU. Only for kvant's configurations. False after
  * complaining. */
 bool engine_planned_fills(engine *e, const kv_config *config, const engine_context_options *options,
                           bool on_gpu, const double *shares, size_t n, engine_fill *fills);
 
-/* Makes *fill that of a cache of llama.cpp's own with as many numbers, for this share of cells:
- * llama.cpp takes the memory of all of them at the start. */
+/* Changes *fill to the size of llama.cpp's own cache with the same numbers. llama.cpp takes the
+ * memory of all cells at the start, whatever share of them is written. */
 void engine_stock_fill(const kv_config *config, double share, engine_fill *fill);
 
 /* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this

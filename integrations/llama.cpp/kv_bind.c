@@ -31,6 +31,8 @@ struct kvp_layers {
     uint32_t n_positions;                 /* of the longest cache, one stream */
     kvp_kv_size full;                     /* of what is bound, when all cells are written */
     size_t in_place; /* tokens that the longest cache keeps as f16 itself; SIZE_MAX: none is bound */
+    uint32_t n_streams; /* of a tensor that is bound */
+    bool on_gpu;        /* a tensor that is bound lies on a GPU */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -620,6 +622,8 @@ static void note_bound(kvp_kv *kv)
     if (codecs == NULL || !kvp_kv_full_size(kv, codecs, kv->remote != NULL, &kv->full))
         return;
     kvp_kv_size_add(&kv->layers->full, &kv->full);
+    kv->layers->on_gpu = kv->layers->on_gpu || kv->remote != NULL;
+    kv->layers->n_streams = kv->shape.n_streams;
     if (kv->shape.n_cells == kv->layers->n_positions && kvp_kv_cells_in_place(kv) < kv->layers->in_place)
         kv->layers->in_place = kvp_kv_cells_in_place(kv);
     kv->calibrated = kv->remote == NULL ? kvp_kv_calibrated_bytes(codecs, n_kv_heads) : 0;
@@ -635,13 +639,28 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
+/* Writes how KVANT_EXACT acts on this context, or why it does nothing. */
+static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
+{
+    const bool asked = layers->settings.exact > 0;
+
+    if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
+        snprintf(text, size, "; f16 itself for the first %zu tokens", layers->in_place);
+    else if (asked && !layers->on_gpu)
+        snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here");
+    else if (asked && layers->n_streams > 1)
+        snprintf(text, size, "; KVANT_EXACT does nothing with several streams");
+    else if (asked)
+        snprintf(text, size, "; KVANT_EXACT does nothing below %u tokens", CELLS_PADDING);
+}
+
 /* Once per context, when all of its tensors are bound. llama.cpp may give the first or the last
  * layers to another device, where their caches stay uncompressed. */
 static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
-    char learning[64] = "", in_place[64] = "", latents[256];
+    char learning[64] = "", in_place[96] = "", latents[256];
     uint32_t n;
 
     if (layers->told || layers->refused)
@@ -651,8 +670,7 @@ static void tell(struct kvp_layers *layers)
     if (full->working > 0)
         snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
     kvp_mla_describe(&layers->settings, latents, sizeof(latents));
-    if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
-        snprintf(in_place, sizeof(in_place), "; f16 itself for the first %zu tokens", layers->in_place);
+    describe_in_place(layers, in_place, sizeof(in_place));
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
             "(f16: %.1f MiB)%s%s%s",
             layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n,

@@ -11,9 +11,8 @@ static double blocks_of(double tokens)
     return ceil(tokens / KVANT_PAGE_TOKENS);
 }
 
-/* Positions that a tensor would have been made for, if it were to have so many transforms as it has
- * made after `tokens` tokens. It makes one for each doubling of the position, and the last one when
- * the context ends is also for what is left of its doubling. */
+/* A tensor makes a transform for each doubling of the position, the last one up to the end of the
+ * context. After `tokens` tokens it has the transforms that a tensor for this many positions has. */
 static uint32_t positions_of(const kvp_kv *kv, double tokens)
 {
     const uint32_t all = kvp_kv_n_positions(kv);

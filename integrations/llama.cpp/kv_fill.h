@@ -1,17 +1,18 @@
-/* kv_fill.h - what a compressed cache takes while only some of its cells are written.
+/* kv_fill.h - the memory of a compressed cache while only some of its cells are written.
  *
- * `kvant inspect` prints these sums for a quarter, a half and all of a context. With all cells
- * written they are those of kv_size.h, from which they follow. */
+ * `kvant inspect` prints these sizes for a quarter, a half and all of a context. The size with all
+ * cells written is the size of kv_size.h. */
 #ifndef KVP_KV_FILL_H
 #define KVP_KV_FILL_H
 
 #include "kv_size.h"
 
 /* The plug-in's kvant_kv_size_at: the sum over all caches that are alive, when each sequence has
- * so many tokens. *size has the rows of these tokens alone; memory of a GPU is all there from the
- * beginning. *in_place: tokens up to which a GPU's cache is llama.cpp's own f16 (KVANT_EXACT).
- * False as kvp_kv_size_fn, and once a context in the computer's memory has computed something:
- * the question would disturb what it learns. */
+ * `tokens` tokens. The size counts the rows of these tokens. A GPU's pages are reserved at the
+ * start, so they count as a whole. *in_place: up to this number of tokens a GPU's cache is llama.cpp's
+ * own f16 (KVANT_EXACT). False where kvp_kv_size_fn returns false. Also false when a context in the
+ * computer's memory has computed something, because the question would make its tensors forget how
+ * RoPE rotates their keys. */
 typedef bool kvp_kv_size_at_fn(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place);
 
 #endif /* KVP_KV_FILL_H */

@@ -173,7 +173,7 @@ static inline size_t kvp_kv_row_bytes(const kvp_kv *kv)
  * allows (KVANT_EXACT): a multiple of 256, as llama.cpp's n_kv is. 0 with several streams, whose views lie at
  * nominal strides, and in the computer's memory. */
 size_t kvp_kv_cells_in_place(const kvp_kv *kv);
-/* The same of a cache of this shape on a GPU, in so many reserved bytes. */
+/* The same for a cache of this shape on a GPU, in its reserved bytes. */
 size_t kvp_kv_fits_in_place(const kvp_kv_shape *shape, const kvp_settings *settings,
                             size_t reserved);
 
@@ -213,8 +213,8 @@ bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size);
 /* The codecs of a bound tensor's kv heads; NULL: there are none. */
 const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv);
 
-/* kv_fill.c. Tells the bytes of a bound tensor when each of its streams has so many tokens
- * (kv_fill.h). kvp_kv_room_in_place: its cells that would be in place on a GPU. */
+/* kv_fill.c. Tells the bytes of a bound tensor when each of its streams has `tokens` tokens
+ * (kv_fill.h). kvp_kv_room_in_place: how many of its cells a GPU would keep in place. */
 bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *size);
 size_t kvp_kv_room_in_place(const kvp_kv *kv);
 

@@ -304,7 +304,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(header, ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
 
     def test_parts_of_a_cache_that_fills(self):
-        """test_plugin_fill.c compares them with what is counted."""
+        """test_plugin_fill.c compares them with the memory that a text really takes."""
         rows = rows_of(run("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json"))
         self.assertEqual([(row["filled"], row["tokens"]) for row in rows],
                          [(25, 1024), (50, 2048), (100, 4096)])
@@ -619,7 +619,14 @@ class Run(unittest.TestCase):
 
     def test_verbose_passes_on_what_the_plugin_says(self):
         done = run("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
-        self.assertIn(f"kvant: KV cache int-8: 8.50 bits per number, {SMALL_LAYERS} of {SMALL_LAYERS} layers, ", done.stderr)
+        said = f"kvant: KV cache int-8: 8.50 bits per number, {SMALL_LAYERS} of {SMALL_LAYERS} layers, "
+        self.assertIn(said, done.stderr)
+        self.assertNotIn("KVANT_EXACT", done.stderr)
+
+    def test_the_plugins_line_tells_that_f16_in_place_is_for_gpus(self):
+        words = ("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
+        done = run(*words, KVANT_EXACT="auto")
+        self.assertIn("); KVANT_EXACT is for GPUs and does nothing here\n", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(

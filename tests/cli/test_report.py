@@ -168,7 +168,7 @@ class InABrowser(Folder):
         self.assertEqual(self.column(1), self.column(2))
 
     def test_sizes_that_kvant_inspect_told(self):
-        """Those of full caches are taken as they are, also where layers have windows and do not
+        """The page takes sizes of full caches unchanged, also where layers have windows and do not
         grow."""
         results = presets()
         f16 = {**step(results, "quality")["rows"][0], "ctx": 32768, "kv_bytes": 100 << 20}

@@ -82,7 +82,7 @@ static double n_tensors(void)
     return 2.0 * llama_model_n_layer(harness_model());
 }
 
-/* What is counted and not said. In the computer's memory a tensor shares the system's pages at its
+/* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares the system's pages at its
  * two ends. On a GPU (test_plugin_size.c): 256 bytes align a tensor, tables take 16 bytes for
  * each token, attention's workspace 16 KiB, and copies of a batch go to the threads that learn. */
 static double uncounted(uint32_t n_ctx)
@@ -97,10 +97,10 @@ static double uncounted(uint32_t n_ctx)
     return n_tensors() * 256 + 16.0 * n_ctx + 16384 + copies;
 }
 
-/* What is said and perhaps not counted. Blocks that are open have no codes yet: they are at most as
- * many as there are fp16 pages. One fp16 page of each tensor is for rows that begin within a block,
- * and batches here may never need it. A GPU reserves both. Of the transforms of a preset the first
- * one is certain: further ones are made where they are better. */
+/* The size has memory that a cache may not touch. Blocks that are open have no codes yet: they are
+ * at most as many as there are fp16 pages. One fp16 page of each tensor is for rows that begin within a block,
+ * and batches here may never need it. A GPU reserves both. A preset always makes its first
+ * transform, and further ones where they lower the error. */
 static double unused(const kvp_kv_size *s, double transform)
 {
     const double numbers = s->numbers[0] + s->numbers[1];
@@ -148,7 +148,7 @@ static void check(const char *spec, uint32_t n_ctx, int n_first)
         assert_true(said[i].cells == n);
         assert_counted(&said[i], counted_bytes(), first.transforms / n_first, n_ctx);
     }
-    /* The question would make a tensor that has learned forget how its keys turn. */
+    /* The question would make a tensor that has learned forget its rope. */
     assert_true(harness_on_gpu() || spec[0] != '\0' ||
                 !ask(false, n_ctx / 2.0, &again, &in_place));
     free(tokens);
@@ -228,8 +228,8 @@ static bool answers_as_f16(int n)
     return same;
 }
 
-/* Any machine tells it. On a GPU (the mock, which computes as the CPU does) the answers after so
- * many tokens are f16's, bit by bit, and after 256 more they are not. */
+/* Any machine tells it. The mock of a GPU computes as the CPU does. There the answers after these
+ * tokens are f16's, bit by bit, and after 256 more tokens they are not. */
 static void f16_in_place(void **state)
 {
     const double n = room(true, "auto");
