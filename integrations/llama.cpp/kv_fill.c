@@ -12,7 +12,7 @@ static double blocks_of(double tokens)
 }
 
 /* A tensor makes a transform for each doubling of the position, the last one up to the end of the
- * context. After `tokens` tokens it has the transforms that a tensor for this many positions has. */
+ * context. After `tokens` tokens it has as many transforms as a tensor for these positions. */
 static uint32_t positions_of(const kvp_kv *kv, double tokens)
 {
     const uint32_t all = kvp_kv_n_positions(kv);

@@ -82,9 +82,10 @@ static double n_tensors(void)
     return 2.0 * llama_model_n_layer(harness_model());
 }
 
-/* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares the system's pages at its
- * two ends. On a GPU (test_plugin_size.c): 256 bytes align a tensor, tables take 16 bytes for
- * each token, attention's workspace 16 KiB, and copies of a batch go to the threads that learn. */
+/* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares
+ * the system's pages at its two ends. On a GPU (test_plugin_size.c) 256 bytes align a tensor, tables
+ * take 16 bytes for each token, attention's workspace takes 16 KiB, and copies of a batch go to the
+ * threads that learn. */
 static double uncounted(uint32_t n_ctx)
 {
     const struct llama_model *model = harness_model();
@@ -98,9 +99,9 @@ static double uncounted(uint32_t n_ctx)
 }
 
 /* The size has memory that a cache may not touch. Blocks that are open have no codes yet: they are
- * at most as many as there are fp16 pages. One fp16 page of each tensor is for rows that begin within a block,
- * and batches here may never need it. A GPU reserves both. A preset always makes its first
- * transform, and further ones where they lower the error. */
+ * at most as many as there are fp16 pages. One fp16 page of each tensor is for rows that begin
+ * within a block, and batches here may never need it. A GPU reserves both. A preset always makes
+ * its first transform, and further ones where they lower the error. */
 static double unused(const kvp_kv_size *s, double transform)
 {
     const double numbers = s->numbers[0] + s->numbers[1];
