@@ -28,6 +28,7 @@ SIZES = "kv_bytes cache_bits transform_bytes exact_bytes working_bytes".split()
 COLUMNS = [*FACTS, "memory", "cache", "context", *SIZES, "commit", "command"]
 # The size of a cache does not depend on these.
 EMBEDDING, FEED_FORWARD, VOCABULARY, EXPERTS = 64, 64, 64, 2
+AT_ONCE = 6  # contexts that kvant inspect takes
 
 
 def shapes():
@@ -109,13 +110,16 @@ def write_model(path, shape):
         file.truncate(len(head) + sum(gguf_head.size(dims, kind) for _, dims, kind in tensors))
 
 
-def inspected(kvant, model, on_gpu):
+def inspected(kvant, model, on_gpu, contexts=CONTEXTS):
     """The rows of kvant inspect for the usual caches, full, at all contexts."""
-    words = [kvant, "inspect", "-m", model, "-c", ",".join(map(str, CONTEXTS)), "--json"]
-    done = subprocess.run([*words, *(["--gpu"] if on_gpu else [])], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"fit.py: {' '.join(map(str, words))}:\n{done.stderr}")
-    return [row for row in json.loads(done.stdout) if row["filled"] == 100]
+    rows, words = [], [kvant, "inspect", "-m", model, "--json", *(["--gpu"] if on_gpu else [])]
+    for i in range(0, len(contexts), AT_ONCE):
+        some = ",".join(map(str, contexts[i:i + AT_ONCE]))
+        done = subprocess.run([*words, "-c", some], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(map(str, words))} -c {some}:\n{done.stderr}")
+        rows += [row for row in json.loads(done.stdout) if row["filled"] == 100]
+    return rows
 
 
 def lines(kvant, models, folder, places=("cpu", "gpu")):

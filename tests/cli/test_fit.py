@@ -1,4 +1,5 @@
-"""bench/fit.py and its results: what caches take with models that people know."""
+"""bench/fit.py, bench/sizes.py and their results: what caches take with models that people know, and
+with shapes of models at many contexts."""
 
 import csv
 import itertools
@@ -13,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import fit  # noqa: E402
+import sizes  # noqa: E402
 
 CACHES = ("f16", "q8_0", "q4_0", "quality", "balanced", "small", "tiny")
 with open(ROOT / "bench" / "results" / "fit.csv", newline="", encoding="utf-8") as file:
@@ -61,6 +63,27 @@ class Fit(unittest.TestCase):
                 for key in ("kv_bytes", "transform_bytes", "exact_bytes", "working_bytes"):
                     was = int(kept[key_of(now)][key])
                     self.assertLessEqual(abs(now[key] - was), 0.01 * was, (key_of(now), key))
+
+
+class Sizes(unittest.TestCase):
+    """Pages take the memory of caches from sizes.csv."""
+
+    @classmethod
+    def setUpClass(cls):
+        with open(ROOT / "bench" / "results" / "sizes.csv", newline="", encoding="utf-8") as file:
+            cls.lines = [line[:-2] for line in csv.reader(file)][1:]  # without commit and command
+
+    def test_every_cell_is_there_once(self):
+        wanted = [[model, cache, str(context)] for model in sizes.SHAPES for cache in sizes.CACHES
+                  for context in (sizes.FINER if model == sizes.DRAWN else sizes.CONTEXTS)]
+        self.assertEqual([[line[0], *line[4:6]] for line in self.lines], wanted)
+
+    def test_the_lines_are_what_the_plug_in_says(self):
+        models = ("SmolLM2-135M", sizes.DRAWN)
+        kept = {tuple(line[:6]): line for line in self.lines}
+        for now in sizes.lines(KVANT, models, finer=False):
+            now = [str(cell) for cell in now]
+            self.assertEqual(kept[tuple(now[:6])], now, "run bench/sizes.py again")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def draw(theme, results):
         canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))], "soft" if tick == 16 else "grid")
         canvas.text(LEFT - 8, up(tick) + 6, str(tick), "soft", "end")
     canvas.text(RIGHT, up(16) - 8, "f16", "soft", "end")
-    for context in (128, 512, 2048, 8192, 32768, 131072):
+    for context in (512, 2048, 8192, 32768, 131072):
         canvas.text(across(context), BOTTOM + 22, caches.context_name(context), "soft", "middle")
     canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, "tokens in the cache", "soft", "middle")
     for number, (cache, (color, dashes)) in enumerate(CACHES.items()):

@@ -35,7 +35,7 @@ def _relative(results, shape, contexts, caches):
 def memory_short(results):
     """Computed memory of presets and q4_0 relative to f16 by context, in SmolLM2's shape."""
     caches = ("q8_0", "q4_0", "quality", "balanced", "small", "tiny")
-    return _relative(results, "SmolLM2-135M", (128, 256, 512, 1024, 2048, 4096, 16384), caches)
+    return _relative(results, "SmolLM2-135M", (256, 512, 1024, 2048, 4096, 16384), caches)
 
 
 def memory_relative(results):
