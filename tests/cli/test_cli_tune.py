@@ -16,10 +16,13 @@ from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
-CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
+CTX, PROBE, PROBE_CHUNKS = 4096, 640, 1
 MEASUREMENTS = PROBE_CHUNKS * (N_LAYERS + -(-N_LAYERS // 4) + 2)  # every layer, keys of some, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
+# A cache of 4096 tokens has fp16 pages for 12 of its 64 blocks: first, three for the newest 128 tokens,
+# and 8 for a step.
+EXACT = 16 * 12 / 64
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
 
 
@@ -39,9 +42,9 @@ class Tune(unittest.TestCase):
         cls.state = cls.path.with_name("state")
         cls.base = ["tune", "-m", SMALL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
-        cls.interrupted = cls.interrupt([*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state])
+        cls.interrupted = cls.interrupt([*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state])
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
-        cls.done = run(*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state, "--json", timeout=600)
+        cls.done = run(*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state, "--json", timeout=600)
         assert cls.done.returncode == OK, cls.done.stderr
         rows = json.loads(cls.done.stdout)
         cls.settings = [row for row in rows if row["setting"] is not None]
@@ -77,14 +80,14 @@ class Tune(unittest.TestCase):
         for site in self.sites:
             bits = [CANDIDATES[spec] for spec in of_heads(site["spec"])]
             self.assertEqual(len(bits), N_KV_HEADS)
-            self.assertAlmostEqual(site["site_bits"], sum(bits) / N_KV_HEADS, places=9)
+            self.assertAlmostEqual(site["site_bits"], EXACT + sum(bits) / N_KV_HEADS, places=9)
         tuned = self.settings[0]
         self.assertEqual(tuned["setting"], "tuned")
         mean = sum(site["site_bits"] for site in self.sites) / len(self.sites)
         self.assertAlmostEqual(tuned["bits"], mean, places=6)
         self.assertAlmostEqual(tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX, places=3)
         # A step is at most a bit of one site; what is left is less than one of them.
-        self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] <= 3)
+        self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] - EXACT <= 3)
 
     def test_predictions(self):
         """More bits never cost more, and the chosen setting is predicted to be better than every uniform one of its size."""
@@ -96,7 +99,7 @@ class Tune(unittest.TestCase):
         self.assertGreaterEqual(len(uniform), 1)
         for setting in uniform:
             self.assertIn(setting["k"], CANDIDATES)
-            if setting["bits"] <= 3:
+            if setting["bits"] <= 3 + EXACT:
                 self.assertLess(tuned["predicted"], setting["predicted"])
         for setting in self.settings:
             self.assertGreater(setting["kld_mean"], 0)
@@ -124,11 +127,18 @@ class Tune(unittest.TestCase):
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
         row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
-        self.assertAlmostEqual(row["bits"], self.settings[0]["bits"], places=6)
+        self.assertAlmostEqual(row["bits"], self.settings[0]["bits"] - EXACT, places=6)
+
+    def test_the_bytes_are_those_that_kvant_inspect_tells(self):
+        done = run("inspect", "-m", SMALL, "-c", CTX, "--config", self.path, "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        row, = (row for row in json.loads(done.stdout) if row["filled"] == 100)
+        self.assertEqual(row["kv_bytes"], self.settings[0]["kv_bytes"])
+        self.assertEqual(row["cache_bits"], self.settings[0]["bits"])
 
     def test_measurements_serve_another_budget(self):
         path = self.path.with_name("other.kvant")
-        n_bytes = 3.5 / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
+        n_bytes = (3.5 + EXACT) / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
         done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} chunks", done.stderr)
@@ -141,12 +151,12 @@ class Tune(unittest.TestCase):
         cache = self.path.with_name("cache")
         self.addCleanup(shutil.rmtree, cache)
         arguments = [*self.base, "--chunks", 0, "-o", self.path.with_name("third.kvant"), "--json"]
-        rows = [json.loads(run(*arguments, "--bits", bits, XDG_CACHE_HOME=str(cache)).stdout) for bits in (3, 3.5)]
+        rows = [json.loads(run(*arguments, "--bits", bits, XDG_CACHE_HOME=str(cache)).stdout) for bits in (3 + EXACT, 3.5 + EXACT)]
         self.assertEqual([found[0]["setting"] for found in rows], ["tuned", "tuned"])
         self.assertEqual([row["kld_mean"] for row in rows[1] if row["setting"]], [None] * sum(bool(row["setting"]) for row in rows[1]))
         files = list((cache / "kvant" / "tune").iterdir())
         self.assertEqual(sorted(file.suffix for file in files), ["", ".errors"])
-        again = run(*arguments, "--bits", 3, XDG_CACHE_HOME=str(cache))
+        again = run(*arguments, "--bits", 3 + EXACT, XDG_CACHE_HOME=str(cache))
         self.assertEqual(json.loads(again.stdout), rows[0])
         self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} chunks", again.stderr)
 
@@ -154,7 +164,7 @@ class Tune(unittest.TestCase):
         path = self.path.with_name("none.kvant")
         done = run(*self.base, "--bits", 1, "-o", path, "--resume", self.state)
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertIn("2.25 bits", done.stderr)
+        self.assertIn(f"{2.25 + EXACT} bits", done.stderr)
         self.assertFalse(path.exists())
 
 
@@ -165,7 +175,7 @@ class Mistakes(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"
         model.symlink_to(SMALL)
-        arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4, "--probe-ctx", 64]
+        arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4, "--probe-ctx", 640]
         arguments += ["--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
         done = run(*arguments)
         self.assertEqual(done.returncode, USAGE, done.stderr)
@@ -211,12 +221,14 @@ class Mistakes(unittest.TestCase):
             ([*base, "--calibration", "/nonexistent"], USAGE, "/nonexistent"),
             ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
             ([*base[:3], "-f", short, *base[5:]], RUNTIME, "are needed"),
-            ([*base, "--probe-ctx", "64", "-f", short], RUNTIME, "short.txt gives"),
-            ([*base, "--report-text", short, "--probe-ctx", "64"], RUNTIME, "are needed"),
+            ([*base, "--probe-ctx", "640", "-f", short], RUNTIME, "short.txt gives"),
+            ([*base, "--report-text", short, "--probe-ctx", "640"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
-            ([*base, "--probe-ctx", "64", "--resume", full, *TRY], RUNTIME, full),
-            ([*base, "--probe-ctx", "64", "--resume", "/nonexistent/state", *TRY], RUNTIME, "/nonexistent/state"),
+            ([*base, "--probe-ctx", "512"], RUNTIME, "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n"),
+            ([*base, "-c", "512"], RUNTIME, "--probe-ctx 640"),
+            ([*base, "--probe-ctx", "640", "--resume", full, *TRY], RUNTIME, full),
+            ([*base, "--probe-ctx", "640", "--resume", "/nonexistent/state", *TRY], RUNTIME, "/nonexistent/state"),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

@@ -22,6 +22,14 @@ class WhichContexts(unittest.TestCase):
         self.assertEqual(checks(["a"], 3, 0), [])
         self.assertEqual(checks(["a"], 3, 0, "own"), [])
 
+    def test_a_probe_is_longer_than_the_fp16_part(self):
+        """Half of the context is probed. Of 256 tokens a cache keeps 4 blocks as fp16: the first
+        block, two for the newest 64 tokens, and one for a step."""
+        for n_ctx in (64, 512):
+            self.assertEqual(probes.least_context(n_ctx), 640)
+        for n_ctx in (640, 1000, 2048):
+            self.assertEqual(probes.least_context(n_ctx), n_ctx)
+
     def test_checks_are_dealt_to_the_parts_in_turn(self):
         """Parts are numbered text by text: of two texts in two parts, one check is the first part's, the third the second text's."""
         self.assertEqual(checks(["a", "b"], 2, 1), [Contexts(("a",), 2, 2, 1, WINDOW)])

@@ -1,7 +1,6 @@
 """Weights from noisy measurements, ranks, bytes of caches, and the candidates."""
 
 import math
-import types
 import unittest
 
 import kvant
@@ -47,14 +46,20 @@ class Bytes(unittest.TestCase):
         self.assertEqual(sensitivity.n_cells(sliding, 640), 640)
 
     def test_pages_that_stay_fp16_count(self):
-        plain = types.SimpleNamespace(head_dim=64, page_bytes=2304, sink_tokens=0, recent_tokens=0, block_tokens=1)
-        fp16 = 64 * 64 * 2
-        for changed, opened in (({}, 0), ({"sink_tokens": 4}, 1), ({"recent_tokens": 128}, 3), ({"block_tokens": 64}, 1),
-                                ({"sink_tokens": 65, "recent_tokens": 1}, 4)):
-            codec = types.SimpleNamespace(**{**vars(plain), **changed})
-            self.assertEqual(sensitivity.bytes_of(codec, 640), opened * fp16 + (10 - opened) * 2304, changed)
-        sink = types.SimpleNamespace(**{**vars(plain), "sink_tokens": 100})
-        self.assertEqual(sensitivity.bytes_of(sink, 64), fp16)
+        """Settings files keep the first and newest tokens as fp16, and the rows of a step. These
+        pages count next to those for codes, and so do windows that a codec asks for."""
+        for cells in (640, 4096):
+            exact = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(cells)
+            step, fp16, n = exact.step // 64, 64 * 64 * 2, cells // 64
+            opened = exact.total // 64 + 1 + step
+            plain = kvant.Codec("turboquant-4", 64, "k")
+            self.assertEqual(sensitivity.bytes_of(plain, cells), n * plain.page_bytes + opened * fp16)
+            # Windows of 256 rows end within a block, and two blocks are in reserve.
+            recent = kvant.Codec("turboquant-4:recent=256", 64, "k")
+            more = max(opened, 256 // 64 + 1 + 2 + step)
+            self.assertEqual(sensitivity.bytes_of(recent, cells), n * plain.page_bytes + more * fp16)
+        plain = kvant.Codec("turboquant-4", 64, "k")
+        self.assertEqual(sensitivity.bytes_of(plain, 64), plain.page_bytes + 64 * 64 * 2)
 
 
 class Candidates(unittest.TestCase):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, Error, Owned, c_text, check, library, text_buffer
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Error, Owned, c_text, check, library, text_buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -302,3 +302,10 @@ def tensor_params(
         block_stride=checks.count(block_stride, "block_stride", least=0),
         exact=None if exact is None else c.pointer(s.ExactPart.new(**exact._asdict())),
     )
+
+
+def tensor_bytes(codecs: Sequence[Codec], n_sequences: int, n_blocks: int, exact: ExactPart) -> int:
+    """Memory of the keys or the values of a layer: pages, and fp16 blocks (kvant_tensor_size)."""
+    made, size = tensor_params(codecs, n_sequences, n_blocks, 0, 0, exact=exact), c.c_size_t()
+    check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
+    return size.value

@@ -8,7 +8,7 @@ import os
 
 from . import checks
 from . import structs as s
-from .codec import Codec, ExactPart, tensor_params
+from .codec import Codec, ExactPart, tensor_bytes
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
 
 
@@ -118,10 +118,7 @@ class Scheme(Owned):
         exact = self.exact(n_tokens, n_sequences)
         for layer in range(self.n_layers):
             for role in ROLES:
-                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0, exact=exact)
-                size = c.c_size_t()
-                check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
-                total += size.value
+                total += tensor_bytes(self.codecs(layer, role), n_sequences, n_blocks, exact)
         return total
 
     def __repr__(self) -> str:

@@ -35,14 +35,16 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
         model_options.MODEL,
         Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
                                     "that the model will read"),
-        Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\ntokens, all of its memory counted"),
+        Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\n"
+                                    "tokens: codes, scales and fp16 pages; those of a short -c are many"),
         Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
         Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
         Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
-        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on (default: 2048, or\n"
-                                       "-c where that is less); the model is measured on half of the first one"),
+        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on, at least 640\n"
+                                       "(default: 2048, or -c where that is less); the model is measured\n"
+                                       "on half of the first one"),
         Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
         Option(None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"),
         Option(None, "resume", "FILE", "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
@@ -58,7 +60,7 @@ Ctrl-C keeps what was measured; the same command goes on from there. Other budge
 contexts (-c) and finer candidates need no new measurements but the check's.
 
 examples:
-  kvant tune -m model.gguf -f code.txt -f prose.txt --bits 4 -c 8192
+  kvant tune -m model.gguf -f code.txt -f prose.txt --bits 4 -c 32768
   kvant eval -m model.gguf -f other.txt --config model.kvant""",
 )
 
@@ -157,6 +159,7 @@ class Tune:
         self.options, self.tuning, self.folder, self.state = options, tuning, folder, None
 
     def run(self):
+        self._check_probe()
         self._look_at_model()
         self._check_candidates()
         self._compute_errors()
@@ -166,6 +169,13 @@ class Tune:
         self.writer.save(self.settings[0].choice, self.options.output)
 
     # ---- what there is ----
+
+    def _check_probe(self):
+        n_ctx = self.options.probe_ctx
+        least = self.tuning.probes.least_context(n_ctx)
+        if n_ctx < least:
+            cli.fail(f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps as fp16",
+                     f"a longer context: --probe-ctx {least}")
 
     def _look_at_model(self):
         o = self.options
@@ -305,7 +315,7 @@ class Tune:
             least = self.tuning.sensitivity.least_bytes(self.sites)
             cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
                      f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
-                     "a larger budget, a longer -c (windows weigh less) or coarser candidates")
+                     "a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates")
         self.settings = [Setting(self.sites, choice, self.zero)]
         self._add_uniform(budget)
 

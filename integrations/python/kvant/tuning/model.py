@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from ..calibration import Calibration
-from ..library import PAGE_TOKENS
 from ..models import Texts, _contexts, _measured
-from ..scheme import Scheme
 from ..transformers.fingerprint import fingerprint
 from ..watching import Seen, model_name, watch
 from . import captures, probes, sensitivity, settings
@@ -53,17 +51,6 @@ def _capture(model: Any, parts: Sequence[Tensor]) -> _Kept:
     return kept
 
 
-def _check_probe(n_tokens: int) -> None:
-    """Probes of fp16 rows would say nothing about codecs."""
-    exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(n_tokens)
-    opened = exact.total // PAGE_TOKENS + 1 + exact.step // PAGE_TOKENS
-    if n_tokens <= opened * PAGE_TOKENS:
-        raise ValueError(
-            f"context: {n_tokens} tokens, half of it, are probed, and a cache of so few is all "
-            f"fp16; give at least {2 * (opened + 1) * PAGE_TOKENS}"
-        )
-
-
 def tune(
     model: Any,
     texts: Texts,
@@ -80,14 +67,18 @@ def tune(
     n_threads: int | None = None,
 ) -> float:
     """Writes the settings file `path` for KvantCache(settings=), which has a codec for each layer
-    and kv head. A cache of n_ctx tokens then takes at most so many bits per number and diverges
-    least. fp16 pages that codecs ask for count. Those that every settings file has besides do not
-    (Scheme.exact). Returns the divergence that is expected on the texts; kvant.evaluate measures it
-    on others. k, v: candidates in place of the default ones, the coarsest first."""
+    and kv head. A cache of n_ctx tokens then takes at most `bits` per number, fp16 pages counted
+    (Scheme.exact), and diverges least. Returns the divergence that is expected on the texts;
+    kvant.evaluate measures it on others. k, v: candidates in place of the default ones, the
+    coarsest first."""
     parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
     if not parts:
         raise ValueError(f"texts: fewer tokens than one context of {context}")
-    _check_probe(probes.probe_window(context).n_ctx)
+    if context < (least := probes.least_context(context)):
+        raise ValueError(
+            f"context: half of {context} tokens is probed, which a cache keeps as fp16; "
+            f"give at least {least}"
+        )
     known = Calibration(calibration) if calibration is not None else None
     candidates = sensitivity.default_candidates(known is not None)
     candidates = {"k": list(k) or candidates["k"], "v": list(v) or candidates["v"]}

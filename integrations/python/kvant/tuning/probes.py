@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .. import Scheme
+from ..library import PAGE_TOKENS
 from . import safetensors
 
 
@@ -27,6 +29,15 @@ class Window(NamedTuple):
 
 def probe_window(n_ctx):
     return Window(n_ctx // 2, n_ctx // 8)
+
+
+def least_context(n_ctx):
+    """The shortest context whose probe has rows that are not fp16; n_ctx where its own has. A probe
+    of fp16 rows says nothing about codecs."""
+    n_tokens = probe_window(n_ctx).n_ctx
+    exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(n_tokens)
+    opened = exact.total // PAGE_TOKENS + 1 + exact.step // PAGE_TOKENS
+    return n_ctx if n_tokens > opened * PAGE_TOKENS else 2 * (opened + 1) * PAGE_TOKENS
 
 
 def check_window(n_ctx):

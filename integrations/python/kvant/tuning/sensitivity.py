@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 
-from .. import Codec, checks
+from .. import Codec, Scheme, checks
+from ..codec import tensor_bytes
 from ..library import PAGE_TOKENS
 from . import allocate, layer_error, mixes, probes
 
@@ -77,12 +78,11 @@ def n_cells(shape, n_ctx):
 
 
 def bytes_of(codec, cells):
-    """Sealed pages, and those that windows keep in 16 bits: sinks; recent rows, and groups that are not full, besides."""
-    pages, opened = -(-cells // PAGE_TOKENS), -(-codec.sink_tokens // PAGE_TOKENS)
-    if codec.recent_tokens > 0 or codec.block_tokens > 1:
-        opened += -(-codec.recent_tokens // PAGE_TOKENS) + 1
-    opened = min(opened, pages)
-    return opened * PAGE_TOKENS * codec.head_dim * 2 + (pages - opened) * codec.page_bytes
+    """Memory of a kv head's rows in a cache that a settings file chooses: pages of all cells, and
+    the fp16 pages that such a cache has besides (Scheme.exact), or that the codec asks for."""
+    n_blocks = -(-cells // PAGE_TOKENS)
+    exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=codec.head_dim).exact(cells)
+    return tensor_bytes([codec], 1, n_blocks, exact)
 
 
 def kind_of(codec):
