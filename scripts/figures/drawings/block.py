@@ -1,4 +1,4 @@
-"""The states of a block: how a row gets from append to a sealed page."""
+"""The life of a block: how a row becomes codes, and when its block is opened again."""
 
 from draw import WIDTH, Canvas
 
@@ -20,28 +20,35 @@ def _arrow(canvas, points):
     canvas.path([(x - 8 * dx + 5 * dy, y - 8 * dy + 5 * dx), (x, y)], "text", 1.5)
 
 
+def _ways(canvas, middle, wide):
+    """What happens between the boxes."""
+    right, side = RIGHT - wide / 2, LEFT + wide
+    _arrow(canvas, [(LEFT + 232, 83), (RIGHT - wide, 83)])
+    _arrow(canvas, [(middle, 114), (middle, 178)])
+    _arrow(canvas, [(right, 114), (right, 198), (side, 198)])
+    canvas.text(right - 12, 140, "when f16 no longer fits,", "soft", "end")
+    canvas.text(right - 12, 162, "all rows at once", "soft", "end")
+    _arrow(canvas, [(middle, 240), (middle, 352)])
+    canvas.text(middle + 12, 274, "rows are no longer the newest: kvant", "soft")
+    canvas.text(middle + 12, 296, "encodes them; when it has encoded", "soft")
+    canvas.text(middle + 12, 318, "all 64, it seals the block", "soft")
+    _arrow(canvas, [(side, 383), (RIGHT - 40, 383), (RIGHT - 40, 222), (side, 222)])
+    canvas.text(side + 12, 406, "a token is written again:", "soft")
+    canvas.text(side + 12, 428, "the block is reopened", "soft")
+    _arrow(canvas, [(middle, 414), (middle, 462)])
+
+
 def draw(theme, results):
-    canvas = Canvas(theme, 568, "The states of a block of 64 tokens")
-    canvas.text(LEFT, 30, "A token's way into a block", size=20, bold=True)
-    wide, middle = 200, LEFT + 116
+    canvas = Canvas(theme, 612, "A block's life: in place, open, sealed, and opened again")
+    canvas.text(LEFT, 30, "A block's life", size=20, bold=True)
+    wide, middle = 200, LEFT + 100
     _box(canvas, LEFT, 52, 232, "a new key or value", "is checked for NaN", "back", "soft")
-    _arrow(canvas, [(middle, 114), (middle, 160)])
-    canvas.text(middle + 12, 143, "does it have to wait?", "soft")
-    _box(canvas, LEFT, 160, wide, "open block", "rows in fp16", "exact", "soft")
-    _box(canvas, RIGHT - wide, 160, wide, "exact for good", "rows in fp16", "exact", "soft")
-    right = RIGHT - wide / 2
-    _arrow(canvas, [(LEFT + 232, 83), (right, 83), (right, 160)])
-    canvas.text(RIGHT, 72, "a sequence's first block of keys", "soft", "end")
-    _arrow(canvas, [(middle, 222), (middle, 330)])
-    canvas.text(middle + 12, 252, "the transform is learned,", "soft")
-    canvas.text(middle + 12, 274, "or the block is full, or tokens are no", "soft")
-    canvas.text(middle + 12, 296, "longer recent: kvant seals the block", "soft")
-    _box(canvas, LEFT, 330, wide, "sealed block", "codes and scales", "fill", "ours")
-    _arrow(canvas, [(LEFT + wide, 350), (RIGHT - 90, 350), (RIGHT - 90, 372), (LEFT + wide, 372)])
-    canvas.text(LEFT + wide + 12, 340, "on a CPU: later tokens", "soft")
-    _arrow(canvas, [(middle, 392), (middle, 440)])
-    _arrow(canvas, [(RIGHT - 36, 222), (RIGHT - 36, 471), (LEFT + wide, 471)])
-    _box(canvas, LEFT, 440, wide, "attention", "reads all of them", "back", "soft")
-    canvas.text(LEFT, 532, "A block is in one state for all kv heads of a layer's", "soft")
-    canvas.text(LEFT, 556, "keys, and in one state for all kv heads of its values.", "soft")
+    _box(canvas, RIGHT - wide, 52, wide, "in place", "GPU, KVANT_EXACT", "exact", "soft")
+    _box(canvas, LEFT, 178, wide, "open block", "exact rows, fp16", "exact", "soft")
+    _box(canvas, LEFT, 352, wide, "sealed block", "codes and scales", "fill", "ours")
+    _box(canvas, LEFT, 462, wide, "attention", "reads all forms", "back", "soft")
+    _ways(canvas, middle, wide)
+    canvas.text(LEFT, 556, "The first block of each sequence stays open. A block is", "soft")
+    canvas.text(LEFT, 578, "in one state for all kv heads of a layer's keys, and in", "soft")
+    canvas.text(LEFT, 600, "one state for all kv heads of its values.", "soft")
     return canvas
