@@ -55,7 +55,7 @@ size_t kvp_buffer_kv_memory(size_t *reserved);
 
 /* Tells what all of them take when all cells are written (kv_size.h): kvant_kv_size. */
 bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size);
-/* The same when each sequence has so many tokens (kv_fill.h): kvant_kv_size_at. */
+/* The same when each sequence has `tokens` tokens (kv_fill.h): kvant_kv_size_at. */
 bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place);
 
 #endif /* KVP_BUFFER_H */

@@ -20,8 +20,8 @@ CTX, PROBE, PROBE_CHUNKS = 4096, 640, 1
 MEASUREMENTS = PROBE_CHUNKS * (N_LAYERS + -(-N_LAYERS // 4) + 2)  # every layer, keys of some, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
-# A cache of 4096 tokens has fp16 pages for 12 of its 64 blocks: first, three for the newest 128 tokens,
-# and 8 for a step.
+# A cache of 4096 tokens has fp16 pages for 12 of its 64 blocks: the first block, three for the newest
+# 128 tokens, and 8 for a step.
 EXACT = 16 * 12 / 64
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
 
@@ -42,9 +42,10 @@ class Tune(unittest.TestCase):
         cls.state = cls.path.with_name("state")
         cls.base = ["tune", "-m", SMALL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
-        cls.interrupted = cls.interrupt([*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state])
+        words = [*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state]
+        cls.interrupted = cls.interrupt(words)
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
-        cls.done = run(*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state, "--json", timeout=600)
+        cls.done = run(*words, "--json", timeout=600)
         assert cls.done.returncode == OK, cls.done.stderr
         rows = json.loads(cls.done.stdout)
         cls.settings = [row for row in rows if row["setting"] is not None]
@@ -151,7 +152,8 @@ class Tune(unittest.TestCase):
         cache = self.path.with_name("cache")
         self.addCleanup(shutil.rmtree, cache)
         arguments = [*self.base, "--chunks", 0, "-o", self.path.with_name("third.kvant"), "--json"]
-        rows = [json.loads(run(*arguments, "--bits", bits, XDG_CACHE_HOME=str(cache)).stdout) for bits in (3 + EXACT, 3.5 + EXACT)]
+        rows = [json.loads(run(*arguments, "--bits", bits + EXACT, XDG_CACHE_HOME=str(cache)).stdout)
+                for bits in (3, 3.5)]
         self.assertEqual([found[0]["setting"] for found in rows], ["tuned", "tuned"])
         self.assertEqual([row["kld_mean"] for row in rows[1] if row["setting"]], [None] * sum(bool(row["setting"]) for row in rows[1]))
         files = list((cache / "kvant" / "tune").iterdir())
@@ -175,8 +177,8 @@ class Mistakes(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"
         model.symlink_to(SMALL)
-        arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4, "--probe-ctx", 640]
-        arguments += ["--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
+        arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4]
+        arguments += ["--probe-ctx", 640, "--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
         done = run(*arguments)
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertIn("--try-k int-4:center=file", done.stderr)
@@ -225,10 +227,12 @@ class Mistakes(unittest.TestCase):
             ([*base, "--report-text", short, "--probe-ctx", "640"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
-            ([*base, "--probe-ctx", "512"], RUNTIME, "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n"),
+            ([*base, "--probe-ctx", "512"], RUNTIME,
+             "keeps as fp16\n  hint: a longer context: --probe-ctx 640\n"),
             ([*base, "-c", "512"], RUNTIME, "--probe-ctx 640"),
             ([*base, "--probe-ctx", "640", "--resume", full, *TRY], RUNTIME, full),
-            ([*base, "--probe-ctx", "640", "--resume", "/nonexistent/state", *TRY], RUNTIME, "/nonexistent/state"),
+            ([*base, "--probe-ctx", "640", "--resume", "/nonexistent/state", *TRY], RUNTIME,
+             "/nonexistent/state"),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

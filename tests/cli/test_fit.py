@@ -1,5 +1,5 @@
-"""bench/fit.py, bench/sizes.py and their results: what caches take with models that people know, and
-with shapes of models at many contexts."""
+"""bench/fit.py, bench/sizes.py and their results: what caches take with models that people know,
+and with shapes of models at many contexts."""
 
 import csv
 import itertools

@@ -83,9 +83,9 @@ static double n_tensors(void)
 }
 
 /* The plug-in counts some memory that its size leaves out. In the computer's memory a tensor shares
- * the system's pages at its two ends. On a GPU (test_plugin_size.c) 256 bytes align a tensor, tables
- * take 16 bytes for each token, attention's workspace takes 16 KiB, and copies of a batch go to the
- * threads that learn. */
+ * the system's pages at its two ends. A GPU (test_plugin_size.c) aligns tensors to 256 bytes, has
+ * tables of 16 bytes for each token, and 16 KiB for attention's workspace. Copies of a batch go to
+ * the threads that learn. */
 static double uncounted(uint32_t n_ctx)
 {
     const struct llama_model *model = harness_model();

@@ -23,7 +23,7 @@ class WhichContexts(unittest.TestCase):
         self.assertEqual(checks(["a"], 3, 0, "own"), [])
 
     def test_a_probe_is_longer_than_the_fp16_part(self):
-        """Half of the context is probed. Of 256 tokens a cache keeps 4 blocks as fp16: the first
+        """Half of the context is probed. A cache of 256 tokens keeps 4 blocks as fp16: the first
         block, two for the newest 64 tokens, and one for a step."""
         for n_ctx in (64, 512):
             self.assertEqual(probes.least_context(n_ctx), 640)

@@ -53,11 +53,12 @@ class Bytes(unittest.TestCase):
             step, fp16, n = exact.step // 64, 64 * 64 * 2, cells // 64
             opened = exact.total // 64 + 1 + step
             plain = kvant.Codec("turboquant-4", 64, "k")
-            self.assertEqual(sensitivity.bytes_of(plain, cells), n * plain.page_bytes + opened * fp16)
+            codes = n * plain.page_bytes
+            self.assertEqual(sensitivity.bytes_of(plain, cells), codes + opened * fp16)
             # Windows of 256 rows end within a block, and two blocks are in reserve.
             recent = kvant.Codec("turboquant-4:recent=256", 64, "k")
             more = max(opened, 256 // 64 + 1 + 2 + step)
-            self.assertEqual(sensitivity.bytes_of(recent, cells), n * plain.page_bytes + more * fp16)
+            self.assertEqual(sensitivity.bytes_of(recent, cells), codes + more * fp16)
         plain = kvant.Codec("turboquant-4", 64, "k")
         self.assertEqual(sensitivity.bytes_of(plain, 64), plain.page_bytes + 64 * 64 * 2)
 

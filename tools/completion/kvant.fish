@@ -140,7 +140,7 @@ complete -c kvant -n '__fish_seen_subcommand_from capture' -l spread -x -d 'take
 complete -c kvant -n '__fish_seen_subcommand_from capture' -l layers -x -d 'layers to keep, as in 0,5-8,29'
 complete -c kvant -n '__fish_seen_subcommand_from capture' -l queries -x -d 'keep the queries of every N-th token'
 complete -c kvant -n '__fish_seen_subcommand_from tune' -l file -s f -rF -d 'text to tune on'
-complete -c kvant -n '__fish_seen_subcommand_from tune' -l bits -x -d 'bits per number that the cache may take in a context of -c tokens: codes, scales and fp16 pages'
+complete -c kvant -n '__fish_seen_subcommand_from tune' -l bits -x -d 'bits per number that the cache may take in a context of -c tokens: codes, scales and fp16 pages, which a short -c has many of'
 complete -c kvant -n '__fish_seen_subcommand_from tune' -l kv-bytes -x -d 'or its bytes: K, M and G are KiB, MiB and GiB'
 complete -c kvant -n '__fish_seen_subcommand_from tune' -l ctx -s c -x -d 'context that the budget is for'
 complete -c kvant -n '__fish_seen_subcommand_from tune' -l output -s o -rF -d 'settings file to write'

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Error, Owned, c_text, check, library, text_buffer
+from .library import (
+    MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Error, Owned, c_text, check, library, text_buffer,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ def _arrow(canvas, points):
 
 
 def _ways(canvas, middle, wide):
-    """What happens between the boxes."""
+    """Draws the arrows between the boxes, and says when a block takes them."""
     right, side = RIGHT - wide / 2, LEFT + wide
     _arrow(canvas, [(LEFT + 232, 83), (RIGHT - wide, 83)])
     _arrow(canvas, [(middle, 114), (middle, 178)])

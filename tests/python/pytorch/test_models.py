@@ -209,7 +209,7 @@ class Tune(TestCase):
         model = models.make("llama", "eager", head_dim=64)
         with torch.no_grad():
             model.model.layers[2].self_attn.o_proj.weight.zero_()
-        # Of 1024 tokens' 16 blocks some have a page of 16 bits per number, too.
+        # Some of the 16 blocks of 1024 tokens have a page of 16 bits per number, too.
         scheme = kvant.Scheme("balanced", n_layers=4, n_kv_heads=2, head_dim=64)
         exact = scheme.exact(1024)
         opened = exact.total // 64 + 1 + exact.step // 64
@@ -228,7 +228,8 @@ class Tune(TestCase):
         # The last 512 rows are one write, which fills every fp16 page of a cache of 1024 tokens.
         tuned = kvant.Scheme(settings=path, n_layers=4, n_kv_heads=2, head_dim=64)
         self.assertEqual(tuned.exact(1024), exact)
-        self.assertEqual(tuned.context_bytes(1024), (sum(bits) / len(bits) + opened) / 8 * 16 * 64 * 4 * 2 * 2 * 64)
+        numbers = 1024 * 4 * 2 * 2 * 64
+        self.assertEqual(tuned.context_bytes(1024), (sum(bits) / len(bits) + opened) / 8 * numbers)
         self.assertTrue(0 < opened < 8)
         whole = (opened * 16 + (16 - opened) * sum(bits) / len(bits)) / 16
         self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, whole)

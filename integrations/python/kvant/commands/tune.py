@@ -36,15 +36,16 @@ Takes minutes, and seconds for another budget: what was measured is kept.""",
         Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
                                     "that the model will read"),
         Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\n"
-                                    "tokens: codes, scales and fp16 pages; those of a short -c are many"),
+                                    "tokens: codes, scales and fp16 pages, which a short -c has\n"
+                                    "many of"),
         Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
         Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
         Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
-        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on, at least 640\n"
-                                       "(default: 2048, or -c where that is less); the model is measured\n"
-                                       "on half of the first one"),
+        Option(None, "probe-ctx", "N", "tokens of the contexts that errors are computed on, at\n"
+                                       "least 640 (default: 2048, or -c where that is less);\n"
+                                       "the model is measured on half of the first one"),
         Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
         Option(None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"),
         Option(None, "resume", "FILE", "keep what is measured in FILE, FILE.check and FILE.errors, and take\n"
@@ -174,8 +175,8 @@ class Tune:
         n_ctx = self.options.probe_ctx
         least = self.tuning.probes.least_context(n_ctx)
         if n_ctx < least:
-            cli.fail(f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps as fp16",
-                     f"a longer context: --probe-ctx {least}")
+            cli.fail(f"tune: half of a context of {n_ctx} tokens is measured, which a cache keeps "
+                     "as fp16", f"a longer context: --probe-ctx {least}")
 
     def _look_at_model(self):
         o = self.options

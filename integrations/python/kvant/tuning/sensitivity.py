@@ -78,8 +78,8 @@ def n_cells(shape, n_ctx):
 
 
 def bytes_of(codec, cells):
-    """Memory of a kv head's rows in a cache that a settings file chooses: pages of all cells, and
-    the fp16 pages that such a cache has besides (Scheme.exact), or that the codec asks for."""
+    """Memory of a kv head's rows in a cache that a settings file chooses. It has pages for all
+    cells, and fp16 pages: those of Scheme.exact, or more where the codec asks for more."""
     n_blocks = -(-cells // PAGE_TOKENS)
     exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=codec.head_dim).exact(cells)
     return tensor_bytes([codec], 1, n_blocks, exact)

@@ -26,8 +26,9 @@ function head() {
 const cells = (tokens) => 256 * Math.ceil(tokens / 256);
 
 /* Sizes are given for the model's own context, up to 32768 tokens, as kvant inspect tells them:
- * everything that a full cache keeps (filled 100; results of an older kvant tell nothing else). */
-const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes) && (row.filled ?? 100) === 100);
+ * everything that a full cache keeps. Results of an older kvant have no other sizes. */
+const isFull = (row) => (row.filled ?? 100) === 100;
+const inspected = rowsOf("sizes").filter((row) => isNumber(row.kv_bytes) && isFull(row));
 const inspectedF16 = inspected.find(isF16);
 const toldSizes = () => ({
     context: inspectedF16.ctx,
