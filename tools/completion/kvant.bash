@@ -16,7 +16,7 @@ _kvant()
     --preset | --metric) values="quality balanced small tiny" ;;
     --config | --calibration | -m | --model | -f | --file | --resume | --values | -o | --output | --sensitivity | --library | --report-text | --allow | --centroids | --report) values="files" ;;
     -k | --codec-k | -v | --codec-v | --protect-codec | --codec | --try-k | --try-v) values="specs" ;;
-    --protect | -t | --threads | -p | --prompt | -n | --predict | -c | --ctx | --temp | --top-k | --top-p | --seed | --from | --chunks | --spread | --skip | -b | --batch | --by-position | --needles | -r | --trials | --longest | -d | --depth | --prefill | --decode | --rounds | --levels | --head-dim | -g | --gqa | --tokens | -q | --queries | --kv-heads | --heads | --query-tokens | --device | --table | --positions | --clusters | --sample | --layers | --bits | --kv-bytes | --probe-ctx | --probe-chunks | --neighbors | --probe | --rerank | --train | --shared-memory) values="nothing" ;;
+    --protect | -t | --threads | -p | --prompt | -n | --predict | -c | --ctx | --temp | --top-k | --top-p | --seed | --from | --chunks | --spread | --skip | -b | --batch | --by-position | --needles | -r | --trials | --longest | -d | --depth | --prefill | --decode | --rounds | --levels | --head-dim | -g | --gqa | --tokens | -q | --queries | --kv-heads | --heads | --query-tokens | --device | --table | --positions | --clusters | --sample | --layers | --bits | --kv-bytes | --probe-ctx | --probe-chunks | --exact | --neighbors | --probe | --rerank | --train | --shared-memory) values="nothing" ;;
     --stock) values="f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl" ;;
     --runtime | --base-cache) values="dirs" ;;
     esac
@@ -41,7 +41,7 @@ _kvant()
     "calibrate") words="-m --model -f --file -o --output -n --tokens -c --ctx --positions --clusters --sample --seed --json -t --threads --runtime --verbose --help" ;;
     "capture") words="-m --model -f --file -o --output -n --tokens -c --ctx --spread --layers --queries --json -t --threads --runtime --verbose --help" ;;
     "tune") words="-m --model -f --file --bits --kv-bytes -c --ctx -o --output --calibration --report-text --probe-ctx --probe-chunks --chunks --resume --try-k --try-v --json -t --threads --runtime --verbose --help" ;;
-    "inspect") words="-m --model -c --ctx --gpu --preset --config -k --codec-k -v --codec-v --stock --protect --protect-codec --calibration --runtime --verbose -f --file --json --help" ;;
+    "inspect") words="-m --model -c --ctx --gpu --exact --preset --config -k --codec-k -v --codec-v --stock --protect --protect-codec --calibration --runtime --verbose -f --file --json --help" ;;
     "search") words="-c --codec -m --metric --device --allow -k --neighbors --probe --centroids --rerank --train --batch -n --queries -t --threads --verify --json --help"
         case $prev in
         -c) values="specs" ;;
