@@ -17,7 +17,8 @@
  * With an exact part (kvant_exact_part) every row is fp16 first. A write seals what left the window
  * of the newest rows before it, so that attention to the rows of a write reads them as they came.
  * All sequences share one pool of open blocks. When it is full, the sequence that was not written
- * for longest gives way, its first block last.
+ * for longest gives way, its first block last. Tensors that are written one after another may share
+ * the memory for the rows of a write (kvant_step_pages).
  *
  * Versions. With center=first or norm=first in a codec's spec, centre and scale per channel come
  * from the rows themselves. The tensor keeps a few versions of them. Rows wait in open blocks until
@@ -59,10 +60,23 @@ typedef struct kvant_exact_part {
      * newest. */
     uint32_t total;
     /* Rows of one write that stay exact until the next write, so that queries of the same batch see
-     * them as they came. Memory is for this many, too. The first rows of a longer write are sealed
-     * at once. */
+     * them as they came. Memory is for this many, too, unless the tensor has kvant_step_pages. The
+     * first rows of a longer write are sealed at once. */
     uint32_t step;
 } kvant_exact_part;
+
+/* Memory for the rows of a step that tensors share, when an engine writes them one after another
+ * and attends to each of them before it writes the next one: the keys of a cache's layers, or the
+ * values. It belongs to the tensor that used it last. When another tensor needs it, the rows of
+ * that one are sealed, or move to its own memory as far as they are among its newest. So a tensor
+ * needs no room for a step of its own, and its rows stay readable at any time. They are exact until
+ * another of the tensors is written. */
+typedef struct kvant_step_pages {
+    size_t size;         /* set by the caller to sizeof(kvant_step_pages) */
+    void *memory;        /* aligned to KVANT_PAGE_ALIGN */
+    size_t bytes;        /* a tensor has room for as many blocks of fp16 rows as fit */
+    kvant_tensor *owner; /* kvant's; NULL at first */
+} kvant_step_pages;
 
 typedef struct kvant_tensor_params {
     size_t size;                      /* set by the caller to sizeof(kvant_tensor_params) */
@@ -82,6 +96,11 @@ typedef struct kvant_tensor_params {
     /* What the cache keeps as fp16 next to what the codecs ask for: the larger of both counts.
      * NULL: the codecs alone say. Tensors whose codecs store fp16 rows ignore it. */
     const kvant_exact_part *exact;
+    /* Where the rows of a step are, in place of exact->step rows of the tensor's own memory; they
+     * outlive the tensor. One writer at a time for all tensors that share them. NULL: the tensor
+     * shares nothing. For tensors in the computer's memory; without an exact part nothing uses
+     * them. */
+    kvant_step_pages *steps;
 } kvant_tensor_params;
 
 /* *bytes = what kvant_tensor_create needs. KVANT_ERR_ARGUMENT with the reason in

@@ -319,14 +319,24 @@ static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a,
     return sink[0] != sink[1] ? sink[1] : a->used < b->used;
 }
 
-/* The page to seal when the pool is full. A sink that found no place of its own is in the pool. */
+/* The page to seal when the pool is full. A sink that found no place of its own is in the pool.
+ * KVANT_NO_PAGE when all pages are free. */
 static int32_t victim(const kvant_tensor *tensor)
 {
-    uint32_t best = tensor->n_sink_pages;
-    for (uint32_t i = best + 1; i < tensor->n_open_pages; i++)
-        if (goes_first(tensor, &tensor->open_pages[i], &tensor->open_pages[best]))
-            best = i;
-    return (int32_t)best;
+    int32_t best = KVANT_NO_PAGE;
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
+        const kvant_open_page *open = &tensor->open_pages[i];
+        if (open->block >= 0 && (best < 0 || goes_first(tensor, open, &tensor->open_pages[best])))
+            best = (int32_t)i;
+    }
+    return best;
+}
+
+void kvant_open_seal_first(kvant_tensor *tensor, uint32_t n_threads)
+{
+    const int32_t page = victim(tensor);
+    if (page >= 0)
+        seal_whole(tensor, page, n_threads);
 }
 
 static bool is_listed(const seal_job *job, uint32_t page)
@@ -372,13 +382,14 @@ void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_thr
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads)
 {
     int32_t page = free_page(tensor, block);
-    if (page < 0 && tensor->n_open_pages > tensor->n_sink_pages) {
+    if (page < 0) {
         page = victim(tensor);
-        if (tensor->open_pages[page].block >= 0)
-            seal_whole(tensor, page, n_threads);
+        if (page < 0)
+            return KVANT_NO_PAGE;
+        seal_whole(tensor, page, n_threads);
     }
-    if (page < 0)
-        return KVANT_NO_PAGE;
+    if (page >= (int32_t)tensor->n_own_pages)
+        kvant_steps_acquire(tensor, n_threads);
     tensor->open_pages[page] =
         (kvant_open_page){ block, 0, tensor->clocks[tensor->blocks[block].sequence], ++tensor->used };
     tensor->blocks[block].open_page = page;

@@ -19,7 +19,7 @@
 #define WAITING_BLOCKS 2u
 
 typedef struct sizes {
-    uint32_t sink_blocks, n_pool, n_sink_pages, newest_rows, step_rows;
+    uint32_t sink_blocks, n_pool, n_sink_pages, n_step_pages, newest_rows, step_rows;
     bool always_open, learns;
     size_t block_bytes, block_stride, open_block_bytes, sealed_bytes, total;
 } sizes;
@@ -38,6 +38,8 @@ static kvant_status check_params(const kvant_tensor_params *p)
 {
     if (!p->codecs || !p->n_kv_heads || !p->n_sequences || !p->n_blocks)
         return invalid("codecs, n_kv_heads, n_sequences and n_blocks must be set");
+    if (p->steps && p->steps->size < sizeof *p->steps)
+        return invalid("the size field of steps is not set");
     if (p->n_blocks > INT32_MAX / 2)
         return invalid("more than 2^30 blocks");
     if (p->blocks_per_sequence && (uint64_t)p->blocks_per_sequence * p->n_sequences < p->n_blocks)
@@ -106,8 +108,8 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
 }
 
 /* One pool for the exact part of all sequences, a block more than its rows fill because they begin
- * anywhere in a block, and for the rows of a step. A codec's own windows and sinks are for each
- * sequence. */
+ * anywhere in a block, and for the rows of a step unless these are in shared pages. A codec's own
+ * windows and sinks are for each sequence. */
 static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact,
                                     sizes *s)
 {
@@ -119,9 +121,12 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
         return too_large();
     if (sinks > INT32_MAX / 2 - windows)
         return too_large();
-    pool = (pool > windows + sinks ? pool : windows + sinks) + blocks_of(exact->step);
+    pool = pool > windows + sinks ? pool : windows + sinks;
+    pool += p->steps ? 0 : blocks_of(exact->step);
     pool = p->n_open_blocks ? p->n_open_blocks : pool;
     s->n_pool = (uint32_t)(pool < p->n_blocks ? pool : p->n_blocks);
+    pool = p->steps ? kvant_steps_blocks(p->steps, s->open_block_bytes) : 0;
+    s->n_step_pages = (uint32_t)(pool < p->n_blocks - s->n_pool ? pool : p->n_blocks - s->n_pool);
     s->always_open = true;
     return KVANT_OK;
 }
@@ -145,7 +150,7 @@ static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
     const kvant_codec_info *info = &p->codecs[0]->info;
     const uint32_t per_sequence = p->blocks_per_sequence ? p->blocks_per_sequence : p->n_blocks;
     kvant_exact_part exact;
-    *s = (sizes){ .learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST };
+    s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
     KVANT_FORWARD(take_exact(p, &exact));
     const size_t sinks = blocks_of(exact.first > info->sink_tokens ? exact.first : info->sink_tokens);
     s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
@@ -183,15 +188,15 @@ static kvant_status span_blocks(const kvant_tensor_params *p, sizes *s)
 static kvant_status compute_sizes(const kvant_tensor_params *p, sizes *s)
 {
     KVANT_FORWARD(check_params(p));
-    const kvant_codec_info *info = &p->codecs[0]->info;
-    KVANT_FORWARD(size_pool(p, s));
     size_t open_bytes, rows;
-    if (!sum_page_bytes(p, &s->block_bytes))
+    *s = (sizes){ 0 };
+    if (!sum_page_bytes(p, &s->block_bytes) ||
+        !kvant_mul_size(p->n_kv_heads, p->codecs[0]->info.head_dim, &rows) ||
+        !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &s->open_block_bytes))
         return too_large();
+    KVANT_FORWARD(size_pool(p, s));
     KVANT_FORWARD(span_blocks(p, s));
-    if (!kvant_mul_size(p->n_kv_heads, info->head_dim, &rows) ||
-        !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &s->open_block_bytes) ||
-        !kvant_mul_size((size_t)s->n_pool + s->n_sink_pages, s->open_block_bytes, &open_bytes) ||
+    if (!kvant_mul_size((size_t)s->n_pool + s->n_sink_pages, s->open_block_bytes, &open_bytes) ||
         open_bytes > SIZE_MAX - s->sealed_bytes)
         return too_large();
     s->total = s->sealed_bytes + open_bytes;
@@ -271,8 +276,10 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
         .bytes = s->total,
         .sink_blocks = s->sink_blocks,
         .n_sink_pages = s->n_sink_pages,
-        .n_open_pages = s->n_sink_pages + s->n_pool,
-        .window_blocks = s->step_rows ? s->n_pool
+        .n_own_pages = s->n_sink_pages + s->n_pool,
+        .n_open_pages = s->n_sink_pages + s->n_pool + s->n_step_pages,
+        .steps = s->n_step_pages ? p->steps : NULL,
+        .window_blocks = s->step_rows ? s->n_pool + s->n_step_pages
                          : s->always_open ? (uint32_t)window_blocks(s->newest_rows)
                                           : WAITING_BLOCKS,
         .newest_rows = s->newest_rows,
@@ -301,6 +308,8 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
     KVANT_FORWARD(compute_sizes(&p, &s));
     if (!memory || (uintptr_t)memory % KVANT_PAGE_ALIGN)
         return invalid("memory is missing or not aligned to KVANT_PAGE_ALIGN");
+    if (s.n_step_pages && (device || !p.steps->memory || (uintptr_t)p.steps->memory % KVANT_PAGE_ALIGN))
+        return invalid("steps is for the computer's memory, and has to be aligned to KVANT_PAGE_ALIGN");
     kvant_tensor *tensor = kvant_alloc(1, sizeof *tensor);
     KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a tensor"));
     describe(tensor, &p, &s, memory);
@@ -319,6 +328,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
 {
     if (!tensor || !*tensor)
         return;
+    kvant_steps_release(*tensor);
     kvant_versions_destroy(*tensor);
     kvant_shifts_free(*tensor);
     kvant_free((*tensor)->codecs);

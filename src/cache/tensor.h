@@ -3,6 +3,7 @@
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       a batch of rows: check, choose versions, place, encode
  *   open.c        open pages: taking, sealing, opening again
+ *   steps.c       open pages that tensors share
  *   versions.c    centres and scales: estimates from rows; the version of each row
  *   learn.c       matrices of transform=first, from rows and queries
  *   judge.c       which version a sample of them errs least with
@@ -34,7 +35,7 @@ typedef struct kvant_block {
 } kvant_block;
 
 /* Open pages 0 .. n_sink_pages - 1 are for sinks, the others are the pool. A tensor with an exact
- * part has the pool alone. */
+ * part has the pool alone. Pages from n_own_pages on lie in memory that tensors share (steps.c). */
 typedef struct kvant_open_page {
     int64_t block;  /* -1: free */
     uint64_t fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
@@ -124,7 +125,8 @@ struct kvant_tensor {
     size_t block_bytes, open_page_bytes, bytes;
     size_t block_stride; /* from one block's pages to the next block's */
     uint32_t sink_blocks; /* per sequence */
-    uint32_t n_sink_pages, n_open_pages;
+    uint32_t n_sink_pages, n_own_pages, n_open_pages;
+    kvant_step_pages *steps; /* NULL: all pages are the tensor's own */
     uint32_t window_blocks; /* of the pool that a sequence's window needs */
     uint32_t newest_rows;   /* of a sequence, that stay open: its window */
     uint32_t step_rows;     /* of a write, that stay open until the next one; 0: there is no exact part */
@@ -197,7 +199,12 @@ static inline void *kvant_sealed_page(const kvant_tensor *tensor, uint32_t block
 
 static inline void *kvant_open_page_of(const kvant_tensor *tensor, int32_t page, uint32_t kv_head)
 {
-    return tensor->open + ((size_t)page * tensor->n_kv_heads + kv_head) * tensor->open_page_bytes;
+    uint8_t *pages = tensor->open;
+    if (page >= (int32_t)tensor->n_own_pages && tensor->steps) {
+        pages = tensor->steps->memory;
+        page -= (int32_t)tensor->n_own_pages;
+    }
+    return pages + ((size_t)page * tensor->n_kv_heads + kv_head) * tensor->open_page_bytes;
 }
 
 static inline kvant_page_ref kvant_tensor_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
@@ -322,11 +329,26 @@ void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_thr
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
 bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
 
+/* Seals the block that goes first when the pool is full. */
+void kvant_open_seal_first(kvant_tensor *tensor, uint32_t n_threads);
+
 /* Gives the block's open page back: its sealed bytes count. */
 void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
 
 /* Limits a decoded row to fp16's range. */
 void kvant_limit_to_half(float *y, uint32_t n);
+
+/* steps.c */
+
+/* How many blocks the pages that a tensor shares have room for. */
+size_t kvant_steps_blocks(const kvant_step_pages *steps, size_t open_block_bytes);
+
+/* Makes the tensor the owner of the pages that it shares, before it uses one. Another owner's rows
+ * are sealed or moved to that tensor's own pages. Allocates nothing, so it cannot fail. */
+void kvant_steps_acquire(kvant_tensor *tensor, uint32_t n_threads);
+
+/* The tensor uses no shared page any more and is about to go. */
+void kvant_steps_release(kvant_tensor *tensor);
 
 /* slots.c */
 

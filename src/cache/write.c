@@ -595,6 +595,7 @@ kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const in
                                       uint32_t n_threads)
 {
     const kvant_rows of[] = { { k, k_rows, k_rows, k_stride }, { v, v_rows, v_rows, v_stride } };
-    KVANT_RETURN_IF(!k || !v || k == v || k->device || v->device, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!k || !v || k == v || k->device || v->device || (k->steps && k->steps == v->steps),
+                    KVANT_ERR_ARGUMENT);
     return kvant_tensor_write_seen(of, 2, slots, n, n_threads);
 }

@@ -105,7 +105,7 @@ class ExactPart(Struct):
 class TensorParams(Struct):
     _fields_ = _fields("""
         ptr* codecs; u32 n_kv_heads n_sequences n_blocks blocks_per_sequence n_open_blocks;
-        size block_stride; ExactPart* exact
+        size block_stride; ExactPart* exact; ptr steps
     """)
 
 

@@ -1,0 +1,235 @@
+/* test_steps.c - fp16 pages that tensors share for the rows of a step (kvant_step_pages): a step is
+ * exact until another tensor is written, then each tensor has what it would have alone. */
+#include "tensor_fixture.h"
+
+/* Room for a step of 512 rows is in the part that tensors have alone, which here they do not use. */
+static const kvant_exact_part part = {
+    .size = sizeof part, .first = 64, .newest = 128, .total = 192, .step = 512
+};
+
+enum {
+    TENSORS = 3,
+    BLOCKS = 40,
+    OPEN_BYTES = 64 * WIDTH * 2, /* of a block's fp16 rows */
+    OWN = 3 + 1,                 /* blocks of the part, and one more as rows begin anywhere */
+    STEP = 8,                    /* blocks of 512 rows */
+    GUARD = 4096
+};
+
+typedef struct shared {
+    kvant_step_pages steps;
+    fixture tensors[TENSORS];
+} shared;
+
+static void make_shared(shared *s, const char *spec, size_t step_bytes)
+{
+    s->steps = (kvant_step_pages){ .size = sizeof s->steps, .bytes = step_bytes };
+    s->steps.memory = aligned(step_bytes + GUARD);
+    memset(s->steps.memory, 0x5a, step_bytes + GUARD);
+    for (int i = 0; i < TENSORS; i++) {
+        fixture f = make(spec, 1, BLOCKS, 0);
+        kvant_tensor_free(&f.tensor);
+        free(f.memory);
+        free(f.rows);
+        f.params.exact = &part;
+        f.params.steps = &s->steps;
+        make_tensor(&f);
+        s->tensors[i] = f;
+    }
+}
+
+static void drop_shared(shared *s)
+{
+    const uint8_t *memory = s->steps.memory;
+    for (size_t i = 0; i < GUARD; i++)
+        assert_int_equal(memory[s->steps.bytes + i], 0x5a);
+    for (int i = 0; i < TENSORS; i++)
+        drop(&s->tensors[i]);
+    assert_null(s->steps.owner);
+    free(s->steps.memory);
+}
+
+/* A tensor with pages of its own for a step. */
+static fixture make_alone(const char *spec)
+{
+    fixture f = make(spec, 1, BLOCKS, 0);
+    kvant_tensor_free(&f.tensor);
+    free(f.memory);
+    free(f.rows);
+    f.params.exact = &part;
+    make_tensor(&f);
+    return f;
+}
+
+static uint32_t n_open(const fixture *f)
+{
+    uint32_t n = 0;
+    for (uint32_t block = 0; block < BLOCKS; block++)
+        n += is_open(f, block);
+    return n;
+}
+
+static uint32_t step_of(uint64_t *rng)
+{
+    static const uint32_t most[] = { 1, 9, 64, 512, 512 };
+    return 1 + (uint32_t)(test_random(rng) % most[test_random(rng) % COUNT(most)]);
+}
+
+/* Rows n .. n + step - 1 were written last: they are exact, and so are the tokens of the part. */
+static void check_step(const fixture *f, uint32_t n, uint32_t step, bool owns)
+{
+    const uint32_t end = n + step;
+    for (uint32_t row = 0; row < end; row++)
+        if (row < 64 || row + 128 >= (owns ? n : end))
+            assert_true(is_open(f, row / 64));
+    assert_true(n_open(f) <= (owns ? OWN + STEP : OWN));
+}
+
+/* Layers take turns: each step is written to all of them. */
+static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
+{
+    static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++)
+        for (uint64_t seed = 1; seed < 4; seed++) {
+            uint64_t rng = seed;
+            shared all;
+            make_shared(&all, specs[s], STEP * OPEN_BYTES);
+            for (uint32_t n = 0, step; n + 512 < BLOCKS * 64; n += step) {
+                step = step_of(&rng);
+                for (int i = 0; i < TENSORS; i++) {
+                    write_range(&all.tensors[i], n, step, step, 1 + (uint32_t)seed % 2, &rng);
+                    check_step(&all.tensors[i], n, step, true);
+                    if (i > 0 && step > 4 * 64 + 63) /* it needed shared pages, so all others left them */
+                        check_step(&all.tensors[i - 1], n, step, false);
+                    if (s == 0)
+                        check_slots(&all.tensors[i], 0, n + step);
+                }
+            }
+            drop_shared(&all);
+        }
+}
+
+/* What is sealed in a tensor that shares pages has the bytes that it has alone. */
+static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
+{
+    static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel",
+                                         "turboquant-3:transform=first", "int-4:center=first" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 7;
+        uint32_t n_compared = 0, n = 0;
+        shared all;
+        fixture alone[TENSORS];
+        make_shared(&all, specs[s], STEP * OPEN_BYTES);
+        for (int i = 0; i < TENSORS; i++)
+            alone[i] = make_alone(specs[s]);
+        for (uint32_t step; n + 512 < 1500; n += step) {
+            step = step_of(&rng);
+            for (int i = 0; i < TENSORS; i++) {
+                write_range(&all.tensors[i], n, step, step, 2, &rng);
+                write_rows(&alone[i], n, step, all.tensors[i].rows + (size_t)n * WIDTH, step, 1);
+            }
+        }
+        for (int i = 0; i < TENSORS; i++) {
+            for (uint32_t block = 0; block < BLOCKS; block++)
+                for (uint32_t h = 0; h < N_KV_HEADS && !is_open(&alone[i], block) && !is_open(&all.tensors[i], block); h++) {
+                    n_compared += block_of(&alone[i], block, h).written != 0;
+                    assert_memory_equal(block_of(&alone[i], block, h).page, block_of(&all.tensors[i], block, h).page,
+                                        info_of(all.tensors[i].codecs[h]).page_bytes);
+                }
+            drop(&alone[i]);
+        }
+        assert_true(n_compared > TENSORS * 10);
+        drop_shared(&all);
+    }
+}
+
+/* A write that is refused, and one that finds no memory, leave the rows of all tensors. */
+static void a_write_that_fails_loses_no_row(void **state)
+{
+    (void)state;
+    uint64_t rng = 3;
+    shared all;
+    float bad[400 * WIDTH] = { 0 };
+    make_shared(&all, "int-4", STEP * OPEN_BYTES);
+    bad[399 * WIDTH] = NAN;
+    for (int i = 0; i < TENSORS; i++)
+        write_range(&all.tensors[i], 0, 500, 500, 1, &rng);
+    const exported before = export_block(&all.tensors[2], 4);
+    assert_int_equal(try_write(&all.tensors[0], 500, 400, bad, 1), KVANT_ERR_NONFINITE);
+    const exported after = export_block(&all.tensors[2], 4);
+    assert_int_equal(before.bytes, after.bytes);
+    assert_memory_equal(before.data, after.data, before.bytes);
+    for (int i = 0; i < TENSORS; i++)
+        check_slots(&all.tensors[i], 0, 500);
+    free(before.data);
+    free(after.data);
+    drop_shared(&all);
+}
+
+/* Blocks go from one tensor to another one that needs the pages which hold them. */
+static void blocks_are_copied_between_tensors_that_share(void **state)
+{
+    (void)state;
+    uint64_t rng = 4;
+    shared all;
+    make_shared(&all, "int-4", STEP * OPEN_BYTES);
+    fixture *from = &all.tensors[0];
+    fixture to = make_like(from); /* of the same codecs */
+    write_range(from, 0, 704, 704, 1, &rng);
+    assert_int_equal(kvant_tensor_copy(from->tensor, 0, to.tensor, 0, 11), KVANT_OK);
+    memcpy(to.rows, from->rows, 704 * WIDTH * sizeof(float));
+    check_slots(from, 0, 704);
+    for (uint32_t block = 0; block < 11; block++)
+        if (is_open(from, block) || !is_open(&to, block))
+            check_slots(&to, 64 * block, 64);
+    kvant_tensor_clear(from->tensor);
+    check_slots(&to, 0, 64);
+    drop(&to);
+    drop_shared(&all);
+}
+
+/* Sizes: a tensor takes no room for a step. Pages for less than a block serve nobody. */
+static void sizes_and_what_is_refused(void **state)
+{
+    (void)state;
+    uint64_t rng = 5;
+    shared all, none;
+    kvant_tensor *tensor;
+    const float row[WIDTH] = { 0 };
+    const int64_t slot = 0;
+    make_shared(&all, "int-4", STEP * OPEN_BYTES);
+    make_shared(&none, "int-4", OPEN_BYTES - 64);
+    fixture *f = &all.tensors[0];
+    assert_int_equal(f->bytes, BLOCKS * N_KV_HEADS * info_of(f->codecs[0]).page_bytes + OWN * OPEN_BYTES);
+    assert_int_equal(none.tensors[0].bytes, f->bytes);
+    write_range(&none.tensors[0], 0, 700, 700, 1, &rng);
+    check_slots(&none.tensors[0], 0, 700);
+    assert_true(n_open(&none.tensors[0]) <= OWN);
+    assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row, WIDTH, row, WIDTH, 1),
+                     KVANT_ERR_ARGUMENT); /* both would need the pages at once */
+    kvant_tensor_params params = params_of(f);
+    kvant_step_pages bad[] = { all.steps, all.steps, all.steps };
+    bad[0].size = 0;
+    bad[1].memory = NULL;
+    bad[2].memory = (uint8_t *)all.steps.memory + 4;
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        params.steps = &bad[i];
+        assert_int_equal(kvant_tensor_create(&params, f->memory, &tensor), KVANT_ERR_ARGUMENT);
+    }
+    drop_shared(&all);
+    drop_shared(&none);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_is_exact_until_the_next_tensor_is_written),
+        cmocka_unit_test(sealed_bytes_are_those_of_a_tensor_alone),
+        cmocka_unit_test(a_write_that_fails_loses_no_row),
+        cmocka_unit_test(blocks_are_copied_between_tensors_that_share),
+        cmocka_unit_test(sizes_and_what_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
