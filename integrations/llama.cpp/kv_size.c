@@ -100,7 +100,7 @@ static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_
     size_t reserved;
 
     shape.in_order = true;
-    reserved = kvp_kv_reserve_in(kv->layers, &shape, err, sizeof(err));
+    reserved = kvp_kv_reserve_with(kv->settings, &shape, err, sizeof(err));
     size->exact = (double)kvp_kv_open_bytes(&shape, kv->settings);
     size->transforms =
         (double)kvp_gpu_transform_bytes(&shape, codecs, n_kv_heads, kvp_kv_n_positions(kv));

@@ -152,9 +152,18 @@ void kvp_kv_note_rotation(const kvp_kv *kv);
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
-/* The same in this context, not in the one that the thread creates. */
-size_t kvp_kv_reserve_in(const struct kvp_layers *layers, const kvp_kv_shape *shape, char *err,
-                         size_t errlen);
+/* The same with a context's settings, not with those of the one that the thread creates. */
+size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
+                           size_t errlen);
+
+/* kv_reserve.c. All of the params but the codecs; they point to the part. False with a line in err. */
+bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *settings,
+                          kvant_tensor_params *params, kvant_exact_part *part, char *err,
+                          size_t errlen);
+
+/* A tensor's place in the scheme; head_dim where something tells it before the graph does, else 0. */
+kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim);
+uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
  * of memory. */

@@ -1,0 +1,180 @@
+/* kv_reserve.c - how many bytes a cache tensor takes, before head_dim and the number of layers are
+ * known (see kv_tensor.h): what is exact, where it lies, and the most that any head_dim needs.
+ *
+ * Depends on the shape and on the settings alone: ggml asks several times. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kv_tensor.h"
+
+#define GPU_ALIGN 256u /* of open pages */
+
+static bool is_placed(const kvp_kv_shape *shape)
+{
+    return shape->n_streams == 1 && !shape->in_order;
+}
+
+static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
+{
+    return shape->n_cells / KVANT_PAGE_TOKENS + (shape->n_cells % KVANT_PAGE_TOKENS != 0);
+}
+
+kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings,
+                              uint32_t n_sequences)
+{
+    kvant_exact_part part = { .size = sizeof(part) };
+
+    kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams, n_sequences,
+                       &part);
+    return part;
+}
+
+bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *settings,
+                          kvant_tensor_params *params, kvant_exact_part *part, char *err,
+                          size_t errlen)
+{
+    bool placed = is_placed(shape);
+    uint64_t blocks = placed ? kvp_placement_blocks(shape->n_cells)
+                             : (uint64_t)blocks_per_stream(shape) * shape->n_streams;
+
+    *params = (kvant_tensor_params){ .size = sizeof(*params),
+                                     .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
+                                     .n_blocks = (uint32_t)blocks,
+                                     .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
+                                     .exact = part };
+    *part = (kvant_exact_part){ .size = sizeof(*part) }; /* a GPU's exact rows have pages of their own */
+    if (!shape->in_order)
+        *part = kvp_kv_exact(shape, settings, params->n_sequences);
+    if (blocks <= INT32_MAX)
+        return true;
+    snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
+    return false;
+}
+
+uint32_t kvp_kv_blocks(const kvp_kv_shape *shape)
+{
+    return blocks_per_stream(shape) * shape->n_streams;
+}
+
+kvant_scheme_place kvp_kv_place(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim)
+{
+    return (kvant_scheme_place){ .size = sizeof(kvant_scheme_place),
+                                 .role = shape->role,
+                                 .layer = shape->layer,
+                                 .n_layers = n_layers,
+                                 .n_kv_heads = head_dim != 0 ? shape->row / head_dim : 0,
+                                 .head_dim = head_dim };
+}
+
+uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    uint32_t head_dim = 0;
+
+    kvant_scheme_head_dim(settings->scheme, shape->layer, shape->role, &head_dim);
+    return head_dim != 0 ? head_dim : settings->head_dim;
+}
+
+static uint32_t pages_of(uint32_t tokens)
+{
+    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
+/* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so these
+ * are 3 % of a long cache. */
+#define LEAST_OPEN 8u
+#define USUAL_OPEN 20u
+
+/* The newest tokens of a sequence may begin and end within a block, so they take a page more. A
+ * step's rows go on in the last of these pages. */
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
+    const uint32_t n_blocks = kvp_kv_blocks(shape), usual = n_blocks / 128;
+    uint32_t n = pages_of(part.total) + pages_of(part.step);
+
+    if (n == 0)
+        return usual < LEAST_OPEN ? LEAST_OPEN : usual > USUAL_OPEN ? USUAL_OPEN : usual;
+    n += part.total / (part.first + part.newest);
+    n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+    return n > n_blocks ? n_blocks : n;
+}
+
+/* Whether the cache of a spec has open pages on a GPU. A trellis search takes as long for one row as
+ * for 64. The other words ask for first or newest tokens; a centre has first tokens, too. */
+static bool has_open_pages(const char *spec)
+{
+    static const char *const words[] = { "trellis", "octopus", "hqmq", "center=", "sink=", "recent=" };
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strstr(spec, words[i]) != NULL)
+            return true;
+    return false;
+}
+
+bool kvp_kv_learns(const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    return info.settings != NULL || strstr(info.k, "transform=first") != NULL;
+}
+
+size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    if (!shape->in_order || (kvp_kv_exact(shape, settings, shape->n_streams).step == 0 && !has_open_pages(info.k) &&
+                             !has_open_pages(info.v)))
+        return 0;
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * shape->row *
+           sizeof(uint16_t);
+}
+
+/* For every plausible head_dim. On a GPU what is reserved is used, and few models have one below 64, where bits per number are
+ * most. */
+static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape *shape,
+                               const kvant_scheme_place *place, const kvant_tensor_params *params,
+                               size_t *most)
+{
+    const bool unknown = shape->in_order && place->head_dim == 0;
+    kvant_scheme_place at = *place;
+    size_t bytes;
+
+    *most = 0;
+    for (at.head_dim = 64; unknown && at.head_dim <= KVANT_MAX_HEAD_DIM; at.head_dim += 8)
+        if (shape->row % at.head_dim == 0 &&
+            kvant_scheme_most_bytes(settings->scheme, &at, shape->row, params, &bytes) == KVANT_OK && bytes > *most)
+            *most = bytes;
+    return *most > 0 ? KVANT_OK : kvant_scheme_most_bytes(settings->scheme, place, shape->row, params, most);
+}
+
+size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
+                           size_t errlen)
+{
+    kvant_scheme_place place;
+    kvant_tensor_params params;
+    kvant_exact_part part;
+    size_t bytes;
+
+    if (!kvp_kv_tensor_params(shape, settings, &params, &part, err, errlen))
+        return 0;
+    if (shape->latents) {
+        place = kvp_kv_place(shape, 0, KVP_MLA_PART);
+        bytes = kvp_mla_most_bytes(settings, &place, shape->row, &params);
+        if (bytes == 0)
+            snprintf(err, errlen, "no codec for latents: %s", kvant_error_message());
+        return bytes;
+    }
+    if (settings->head_dim != 0 && shape->row % settings->head_dim != 0) {
+        snprintf(err, errlen,
+                 "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
+                 settings->head_dim, shape->row);
+        return 0;
+    }
+    place = kvp_kv_place(shape, 0, kvp_kv_given_head_dim(shape, settings));
+    if (most_bytes(settings, shape, &place, &params, &bytes) == KVANT_OK)
+        return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, settings) : bytes;
+    snprintf(err, errlen, "%s", kvant_error_message());
+    return 0;
+}
