@@ -9,10 +9,13 @@
 static _Thread_local struct {
     bool keys, values;
     size_t plain, latents;
-    uint32_t n_keys, n_latents;
+    uint32_t n_keys, n_values, n_latents;
+    unsigned long layer[2]; /* of the keys and of the values asked for last */
+    bool begins;
 } asked;
 
-static _Thread_local uint32_t placing; /* tensors of latents */
+/* Tensors of the buffer that was allocated last, without a place yet: latents, keys and values. */
+static _Thread_local uint32_t placing, placing_cache;
 
 static void forget(void)
 {
@@ -22,7 +25,12 @@ static void forget(void)
 void kvp_asked_reset(void)
 {
     forget();
-    placing = 0;
+    placing = placing_cache = 0;
+}
+
+bool kvp_asked_begins(void)
+{
+    return asked.begins && placing_cache == 0;
 }
 
 void kvp_asked_note_latents(size_t bytes)
@@ -46,6 +54,7 @@ void kvp_asked_placed(void)
 {
     forget();
     placing -= placing > 0;
+    placing_cache -= placing_cache > 0;
 }
 
 /* llama.cpp names a layer's recurrent state cache_r_l<layer> and cache_s_l<layer>. */
@@ -58,6 +67,14 @@ static void note_state(const abi_tensor *tensor)
         kvp_kv_note_state((uint32_t)strtoul(name + 9, NULL, 10));
 }
 
+static void note_layer(int role, unsigned long layer)
+{
+    const uint32_t n[2] = { asked.n_keys, asked.n_values };
+
+    asked.begins = n[role] == 0 || layer <= asked.layer[role];
+    asked.layer[role] = layer;
+}
+
 bool kvp_asked_note(const abi_tensor *tensor, size_t plain)
 {
     if (tensor->ne[0] == 0)
@@ -66,7 +83,9 @@ bool kvp_asked_note(const abi_tensor *tensor, size_t plain)
     note_state(tensor);
     if (tensor->view_src != NULL || !kvp_kv_names(tensor))
         return false;
+    note_layer(tensor->name[6] == 'v', strtoul(tensor->name + 9, NULL, 10));
     asked.n_keys += tensor->name[6] == 'k';
+    asked.n_values += tensor->name[6] == 'v';
     asked.keys = asked.keys || tensor->name[6] == 'k';
     asked.values = asked.values || tensor->name[6] == 'v';
     return true;
@@ -78,6 +97,7 @@ kvp_asked kvp_asked_take(size_t *plain)
     const kvp_asked what = asked.values ? KVP_ASKED_CACHE : keys;
 
     *plain = asked.plain;
+    placing_cache = what == KVP_ASKED_CACHE ? asked.n_keys + asked.n_values : 0;
     forget();
     return what;
 }

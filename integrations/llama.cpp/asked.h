@@ -22,6 +22,12 @@ typedef enum kvp_asked {
  * the bytes that the tensor takes uncompressed, padding included. */
 bool kvp_asked_note(const abi_tensor *tensor, size_t plain);
 
+/* Whether the tensor that was noted last is the first one of its cache with keys, or with values:
+ * shared pages are counted with it (kv_steps.h). llama.cpp asks for layers in their order, and the
+ * next cache begins with a lower layer. False while a buffer's tensors are placed, because what is
+ * counted here has no place in the buffer. */
+bool kvp_asked_begins(void);
+
 /* Notes the bytes that a tensor of keys takes as latents (mla.h), before kvp_asked_note. Latents:
  * their sum where the buffer that is allocated now holds latents alone, else 0. From then on
  * kvp_asked_places_latents is true until kvp_asked_placed was called for each tensor of them: ggml

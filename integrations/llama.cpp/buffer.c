@@ -13,6 +13,7 @@
 #include "asked.h"
 #include "ggml_api.h"
 #include "gpu/gpu.h"
+#include "kv_steps.h"
 #include "log.h"
 #include "trace.h"
 
@@ -31,6 +32,7 @@ struct region {
     size_t n_tensors;
     kvp_placement *placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
     uint32_t n_placed;        /* its cells */
+    kvp_steps steps[2];       /* of its keys, of its values */
     struct region *next;      /* of live regions */
 };
 
@@ -132,6 +134,8 @@ static void region_free(struct region *region)
     region_unlink(region);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_free(region->tensors[i]);
+    for (size_t role = 0; role < 2; role++)
+        kvp_steps_free(&region->steps[role]);
     if (region->inner != NULL)
         kvp_api.buffer_free(region->inner);
     else
@@ -286,7 +290,7 @@ static bool share_placement(struct region *region, kvp_kv *kv)
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
 static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 {
-    const struct region *region = buffer->context;
+    struct region *region = buffer->context;
     char err[512] = "";
     kvp_kv_shape shape;
     size_t reserved = 0;
@@ -309,12 +313,14 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         return ABI_STATUS_ALLOC_FAILED;
     }
     kv = kvp_kv_create(tensor->name, &shape, tensor->data, reserved);
-    if (kv == NULL || !share_placement(buffer->context, kv) || !region_add(buffer->context, kv)) {
+    if (kv == NULL || !share_placement(region, kv) || !region_add(region, kv)) {
         kvp_kv_free(kv);
         return ABI_STATUS_ALLOC_FAILED;
     }
     kv->remote = region->remote;
     kv->cache = region;
+    if (region->remote == NULL)
+        kvp_steps_join(&region->steps[shape.role], kv);
     tensor->extra = kv;
     return ABI_STATUS_SUCCESS;
 }
@@ -502,6 +508,19 @@ static size_t padded_to_page(size_t bytes)
     return (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
 }
 
+/* Memory that the tensors of a cache share is counted with the first of them. */
+static size_t step_bytes(const abi_tensor *tensor)
+{
+    char err[sizeof(refusal)] = "";
+    const kvp_settings *settings = kvp_kv_current_settings();
+    kvp_kv_shape shape;
+
+    if (!kvp_asked_begins() || settings == NULL ||
+        !kvp_kv_shape_read(tensor, false, &shape, err, sizeof(err)))
+        return 0;
+    return padded_to_page(kvp_steps_bytes(&shape, settings));
+}
+
 /* Only planned keys without values are known to be that when their size is asked for (--fit asks
  * after the graph); all others get their memory by kvp_asked_take. */
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
@@ -519,7 +538,7 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
         kvp_asked_note_latents(padded_to_page(latents));
     if (latents > 0 && (kvp_kv_plans_keys_alone() || kvp_asked_places_latents()))
         return latents;
-    return kvp_kv_plans_keys_alone() ? bytes : kvp_buffer_bytes(tensor, false);
+    return kvp_kv_plans_keys_alone() ? bytes : kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
 }
 
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "asked.h"
+#include "kv_steps.h"
 #include "layer_kinds.h"
 #include "log.h"
 
@@ -394,6 +395,11 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
+    if (kv->steps != NULL && !kvp_steps_map(kv)) {
+        snprintf(err, errlen, "no memory for the rows of a step");
+        return false;
+    }
+    params.steps = kv->steps != NULL ? &kv->steps->pages : params.steps;
     if (kv->remote != NULL)
         return kv->remote->create(kv, params.codecs, params.n_kv_heads, head_dim, err, errlen);
     kv->roped = false;
@@ -417,7 +423,7 @@ void kvp_kv_count(kvp_kv *kv)
 
     kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
     atomic_store_explicit(
-        &kv->beside, kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
+        &kv->beside, kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
         memory_order_relaxed);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kv_steps.h"
 #include "kv_tensor.h"
 
 #define GPU_ALIGN 256u /* of open pages */
@@ -41,7 +42,8 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                                      .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
                                      .n_blocks = (uint32_t)blocks,
                                      .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
-                                     .exact = part };
+                                     .exact = part,
+                                     .steps = kvp_steps_none() };
     *part = (kvant_exact_part){ .size = sizeof(*part) }; /* a GPU's exact rows have pages of their own */
     if (!shape->in_order)
         *part = kvp_kv_exact(shape, settings, params->n_sequences);

@@ -5,6 +5,7 @@
 #include <kvant/cuda.h>
 
 #include "gpu/gpu.h"
+#include "kv_steps.h"
 #include "kv_tensor.h"
 
 /* The arrays that codecs have from a calibration, which are in memory once for each kv head. */
@@ -56,8 +57,7 @@ static kvant_tensor_info info_when_full(const kvp_kv *kv)
     return info;
 }
 
-/* Pages and fp16 pages when each stream is one sequence: the exact part, and room for the rows of a
- * step. The pool of a spec has two fp16 blocks in reserve that nothing touches then. */
+/* Pages and fp16 pages when each stream is one sequence, without those that tensors share. The pool of a spec has two fp16 blocks in reserve that nothing touches then. */
 static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                          double sealed)
 {
@@ -71,7 +71,8 @@ static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uin
                                          .blocks_per_sequence = n_blocks / shape->n_streams,
                                          .n_kv_heads = n_kv_heads,
                                          .codecs = codecs,
-                                         .exact = &part };
+                                         .exact = &part,
+                                         .steps = kvp_steps_none() };
     size_t bytes = 0;
     const double spare = part.step > 0 ? 0 : 2 * fp16_block;
 
@@ -85,7 +86,7 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
     const kvant_tensor_info full = info_when_full(kv);
 
     size->transforms = (double)(full.learnt_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
-    size->bytes = page_bytes(kv, codecs, n_kv_heads, sealed);
+    size->bytes = page_bytes(kv, codecs, n_kv_heads, sealed) + (double)kv->shared;
     size->exact = size->bytes - sealed;
     size->bytes += size->transforms;
     size->working = (double)full.working_most;

@@ -87,6 +87,8 @@ struct kvp_kv {
     size_t
         calibrated; /* bytes of its codecs' matrices from a calibration, in the computer's memory */
     const void *cache;        /* the same for the tensors of one buffer */
+    struct kvp_steps *steps;  /* the buffer's, of the tensor's role; NULL: the tensor shares none */
+    size_t shared;            /* bytes of them that are counted with this tensor: all, or none */
     struct kvp_layers *layers;
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
@@ -156,7 +158,8 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
                            size_t errlen);
 
-/* kv_reserve.c. All of the params but the codecs; they point to the part. False with a line in err. */
+/* kv_reserve.c. All of the params but the codecs; they point to the part, and to step pages that hold
+ * nothing. False with a line in err. */
 bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *settings,
                           kvant_tensor_params *params, kvant_exact_part *part, char *err,
                           size_t errlen);

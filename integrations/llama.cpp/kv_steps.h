@@ -1,0 +1,31 @@
+/* kv_steps.h - memory for the rows of a step, which the keys of all layers of a cache share, and so
+ * do the values (kvant_step_pages).
+ *
+ * On a CPU llama.cpp computes the layers of a step one after another: it stores the rows of a layer
+ * and attends to them before it stores the rows of the next layer. A buffer has the tensors of one
+ * cache. The cache of a sliding window is another buffer, with other shared pages. */
+#ifndef KVP_KV_STEPS_H
+#define KVP_KV_STEPS_H
+
+#include "kv_tensor.h"
+
+typedef struct kvp_steps {
+    kvant_step_pages pages; /* no memory until a tensor is bound */
+} kvp_steps;
+
+/* Pages that hold nothing: a tensor that only reserves memory is not to reserve that of a step. */
+kvant_step_pages *kvp_steps_none(void);
+
+/* What the tensors of a cache share when this is the largest of them; 0 where the context's codecs
+ * keep no exact part, and on a GPU. */
+size_t kvp_steps_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+
+/* The tensor shares the pages; all tensors that do are to be noted before one of them is bound. */
+void kvp_steps_join(kvp_steps *steps, kvp_kv *kv);
+
+/* Maps the memory once, and counts it with this tensor (kvp_kv.shared). False without memory. */
+bool kvp_steps_map(kvp_kv *kv);
+
+void kvp_steps_free(kvp_steps *steps);
+
+#endif /* KVP_KV_STEPS_H */
