@@ -10,6 +10,8 @@
 
 typedef struct cpu_memory {
     void **pages; /* of each tensor, as they were allocated */
+    kvant_step_pages steps[2]; /* that the keys of all layers share, and the values */
+    void *step_pages[2];
     void *workspace;
     size_t workspace_bytes;
 } cpu_memory;
@@ -28,11 +30,31 @@ static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role
     kvant_tensor_params params;
     size_t bytes;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
+    params.steps = memory->steps[role].bytes ? &memory->steps[role] : NULL;
     KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
     void *pages = lazy_memory(bytes, &memory->pages[2 * layer + (uint32_t)role]);
     if (!pages)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for layer %u", bytes, (unsigned)layer);
     return kvant_tensor_create(&params, pages, kvant_cache_tensor(cache, layer, role));
+}
+
+/* For as many rows as are written together: callers append to a layer and attend to it before the
+ * next layer. */
+static kvant_status create_steps(kvant_cache *cache)
+{
+    cpu_memory *memory = cache->memory;
+    const kvant_cache_params *p = &cache->params;
+    const size_t all = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS,
+                 rows = all < KVANT_CACHE_BATCH ? all : KVANT_CACHE_BATCH;
+    for (int role = 0; role < 2 && cache->exact.step; role++) {
+        const size_t width = (size_t)p->n_kv_heads * (role ? p->v_head_dim : p->head_dim),
+                     bytes = rows * width * sizeof(uint16_t);
+        void *pages = lazy_memory(bytes, &memory->step_pages[role]);
+        if (!pages)
+            return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for the rows of a step", bytes);
+        memory->steps[role] = (kvant_step_pages){ sizeof memory->steps[role], pages, bytes, NULL };
+    }
+    return KVANT_OK;
 }
 
 static kvant_status create(kvant_cache *cache)
@@ -45,6 +67,7 @@ static kvant_status create(kvant_cache *cache)
     cache->exact.size = sizeof cache->exact;
     KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens,
                                      cache->params.max_sequences, &cache->exact));
+    KVANT_FORWARD(create_steps(cache));
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++)
         KVANT_FORWARD(create_tensor(cache, i / 2, (kvant_role)(i % 2)));
     return KVANT_OK;
@@ -56,6 +79,8 @@ static void destroy(kvant_cache *cache)
     for (uint32_t i = 0; memory && memory->pages && i < 2 * cache->params.n_layers; i++)
         free(memory->pages[i]);
     if (memory) {
+        free(memory->step_pages[0]);
+        free(memory->step_pages[1]);
         kvant_free(memory->pages);
         kvant_free(memory->workspace);
     }

@@ -302,6 +302,44 @@ static void random_sequences(void **state)
     }
 }
 
+/* The layers of a cache share room for a step: the rows of a layer are exact until the next layer's
+ * rows come. Then its first 64 and newest 128 are. */
+static void layers_keep_a_step_until_the_next_layer(void **state)
+{
+    enum { LAYERS = 3, N = 1500, STEP = 500 };
+    static float k[LAYERS][N][D], v[LAYERS][N][D], got[2][N][D];
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    kvant_cache *cache;
+    uint64_t rng = 8;
+    (void)state;
+    params.n_layers = LAYERS;
+    params.n_heads = params.n_kv_heads = 1;
+    params.head_dim = D;
+    params.max_tokens = 4096;
+    params.preset = "tiny";
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_OK);
+    const int32_t id = kvant_sequence_create(cache);
+    for (uint32_t n = 0; n < N; n += STEP)
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            fill_normal(k[layer][n], STEP * D, &rng);
+            fill_normal(v[layer][n], STEP * D, &rng);
+            assert_int_equal(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP), KVANT_OK);
+            for (uint32_t before = 0; before < 2 && before <= layer; before++) {
+                const uint32_t of = layer - before, end = n + STEP, exact = (before ? end : n ? n : 192) - 128;
+                assert_int_equal(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]), KVANT_OK);
+                for (uint32_t row = 0; row < end; row++) {
+                    const bool k_exact = is_exact(got[0][row], k[of][row]);
+                    assert_int_equal(k_exact, is_exact(got[1][row], v[of][row]));
+                    if (row < 64 || row >= exact)
+                        assert_true(k_exact);
+                    else if (row < exact - 64)
+                        assert_false(k_exact);
+                }
+            }
+        }
+    kvant_cache_free(&cache);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +349,7 @@ int main(void)
         cmocka_unit_test(the_bound_of_all_sequences_holds),
         cmocka_unit_test(sizes),
         cmocka_unit_test(open_blocks_are_imported),
+        cmocka_unit_test(layers_keep_a_step_until_the_next_layer),
         cmocka_unit_test(random_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
