@@ -99,7 +99,7 @@ typedef struct kvant_tensor_params {
     /* Where the rows of a step are, in place of exact->step rows of the tensor's own memory; they
      * outlive the tensor. One writer at a time for all tensors that share them. NULL: the tensor
      * shares nothing. For tensors in the computer's memory; without an exact part nothing uses
-     * them. */
+     * them. With several sequences the tensor has room for up to step more exact rows of them. */
     kvant_step_pages *steps;
 } kvant_tensor_params;
 

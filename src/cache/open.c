@@ -281,7 +281,10 @@ void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool al
  * the pool: an engine may assign more first blocks to a sequence than there are. */
 static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
 {
-    for (uint32_t i = kvant_is_sink(tensor, block) ? 0 : tensor->n_sink_pages; i < tensor->n_open_pages; i++)
+    uint32_t i = kvant_is_sink(tensor, block) ? 0 : tensor->n_sink_pages;
+    if (!kvant_steps_may_own(tensor, tensor->blocks[block].sequence))
+        i = tensor->n_own_pages;
+    for (; i < tensor->n_open_pages; i++)
         if (tensor->open_pages[i].block < 0)
             return (int32_t)i;
     return KVANT_NO_PAGE;
@@ -320,21 +323,24 @@ static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a,
 }
 
 /* The page to seal when the pool is full. A sink that found no place of its own is in the pool.
- * KVANT_NO_PAGE when all pages are free. */
-static int32_t victim(const kvant_tensor *tensor)
+ * KVANT_NO_PAGE when all pages are free, or those of the sequence. */
+static int32_t victim(const kvant_tensor *tensor, uint32_t sequence)
 {
     int32_t best = KVANT_NO_PAGE;
     for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
         const kvant_open_page *open = &tensor->open_pages[i];
-        if (open->block >= 0 && (best < 0 || goes_first(tensor, open, &tensor->open_pages[best])))
+        if (open->block < 0 || (sequence != KVANT_ALL_SEQUENCES &&
+                                tensor->blocks[open->block].sequence != sequence))
+            continue;
+        if (best < 0 || goes_first(tensor, open, &tensor->open_pages[best]))
             best = (int32_t)i;
     }
     return best;
 }
 
-void kvant_open_seal_first(kvant_tensor *tensor, uint32_t n_threads)
+void kvant_open_seal_first(kvant_tensor *tensor, uint32_t sequence, uint32_t n_threads)
 {
-    const int32_t page = victim(tensor);
+    const int32_t page = victim(tensor, sequence);
     if (page >= 0)
         seal_whole(tensor, page, n_threads);
 }
@@ -383,7 +389,7 @@ int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads
 {
     int32_t page = free_page(tensor, block);
     if (page < 0) {
-        page = victim(tensor);
+        page = victim(tensor, KVANT_ALL_SEQUENCES);
         if (page < 0)
             return KVANT_NO_PAGE;
         seal_whole(tensor, page, n_threads);

@@ -19,7 +19,7 @@
 #define WAITING_BLOCKS 2u
 
 typedef struct sizes {
-    uint32_t sink_blocks, n_pool, n_sink_pages, n_step_pages, newest_rows, step_rows;
+    uint32_t sink_blocks, n_pool, n_sink_pages, n_step_pages, share, newest_rows, step_rows;
     bool always_open, learns;
     size_t block_bytes, block_stride, open_block_bytes, sealed_bytes, total;
 } sizes;
@@ -107,6 +107,17 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     return true;
 }
 
+/* Rows of the exact part. A tensor that shares the pages of a step has room for more sequences
+ * instead, at most for as many rows as it would have had for a step. The rows of each begin anywhere
+ * in a block. */
+static size_t exact_rows(const kvant_tensor_params *p, const kvant_exact_part *exact)
+{
+    const uint64_t each = (uint64_t)exact->first + exact->newest + KVANT_PAGE_TOKENS,
+                   all = p->n_sequences * each - KVANT_PAGE_TOKENS,
+                   most = (uint64_t)exact->total + exact->step, some = all < most ? all : most;
+    return p->steps && some > exact->total ? (size_t)some : exact->total;
+}
+
 /* One pool for the exact part of all sequences, a block more than its rows fill because they begin
  * anywhere in a block, and for the rows of a step unless these are in shared pages. A codec's own
  * windows and sinks are for each sequence. */
@@ -114,7 +125,7 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
                                     sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
-    size_t pool = blocks_of(exact->total) + 1, windows, sinks = 0;
+    size_t pool = blocks_of(exact_rows(p, exact)) + 1, windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
     if (info->sink_tokens > exact->first && !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
@@ -125,6 +136,7 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
     pool += p->steps ? 0 : blocks_of(exact->step);
     pool = p->n_open_blocks ? p->n_open_blocks : pool;
     s->n_pool = (uint32_t)(pool < p->n_blocks ? pool : p->n_blocks);
+    s->share = p->n_sequences > 1 ? s->sink_blocks + (uint32_t)window_blocks(s->newest_rows) : s->n_pool;
     pool = p->steps ? kvant_steps_blocks(p->steps, s->open_block_bytes) : 0;
     s->n_step_pages = (uint32_t)(pool < p->n_blocks - s->n_pool ? pool : p->n_blocks - s->n_pool);
     s->always_open = true;
@@ -279,6 +291,7 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
         .n_own_pages = s->n_sink_pages + s->n_pool,
         .n_open_pages = s->n_sink_pages + s->n_pool + s->n_step_pages,
         .steps = s->n_step_pages ? p->steps : NULL,
+        .share = s->share,
         .window_blocks = s->step_rows ? s->n_pool + s->n_step_pages
                          : s->always_open ? (uint32_t)window_blocks(s->newest_rows)
                                           : WAITING_BLOCKS,

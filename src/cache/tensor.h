@@ -127,6 +127,7 @@ struct kvant_tensor {
     uint32_t sink_blocks; /* per sequence */
     uint32_t n_sink_pages, n_own_pages, n_open_pages;
     kvant_step_pages *steps; /* NULL: all pages are the tensor's own */
+    uint32_t share;          /* own pages that a sequence may have at a time */
     uint32_t window_blocks; /* of the pool that a sequence's window needs */
     uint32_t newest_rows;   /* of a sequence, that stay open: its window */
     uint32_t step_rows;     /* of a write, that stay open until the next one; 0: there is no exact part */
@@ -329,8 +330,9 @@ void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_thr
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
 bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
 
-/* Seals the block that goes first when the pool is full. */
-void kvant_open_seal_first(kvant_tensor *tensor, uint32_t n_threads);
+/* Seals the block that goes first when there is no room: of all open blocks, or of a sequence. */
+#define KVANT_ALL_SEQUENCES UINT32_MAX
+void kvant_open_seal_first(kvant_tensor *tensor, uint32_t sequence, uint32_t n_threads);
 
 /* Gives the block's open page back: its sealed bytes count. */
 void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
@@ -339,6 +341,11 @@ void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
 void kvant_limit_to_half(float *y, uint32_t n);
 
 /* steps.c */
+
+/* Whether a sequence may have one more of the tensor's own pages. Where tensors share pages, a
+ * sequence has no more own pages than its exact part lies in, so that a single sequence does not
+ * touch the pages of other ones. */
+bool kvant_steps_may_own(const kvant_tensor *tensor, uint32_t sequence);
 
 /* How many blocks the pages that a tensor shares have room for. */
 size_t kvant_steps_blocks(const kvant_step_pages *steps, size_t open_block_bytes);

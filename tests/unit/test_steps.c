@@ -190,6 +190,78 @@ static void blocks_are_copied_between_tensors_that_share(void **state)
     drop_shared(&all);
 }
 
+/* Room of the own pages that the tensor has taken so far: its memory is zeroed at first. */
+static size_t touched_pages(const fixture *f, size_t sealed_bytes)
+{
+    const uint8_t *open = (const uint8_t *)f->memory + sealed_bytes;
+    size_t n = 0;
+    for (size_t page = 0; page < (f->bytes - sealed_bytes) / OPEN_BYTES; page++)
+        for (size_t i = 0; i < OPEN_BYTES; i++)
+            if (open[page * OPEN_BYTES + i]) {
+                n++;
+                break;
+            }
+    return n;
+}
+
+/* Four sequences have a first block and newest rows each, whether their tokens come in turn or
+ * together. A tensor has room for them next to no step, but a single sequence does not touch it. */
+static void sequences_have_exact_parts_of_their_own(void **state)
+{
+    enum { SEQUENCES = 4, PER = 8, N = 300, MORE = 150, PAGES = 4 * 4 };
+    static const kvant_exact_part bounded = {
+        .size = sizeof bounded, .first = 64, .newest = 128, .total = 512, .step = 512
+    };
+    (void)state;
+    for (int together = 0; together < 2; together++) {
+        uint64_t rng = 6;
+        kvant_step_pages steps = { sizeof steps, aligned(STEP * OPEN_BYTES), STEP * OPEN_BYTES, NULL };
+        fixture t[2];
+        for (int i = 0; i < 2; i++) {
+            t[i] = make("int-4", SEQUENCES, PER, 0);
+            kvant_tensor_free(&t[i].tensor);
+            free(t[i].memory);
+            free(t[i].rows);
+            t[i].params.exact = &bounded;
+            t[i].params.steps = &steps;
+            make_tensor(&t[i]);
+        }
+        const size_t sealed = SEQUENCES * PER * N_KV_HEADS * info_of(t[0].codecs[0]).page_bytes;
+        assert_int_equal(t[0].bytes, sealed + PAGES * OPEN_BYTES);
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            for (int i = 0; i < 2; i++)
+                write_range(&t[i], s * PER * 64, N, N, 1, &rng);
+            assert_true(touched_pages(&t[0], sealed) <= 4 * (s + 1));
+        }
+        for (uint32_t n = N; n < N + MORE; n++) {
+            for (uint32_t s = 0; s < SEQUENCES; s++)
+                for (int i = 0; i < 2 && !together; i++)
+                    write_range(&t[i], s * PER * 64 + n, 1, 1, 1, &rng);
+            for (int i = 0; i < 2 && together; i++) {
+                float rows[SEQUENCES * WIDTH];
+                int64_t slots[SEQUENCES];
+                for (size_t j = 0; j < COUNT(rows); j++)
+                    rows[j] = half_number(&rng);
+                for (uint32_t s = 0; s < SEQUENCES; s++) {
+                    slots[s] = s * PER * 64 + n;
+                    memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH, WIDTH * sizeof *rows);
+                }
+                assert_int_equal(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1), KVANT_OK);
+            }
+            for (uint32_t s = 0; s < SEQUENCES; s++)
+                for (uint32_t row = 0; row <= n; row++)
+                    if (row < 64 || row + 128 > n)
+                        assert_true(is_open(&t[0], s * PER + row / 64));
+        }
+        for (int i = 0; i < 2; i++) {
+            for (uint32_t s = 0; s < SEQUENCES; s++)
+                check_slots(&t[i], s * PER * 64, N + MORE);
+            drop(&t[i]);
+        }
+        free(steps.memory);
+    }
+}
+
 /* Sizes: a tensor takes no room for a step. Pages for less than a block serve nobody. */
 static void sizes_and_what_is_refused(void **state)
 {
@@ -229,6 +301,7 @@ int main(void)
         cmocka_unit_test(sealed_bytes_are_those_of_a_tensor_alone),
         cmocka_unit_test(a_write_that_fails_loses_no_row),
         cmocka_unit_test(blocks_are_copied_between_tensors_that_share),
+        cmocka_unit_test(sequences_have_exact_parts_of_their_own),
         cmocka_unit_test(sizes_and_what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
