@@ -227,6 +227,7 @@ struct llama_context *harness_context(const harness_options *options)
     params.n_ubatch = options->n_ubatch != 0 ? options->n_ubatch : 512;
     params.n_seq_max = options->n_seq ? options->n_seq : 1;
     params.kv_unified = options->unified;
+    params.swa_full = !options->window;
     params.offload_kqv = !options->on_cpu;
     params.n_threads = params.n_threads_batch = N_THREADS;
     params.flash_attn_type = options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;

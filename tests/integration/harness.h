@@ -25,6 +25,7 @@ typedef struct harness_options {
     uint32_t n_seq; /* 0 means 1 */
     uint32_t n_ubatch; /* tokens of a graph; 0 means 512 */
     bool unified;
+    bool window; /* a sliding window's cache has the window's cells, not the context's */
     bool on_cpu; /* keys and values stay in the computer's memory (--no-kv-offload) */
 } harness_options;
 

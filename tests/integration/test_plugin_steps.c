@@ -15,7 +15,7 @@
 
 enum { STEP = 512, N_CTX = 4096 };
 
-static const harness_options preset = { .spec = "", .n_ctx = N_CTX };
+static const harness_options preset = { .spec = "", .n_ctx = N_CTX, .window = true };
 static const harness_options stock = { .n_ctx = N_CTX };
 
 /* Logits of all tokens of the step that begins at pos; the caller frees. */
@@ -66,21 +66,35 @@ static size_t row_bytes(void)
            sizeof(uint16_t);
 }
 
-/* Each tensor has four pages of 64 rows: the first, and three that the newest 128 rows may lie in.
- * The rows of a step are there once for the keys of all layers, and once for the values. */
-static void the_room_of_a_step_is_there_once(void **state)
+/* Checks the rows that a context keeps as fp16, of keys and values of all layers. */
+static void check_exact_rows(size_t n_rows)
 {
     struct llama_context *context = harness_context(&preset);
-    const size_t n_tensors = 2 * (size_t)llama_model_n_layer(harness_model());
     void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_size");
     kvp_kv_size size = { .size = sizeof(size) };
     kvp_kv_size_fn *function;
 
-    (void)state;
     memcpy(&function, &symbol, sizeof(function));
     assert_true(function(false, &size));
-    assert_true(size.exact == (double)((n_tensors * 4 * 64 + 2 * STEP) * row_bytes()));
+    assert_true(size.exact == (double)(n_rows * row_bytes()));
     llama_free(context);
+}
+
+/* Each tensor has four pages of 64 rows: the first, and three that the newest 128 rows may lie in.
+ * The rows of a step are there once for the keys of all layers, and once for the values. */
+static void the_room_of_a_step_is_there_once(void **state)
+{
+    (void)state;
+    check_exact_rows(2 * (size_t)llama_model_n_layer(harness_model()) * 4 * 64 + 2 * STEP);
+}
+
+/* Two layers have a sliding window, and a cache of their own with room for a step. In its 768 cells a
+ * tensor keeps the first and the newest 64 tokens, in three pages. */
+static void a_windows_cache_has_its_own_room(void **state)
+{
+    (void)state;
+    harness_load_tiny("gemma3");
+    check_exact_rows(2 * (2 * 4 + 2 * 3) * 64 + 2 * 2 * STEP);
 }
 
 /* What ggml is told of a cache's tensors, in llama.cpp's order. */
@@ -128,6 +142,7 @@ int main(void)
         cmocka_unit_test(queries_see_the_rows_of_their_step_exactly),
         cmocka_unit_test(the_room_of_a_step_is_there_once),
         cmocka_unit_test(plans_count_the_room_of_a_step_once),
+        cmocka_unit_test(a_windows_cache_has_its_own_room), /* takes another model */
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
