@@ -86,8 +86,9 @@ KVANT_API kvant_status kvant_cache_create(const kvant_cache_params *params, kvan
 KVANT_API void kvant_cache_free(kvant_cache **cache);
 
 /* Appends n tokens to a layer of a sequence: k is n x n_kv_heads x head_dim, v n x n_kv_heads x v_head_dim floats. Layers are appended
- * to one by one, each as often as the others in the end. On a CPU a preset keeps the last 512 rows of a layer fp16 until rows are
- * appended to another layer, so attend to a layer before the next one. On an error the layer's length is as before and the cache goes on working:
+ * to one by one, each as often as the others in the end. On a CPU a preset keeps the last 512 rows
+ * of a layer fp16 until rows are appended to another layer, so attend to a layer before the next
+ * one. On an error the layer's length is as before and the cache goes on working:
  * KVANT_ERR_FULL (no block left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k,
                                           const float *v, uint32_t n);

@@ -423,7 +423,8 @@ void kvp_kv_count(kvp_kv *kv)
 
     kvant_tensor_get_info(kv->tensor, &info); /* unbound: nothing */
     atomic_store_explicit(
-        &kv->beside, kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
+        &kv->beside,
+        kv->shared + kv->calibrated + info.learnt_bytes + info.working_bytes + waiting->n * row,
         memory_order_relaxed);
 }
 

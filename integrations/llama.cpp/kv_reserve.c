@@ -44,7 +44,8 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
                                      .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape),
                                      .exact = part,
                                      .steps = kvp_steps_none() };
-    *part = (kvant_exact_part){ .size = sizeof(*part) }; /* a GPU's exact rows have pages of their own */
+    /* A GPU's exact rows have pages of their own. */
+    *part = (kvant_exact_part){ .size = sizeof(*part) };
     if (!shape->in_order)
         *part = kvp_kv_exact(shape, settings, params->n_sequences);
     if (blocks <= INT32_MAX)

@@ -1,5 +1,5 @@
-/* steps.c - open pages that tensors share: which tensor owns them, and where its rows go when another
- * tensor needs them.
+/* steps.c - open pages that tensors share: which tensor owns them, and where its rows go when
+ * another tensor needs them.
  *
  * Does not decide which blocks are open, or what is sealed first: open.c does. */
 #include "tensor.h"

@@ -30,8 +30,8 @@ static float *logits_of_step(struct llama_context *context, const llama_token *t
     return logits;
 }
 
-/* The queries of the first step see no other tokens, so they see exact rows in every layer. Those of
- * the second step also see tokens 64 to 383, which are sealed. An exact row is rounded to fp16
+/* The queries of the first step see no other tokens, so they see exact rows in every layer. The
+ * queries of the second step also see tokens 64 to 383, which are sealed. An exact row is rounded to fp16
  * twice more than in llama.cpp's cache, by 2^-11 each time. The 4 bits of the default preset err by
  * about .07, which is 70 times as much, so they alone make the divergence some 5000 times as large.
  * Two kernels that round differently diverge, too. 8 leaves room for them. If rows were sealed
@@ -88,8 +88,8 @@ static void the_room_of_a_step_is_there_once(void **state)
     check_exact_rows(2 * (size_t)llama_model_n_layer(harness_model()) * 4 * 64 + 2 * STEP);
 }
 
-/* Two layers have a sliding window, and a cache of their own with room for a step. In its 768 cells a
- * tensor keeps the first and the newest 64 tokens, in three pages. */
+/* Two layers have a sliding window, and a cache of their own with room for a step. In its 768 cells
+ * a tensor keeps the first and the newest 64 tokens, in three pages. */
 static void a_windows_cache_has_its_own_room(void **state)
 {
     (void)state;

@@ -2,7 +2,7 @@
  * exact until another tensor is written, then each tensor has what it would have alone. */
 #include "tensor_fixture.h"
 
-/* Room for a step of 512 rows is in the part that tensors have alone, which here they do not use. */
+/* A tensor that is alone has pages of its own for a step. */
 static const kvant_exact_part part = {
     .size = sizeof part, .first = 64, .newest = 128, .total = 192, .step = 512
 };
@@ -100,7 +100,8 @@ static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
                 for (int i = 0; i < TENSORS; i++) {
                     write_range(&all.tensors[i], n, step, step, 1 + (uint32_t)seed % 2, &rng);
                     check_step(&all.tensors[i], n, step, true);
-                    if (i > 0 && step > 4 * 64 + 63) /* it needed shared pages, so all others left them */
+                    /* A longer step needs shared pages, so all other tensors have left them. */
+                    if (i > 0 && step > 4 * 64 + 63)
                         check_step(&all.tensors[i - 1], n, step, false);
                     if (s == 0)
                         check_slots(&all.tensors[i], 0, n + step);
@@ -133,9 +134,13 @@ static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
         }
         for (int i = 0; i < TENSORS; i++) {
             for (uint32_t block = 0; block < BLOCKS; block++)
-                for (uint32_t h = 0; h < N_KV_HEADS && !is_open(&alone[i], block) && !is_open(&all.tensors[i], block); h++) {
-                    n_compared += block_of(&alone[i], block, h).written != 0;
-                    assert_memory_equal(block_of(&alone[i], block, h).page, block_of(&all.tensors[i], block, h).page,
+                for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+                    const kvant_block_info want = block_of(&alone[i], block, h),
+                                           got = block_of(&all.tensors[i], block, h);
+                    if (is_open(&alone[i], block) || is_open(&all.tensors[i], block))
+                        continue;
+                    n_compared += want.written != 0;
+                    assert_memory_equal(want.page, got.page,
                                         info_of(all.tensors[i].codecs[h]).page_bytes);
                 }
             drop(&alone[i]);
@@ -215,7 +220,9 @@ static void sequences_have_exact_parts_of_their_own(void **state)
     (void)state;
     for (int together = 0; together < 2; together++) {
         uint64_t rng = 6;
-        kvant_step_pages steps = { sizeof steps, aligned(STEP * OPEN_BYTES), STEP * OPEN_BYTES, NULL };
+        kvant_step_pages steps = { .size = sizeof steps,
+                                   .memory = aligned(STEP * OPEN_BYTES),
+                                   .bytes = STEP * OPEN_BYTES };
         fixture t[2];
         for (int i = 0; i < 2; i++) {
             t[i] = make("int-4", SEQUENCES, PER, 0);
@@ -244,9 +251,11 @@ static void sequences_have_exact_parts_of_their_own(void **state)
                     rows[j] = half_number(&rng);
                 for (uint32_t s = 0; s < SEQUENCES; s++) {
                     slots[s] = s * PER * 64 + n;
-                    memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH, WIDTH * sizeof *rows);
+                    memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH,
+                           WIDTH * sizeof *rows);
                 }
-                assert_int_equal(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1), KVANT_OK);
+                assert_int_equal(
+                    kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1), KVANT_OK);
             }
             for (uint32_t s = 0; s < SEQUENCES; s++)
                 for (uint32_t row = 0; row <= n; row++)
@@ -274,13 +283,16 @@ static void sizes_and_what_is_refused(void **state)
     make_shared(&all, "int-4", STEP * OPEN_BYTES);
     make_shared(&none, "int-4", OPEN_BYTES - 64);
     fixture *f = &all.tensors[0];
-    assert_int_equal(f->bytes, BLOCKS * N_KV_HEADS * info_of(f->codecs[0]).page_bytes + OWN * OPEN_BYTES);
+    const size_t sealed = BLOCKS * N_KV_HEADS * info_of(f->codecs[0]).page_bytes;
+    assert_int_equal(f->bytes, sealed + OWN * OPEN_BYTES);
     assert_int_equal(none.tensors[0].bytes, f->bytes);
     write_range(&none.tensors[0], 0, 700, 700, 1, &rng);
     check_slots(&none.tensors[0], 0, 700);
     assert_true(n_open(&none.tensors[0]) <= OWN);
-    assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row, WIDTH, row, WIDTH, 1),
-                     KVANT_ERR_ARGUMENT); /* both would need the pages at once */
+    /* Both would need the pages at once. */
+    assert_int_equal(kvant_tensor_write_layer(f->tensor, all.tensors[1].tensor, &slot, 1, row, WIDTH,
+                                              row, WIDTH, 1),
+                     KVANT_ERR_ARGUMENT);
     kvant_tensor_params params = params_of(f);
     kvant_step_pages bad[] = { all.steps, all.steps, all.steps };
     bad[0].size = 0;
