@@ -169,7 +169,7 @@ static bool change(kvp_gpu_cells *cells, kvp_gpu_version *made, const struct lis
 
     ok = ok && append_blocks(cells, &lists[0], room, slots) &&
          (!open || append_blocks(cells, &lists[1], room + sealed * width, slots)) &&
-         append_copies(cells, rows, n_rows);
+         (n_rows == 0 || append_copies(cells, rows, n_rows));
     return ok;
 }
 
@@ -178,7 +178,8 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float
     struct list *lists = malloc(2 * sizeof(*lists));
     const kvp_gpu_cache *cache = cells->cache;
     const bool few = lists != NULL && find_blocks(cache, false, &lists[0]) && find_blocks(cache, true, &lists[1]);
-    const bool ok = few ? change(cells, made, lists, rows, n < cache->plain.n ? n : cache->plain.n) : lists != NULL;
+    const size_t most = cache->in_place ? 0 : cache->plain.n; /* rows in place are stored later */
+    const bool ok = few ? change(cells, made, lists, rows, n < most ? n : most) : lists != NULL;
 
     *done = few && ok;
     kvp_gpu_batch_done(cells->gpu);

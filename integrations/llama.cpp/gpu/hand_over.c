@@ -198,6 +198,15 @@ static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first
                                       .mark_numbers = at->slots[0] + first };
 }
 
+/* Whether some of n rows from the first-th cell on go to open pages, too. */
+static bool has_open_blocks(const kvp_gpu_cache *cache, size_t first, size_t n)
+{
+    for (size_t cell = first; cell < first + n; cell += KVANT_PAGE_TOKENS)
+        if (kvp_gpu_page_of(cache, (int64_t)cell) >= 0)
+            return true;
+    return false;
+}
+
 static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -223,7 +232,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     *rows = kvp_gpu_rows(cells, at->centered, width, run);
     if (!cells->turns)
         rows->rows = at->halves + first * width;
-    for (int open = 0; open <= (cells->open_pages.base != NULL); open++) {
+    for (int open = 0; open <= has_open_blocks(cells->cache, first, n); open++) {
         args.slots = at->slots[open] + first;
         if (open)
             rows->codec = cells->open_codec;
@@ -267,7 +276,7 @@ static bool store(kvp_kv *kv, const beside *at)
 }
 
 /* Those of open pages behind those of sealed ones. */
-static bool bring_slots(const kvp_gpu_cache *cache, int64_t *const to[2])
+static bool bring_slots(const kvp_gpu_cache *cache, int64_t *to)
 {
     const struct kvp_gpu_place *place = cache->place;
     const size_t n = place->n;
@@ -280,8 +289,7 @@ static bool bring_slots(const kvp_gpu_cache *cache, int64_t *const to[2])
         slots[i] = held ? (int64_t)i : -1;
         slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS) : -1;
     }
-    ok = ok && kvp_gpu_upload(cache->gpu, to[0], slots, n * sizeof(*slots)) &&
-         kvp_gpu_upload(cache->gpu, to[1], slots + n, n * sizeof(*slots));
+    ok = ok && kvp_gpu_upload(cache->gpu, to, slots, 2 * n * sizeof(*slots));
     free(slots);
     return ok;
 }
@@ -298,7 +306,7 @@ static size_t widest(const kvp_gpu_cache *cache)
 /* Halves, floats, then numbers of 8 bytes: each size is a multiple of 16. */
 static bool have_room(const kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *room)
 {
-    const size_t n = (cache->place->n + 7) / 8 * 8, width = widest(cache);
+    const size_t all = cache->place->n, n = (all + 7) / 8 * 8, width = widest(cache);
     const size_t halves = n * width * sizeof(uint16_t), floats = CHUNK * width * sizeof(float);
     char *at;
     int64_t *slots;
@@ -308,7 +316,7 @@ static bool have_room(const kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside
     at = memory->at;
     slots = (int64_t *)(void *)(at + halves + floats);
     *room = (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves),
-                      { slots, slots + n } };
+                      { slots, slots + all } };
     return true;
 }
 
@@ -321,7 +329,7 @@ static bool make_ready(kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *roo
         return false;
     settle(cache);
     turns = cache->ranges.centers.used;
-    ok = plan(cache) && (cache->place->n == 0 || bring_slots(cache, room->slots));
+    ok = plan(cache) && (cache->place->n == 0 || bring_slots(cache, room->slots[0]));
     if (!ok)
         kvp_gpu_cache_forget(cache); /* the plan; what was learnt is kept */
     cache->ranges.centers.used = cache->ranges.centers.used || turns;

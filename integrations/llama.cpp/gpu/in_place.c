@@ -417,7 +417,7 @@ static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
     if (!cache->in_place)
         return true;
     learn(b, cache, graph, n);
-    b->inner.synchronize(b->backend);
+    kvp_gpu_follow(b);
     return kvp_gpu_hand_over(cache);
 }
 

@@ -51,7 +51,8 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float
 void kvp_gpu_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
-/* hand_over.c. Rows of the cache go to pages, if they are in place; what CUDA enqueued is done.
+/* hand_over.c. Rows of the cache go to pages, if they are in place. Our stream comes after what
+ * CUDA enqueued.
  * False with a message: without memory, when they stay where they are, or when the GPU failed.
  * learn: threads begin to make matrices of the first n of them, with the queries that were kept;
  * graph: the one at hand, which says how keys turn. What cannot be learnt is left out. */
