@@ -178,7 +178,7 @@ bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float
     struct list *lists = malloc(2 * sizeof(*lists));
     const kvp_gpu_cache *cache = cells->cache;
     const bool few = lists != NULL && find_blocks(cache, false, &lists[0]) && find_blocks(cache, true, &lists[1]);
-    const size_t most = cache->in_place ? 0 : cache->plain.n; /* rows in place are stored later */
+    const size_t most = cells->in_place ? 0 : cache->plain.n; /* rows in place are stored later */
     const bool ok = few ? change(cells, made, lists, rows, n < most ? n : most) : lists != NULL;
 
     *done = few && ok;

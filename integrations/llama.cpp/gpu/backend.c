@@ -471,6 +471,17 @@ static void notice_refusals(kvp_gpu_backend *b)
     pthread_mutex_unlock(&b->gpu->lock);
 }
 
+/* The same of rows that a hand-over stored, and the memory that it needed. */
+static void end_hand_overs(kvp_gpu *gpu)
+{
+    if (!kvp_gpu_enter(gpu))
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+        kvp_gpu_hand_over_end(cache);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
 static void backend_synchronize(abi_backend *backend)
 {
     kvp_gpu_backend *b = state_of(backend);
@@ -482,6 +493,7 @@ static void backend_synchronize(abi_backend *backend)
         kvp_gpu_release_former(&b->centered);
         kvp_gpu_release_former(&b->offsets);
     }
+    end_hand_overs(b->gpu);
     notice_refusals(b);
 }
 

@@ -370,7 +370,8 @@ static bool take_rows(kvp_gpu_cache *cache)
 bool kvp_gpu_decoded_take(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     kvp_gpu_decoded *d = &cache->decoded;
-    const bool may = cache->weighing && cache->keeps && !d->ended && first_values(cache) != NULL;
+    const bool may = cache->weighing && cache->keeps && !d->ended && first_values(cache) != NULL &&
+                     !cache->in_place; /* some tensors have no pages yet */
 
     if (d->positions == NULL || kvp_gpu_ranges_saw(cache, step))
         return true;

@@ -25,7 +25,7 @@
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   size.c      what all of this takes, from shapes alone
- *   in_place.c  caches that fit as fp16; hand_over.c when they no longer do
+ *   in_place.c  caches that fit as fp16; ready.c before they no longer do, hand_over.c then
  *   open.c      blocks whose rows are fp16
  *   step.c      which these are: the first and the newest of a sequence, and those of a step
  *
@@ -243,7 +243,7 @@ typedef struct kvp_gpu_cache {
         kvp_gpu_memory memory;
         uint32_t *host; /* the same as far as the computer knows, and room for as many words */
     } marks;
-    bool in_place; /* rows are fp16 where llama.cpp puts them, and graphs over them are CUDA's */
+    bool in_place; /* some tensors are (kvp_gpu_cells), not always all of them */
     struct kvp_gpu_place *place; /* in_place.h; NULL: they never were */
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
@@ -347,6 +347,7 @@ typedef struct kvp_gpu_cells {
     bool uncentred;                         /* attention has a softcap */
     bool has_room;                          /* behind the outputs of attention on it */
     kvp_gpu_cache *cache;
+    bool in_place; /* rows are fp16 where llama.cpp puts them: nodes over them are CUDA's */
     kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
     kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
@@ -603,6 +604,10 @@ bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
  * their numbers. forget: all rows are of the past. The lock is held. */
 bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
+
+/* ranges.c. Before rows at positions up to last are stored: the matrix that was asked for comes in
+ * force, and threads begin to make that of the next range. The lock is held. */
+void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
 void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */

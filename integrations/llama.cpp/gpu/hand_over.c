@@ -1,144 +1,18 @@
 /* hand_over.c - rows go from llama.cpp's f16 layout to compressed pages (in_place.h).
  *
- * Matrices are made of these rows, and of queries that prompts had, by threads that begin before
- * there is no room left; the hand-over waits for them. Then a tensor's rows are copied beside,
- * its memory is cleared, and they are stored as rows of a batch are, with their positions. */
+ * A plan gives blocks transforms and open pages, for all layers at once. Then layers go one by one:
+ * a tensor's rows are copied beside, its memory is cleared, and they are stored as rows of a batch
+ * are, with their positions. Rows of steps between two layers are in the plan by then, because the
+ * layers that went before have pages for them. ready.c has made the transforms. */
 #include "in_place.h"
-#include "learner.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "../buffer.h"
-#include "../ggml_api.h"
 #include "../log.h"
 
 #define CHUNK ((size_t)2048) /* rows that are stored by one launch */
 #define STEP ((size_t)512)   /* rows whose blocks get a transform at once */
-
-/* Learning */
-
-static bool is_learning(const kvp_gpu_cells *cells)
-{
-    return cells->weighs && !cells->weighed;
-}
-
-static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
-{
-    for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->nodes[i]->op == kvp_api.op.set_rows && kvp_kv_of(graph->nodes[i]) == kv)
-            return graph->nodes[i]->src[0];
-    return NULL;
-}
-
-static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const struct kvp_gpu_place *place = cells->cache->place;
-    kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
-    const size_t batches = place->n_asked < KVP_ASKED_BATCHES ? place->n_asked : KVP_ASKED_BATCHES;
-    const size_t head = cells->head_dim * sizeof(float), row = kvp_kv_row_bytes(kv);
-    const size_t n_asked = batches * KVP_ASKED_TOKENS;
-    const abi_tensor keys = { .type = ABI_TYPE_F16,
-                              .ne = { kv->shape.row, (int64_t)n, 1, 1 },
-                              .nb = { sizeof(uint16_t), row, n * row, n * row },
-                              .data = kv->memory };
-    const abi_tensor queries = { .type = ABI_TYPE_F32,
-                                 .ne = { cells->head_dim, (int64_t)n_asked,
-                                         (int64_t)(place->asked_row / head), 1 },
-                                 .nb = { sizeof(float), place->asked_row, head,
-                                         n_asked * place->asked_row },
-                                 .data = kvp_gpu_place_queries(cells) };
-
-    if (l == NULL)
-        return false;
-    kvp_gpu_learner_tell(l, kv, rows);
-    return kvp_gpu_learner_learn(cells, &keys, &queries, place->asked_positions, place->ready);
-}
-
-/* Of the first rows. They are in no list of rows that have copies: they are stored when there is
- * a matrix. */
-static bool add_first(kvp_gpu_cache *cache, size_t n)
-{
-    int64_t *cells = malloc((n + 1) * sizeof(*cells));
-    bool ok = cells != NULL;
-
-    for (size_t i = 0; i < n && ok; i++)
-        cells[i] = (int64_t)i;
-    ok = ok && kvp_gpu_weigh_add(cache, &(kvp_gpu_step){ cells, cache->place->positions, n });
-    free(cells);
-    return ok;
-}
-
-void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
-{
-    struct kvp_gpu_place *place = cache->place;
-    bool ok = place->ready != NULL ||
-              kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
-                        "an event");
-
-    n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
-    place->learns = true;
-    if (!cache->weighing || cache->plain.n > 0)
-        return;
-    kvp_gpu_follow(b);
-    ok = ok && kvp_gpu_have_copying(cache->gpu) && add_first(cache, n) &&
-         kvp_cu_ok(kvp_cu.event_record(place->ready, cache->gpu->stream), "copying");
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const abi_tensor *rows = is_learning(cells) ? rows_for(cache->tensors[i], graph) : NULL;
-        ok = rows == NULL || learn(cache->tensors[i], rows, n);
-    }
-    for (size_t i = 0; i < cache->plain.n; i++)
-        cache->plain.cells[i] = -1;
-    cache->plain.last = 0;
-    if (!ok)
-        kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
-}
-
-/* Centre and scale of a tensor, from its first rows. Where there are none rows of later batches
- * bring none: these here would be decoded with it. */
-static bool learn_affine(kvp_kv *kv)
-{
-    kvp_gpu_cells *cells = kv->cells;
-    const size_t all = cells->cache->place->n, n = all < STEP ? all : STEP;
-    int64_t numbers[STEP];
-    float *rows;
-    kvant_status status = KVANT_OK;
-    bool ok;
-
-    if (!kvp_gpu_is_learning(cells) || n == 0)
-        return true;
-    for (size_t i = 0; i < n; i++)
-        numbers[i] = (int64_t)i;
-    rows = malloc(n * kv->shape.row * sizeof(*rows));
-    ok = rows != NULL && kvp_gpu_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
-         (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n)
-                              : kvp_gpu_learn_written(kv, numbers, n, rows));
-    free(rows);
-    if (!ok)
-        kvp_gpu_unlearn(cells);
-    cells->learnt = cells->learnt || !ok;
-    return ok;
-}
-
-/* What cannot be learnt is left out, with a line. */
-static void settle(kvp_gpu_cache *cache)
-{
-    size_t without = 0;
-
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        if (!kvp_gpu_weigh_join(cache->tensors[i]))
-            kvp_gpu_unlearn(cache->tensors[i]->cells);
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        without += !learn_affine(cache->tensors[i]);
-    if (without > 0)
-        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are "
-                  "stored without one",
-                  cache->gpu->name, without);
-}
-
-/* Storing */
 
 /* Blocks get transforms and centres by their rows' positions, and open pages where rows stay
  * exact, as if these rows came in batches. No row is stored yet. */
@@ -275,8 +149,39 @@ static bool store(kvp_kv *kv, const beside *at)
     return ok;
 }
 
-/* Those of open pages behind those of sealed ones. */
-static bool bring_slots(const kvp_gpu_cache *cache, int64_t *to)
+static size_t widest(const kvp_gpu_cache *cache)
+{
+    size_t width = 0;
+
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        width = cache->tensors[i]->shape.row > width ? cache->tensors[i]->shape.row : width;
+    return width;
+}
+
+/* Halves, floats, then slots of sealed and of open pages: each size is a multiple of 16, because
+ * the room is one of 256. */
+static beside beside_of(const kvp_gpu_cache *cache)
+{
+    const struct kvp_gpu_place *place = cache->place;
+    const size_t width = widest(cache), halves = place->room * width * sizeof(uint16_t);
+    char *at = place->beside.at;
+    int64_t *slots = (int64_t *)(void *)(at + halves + CHUNK * width * sizeof(float));
+
+    return (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves),
+                     { slots, slots + place->n } };
+}
+
+static bool have_room(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_place *place = cache->place;
+    const size_t row = widest(cache) * sizeof(uint16_t) + 2 * sizeof(int64_t);
+
+    return kvp_gpu_grow(cache->gpu, &place->beside,
+                        place->room * row + CHUNK * widest(cache) * sizeof(float), false);
+}
+
+/* Slots in open pages lie behind those in sealed pages. */
+static bool bring_slots(kvp_gpu_cache *cache)
 {
     const struct kvp_gpu_place *place = cache->place;
     const size_t n = place->n;
@@ -289,88 +194,143 @@ static bool bring_slots(const kvp_gpu_cache *cache, int64_t *to)
         slots[i] = held ? (int64_t)i : -1;
         slots[n + i] = page >= 0 ? page * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS) : -1;
     }
-    ok = ok && kvp_gpu_upload(cache->gpu, to, slots, 2 * n * sizeof(*slots));
+    ok = ok && (n == 0 || kvp_gpu_upload(cache->gpu, beside_of(cache).slots[0], slots,
+                                         2 * n * sizeof(*slots)));
     free(slots);
     return ok;
 }
 
-static size_t widest(const kvp_gpu_cache *cache)
-{
-    size_t width = 0;
+/* Layers */
 
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        width = cache->tensors[i]->shape.row > width ? cache->tensors[i]->shape.row : width;
-    return width;
+static kvp_kv *first_in_place(const kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->in_place)
+            return cache->tensors[i];
+    }
+    return NULL;
 }
 
-/* Halves, floats, then numbers of 8 bytes: each size is a multiple of 16. */
-static bool have_room(const kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *room)
+/* The tensors of a layer stand one behind the other. */
+size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache)
 {
-    const size_t all = cache->place->n, n = (all + 7) / 8 * 8, width = widest(cache);
-    const size_t halves = n * width * sizeof(uint16_t), floats = CHUNK * width * sizeof(float);
-    char *at;
-    int64_t *slots;
+    const kvp_kv *last = NULL;
+    size_t n = 0;
 
-    if (!kvp_gpu_grow(cache->gpu, memory, halves + floats + 2 * n * sizeof(*slots), false))
-        return false;
-    at = memory->at;
-    slots = (int64_t *)(void *)(at + halves + floats);
-    *room = (beside){ (uint16_t *)(void *)at, (float *)(void *)(at + halves),
-                      { slots, slots + all } };
-    return true;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (!cells->in_place)
+            continue;
+        n += last == NULL || last->shape.layer != cache->tensors[i]->shape.layer;
+        last = cache->tensors[i];
+    }
+    return n;
 }
 
-/* What stores rows has all memory that it needs, and no row has changed. */
-static bool make_ready(kvp_gpu_cache *cache, kvp_gpu_memory *memory, beside *room)
-{
-    bool turns, ok;
-
-    if (!have_room(cache, memory, room))
-        return false;
-    settle(cache);
-    turns = cache->ranges.centers.used;
-    ok = plan(cache) && (cache->place->n == 0 || bring_slots(cache, room->slots[0]));
-    if (!ok)
-        kvp_gpu_cache_forget(cache); /* the plan; what was learnt is kept */
-    cache->ranges.centers.used = cache->ranges.centers.used || turns;
-    return ok;
-}
-
-static bool store_all(kvp_gpu_cache *cache, const beside *room)
+/* Keys and values of a layer change their form together, because attention reads both. */
+static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
 {
     bool ok = true;
 
-    for (size_t i = 0; i < cache->n_tensors && ok && cache->place->n > 0; i++)
-        ok = store(cache->tensors[i], room);
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        kvp_kv *kv = cache->tensors[i];
+        kvp_gpu_cells *cells = kv->cells;
+        if (!cells->in_place || kv->shape.layer != layer)
+            continue;
+        ok = cache->place->n == 0 || store(kv, at);
+        cells->in_place = false;
+    }
+    kvp_note("%s: layer %u went from fp16 to compressed pages, %zu cells", cache->gpu->name, layer,
+             cache->place->n);
+    return ok;
+}
+
+/* What stores rows has all memory that it needs, and no row has changed. After an error what was
+ * learned is kept, and the plan is not. */
+static bool make_ready(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_place *place = cache->place;
+    kvp_gpu_ranges *ranges = &cache->ranges, former;
+
+    if (!have_room(cache))
+        return false;
+    kvp_gpu_place_settle(cache, cache->n_tensors);
+    former = *ranges;
+    place->planned = plan(cache);
+    if (place->planned && place->n_plain > 0)
+        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are "
+                  "stored without one",
+                  cache->gpu->name, place->n_plain);
+    if (place->planned)
+        return true;
+    kvp_gpu_cache_forget(cache);
+    ranges->made = former.made;
+    ranges->asked = former.asked;
+    ranges->since = former.since;
+    ranges->ended = former.ended;
+    ranges->centers.used = former.centers.used;
+    return false;
+}
+
+/* Rows stay in place. */
+static bool refuse(kvp_gpu_cache *cache, bool must)
+{
+    struct kvp_gpu_place *place = cache->place;
+
+    if (!place->planned)
+        kvp_gpu_release(&place->beside);
+    place->short_of_memory = true;
+    if (must)
+        kvp_error("%s: no memory to compress the cache: these tokens are refused, and those "
+                  "before stay as they are; free GPU memory and try again",
+                  cache->gpu->name);
+    return !must;
+}
+
+bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
+{
+    struct kvp_gpu_place *place = cache->place;
+    const kvp_kv *next;
+    beside at;
+    bool ok = true;
+
+    if (place->short_of_memory && !must)
+        return true;
+    if ((!place->planned && !make_ready(cache)) || !bring_slots(cache))
+        return refuse(cache, must);
+    at = beside_of(cache);
+    cache->gpu->forms++;
+    for (; n > 0 && ok && (next = first_in_place(cache)) != NULL; n--)
+        ok = store_layer(cache, next->shape.layer, &at);
+    if (!ok)
+        kvp_error("%s: the GPU could not compress the cache, its rows are lost", cache->gpu->name);
+    if (!ok || first_in_place(cache) == NULL)
+        kvp_gpu_place_forget(cache);
     return ok;
 }
 
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache)
 {
-    kvp_gpu_memory memory = { 0 };
-    kvant_status refused;
-    beside room;
     bool ok;
 
     if (!cache->in_place)
         return true;
-    if (!make_ready(cache, &memory, &room)) {
-        kvp_gpu_release(&memory);
-        kvp_error("%s: no memory to compress the cache: these tokens are refused, and those "
-                  "before stay as they are; free GPU memory and try again",
-                  cache->gpu->name);
-        return false;
-    }
-    cache->in_place = false;
-    cache->gpu->forms++;
-    ok = store_all(cache, &room);
-    kvp_gpu_release(&memory); /* waits for the GPU */
+    ok = kvp_gpu_hand_over_layers(cache, cache->n_tensors, true);
+    kvp_gpu_hand_over_end(cache);
+    return ok;
+}
+
+void kvp_gpu_hand_over_end(kvp_gpu_cache *cache)
+{
+    struct kvp_gpu_place *place = cache->place;
+    kvant_status refused;
+
+    if (place == NULL || place->beside.at == NULL)
+        return;
+    if (!place->planned)
+        kvp_gpu_release(&place->beside);
     refused = kvp_gpu_take_word(cache->gpu->refused);
     if (refused != KVANT_OK)
         kvp_gpu_marks_notice(cache, refused);
-    kvp_note("%s: %zu cells went from fp16 to compressed pages", cache->gpu->name, cache->place->n);
-    kvp_gpu_place_forget(cache);
-    if (!ok)
-        kvp_error("%s: the GPU could not compress the cache, its rows are lost", cache->gpu->name);
-    return ok;
 }

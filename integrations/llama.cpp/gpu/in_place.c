@@ -1,4 +1,4 @@
-/* in_place.c - which caches are in place (in_place.h), and their rows while they are.
+/* in_place.c - which layers are in place (in_place.h), and their rows while they are.
  *
  * A cache begins in place when it is empty, and when a batch is all that is left of its rows.
  * What llama.cpp removed (seq_rm) is known by n_kv and by the mask alone: a cell at or above
@@ -55,18 +55,36 @@ static struct kvp_gpu_place *place_of(kvp_gpu_cache *cache)
     return place;
 }
 
+static void set_form(kvp_gpu_cache *cache, bool in_place)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->in_place = in_place;
+    }
+    cache->gpu->forms += cache->in_place != in_place;
+    cache->in_place = in_place;
+}
+
+/* Whether some layers are in place and others are compressed. */
+static bool is_mixed(const kvp_gpu_cache *cache)
+{
+    return cache->in_place && cache->place->planned;
+}
+
+/* The memory `beside` stays until no work is left that uses it (kvp_gpu_hand_over_end). */
 void kvp_gpu_place_forget(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;
 
-    cache->in_place = false;
+    set_form(cache, false);
     if (place == NULL)
         return;
     for (size_t i = 0; i < place->room; i++)
         place->positions[i] = KVP_NO_ROW;
     place->n = 0;
     place->n_prompts = place->n_asked = 0;
-    place->learns = false;
+    place->begun = place->n_ready = place->n_plain = place->asked_at = 0;
+    place->learns = place->planned = place->short_of_memory = false;
 }
 
 void kvp_gpu_place_free(kvp_gpu_cache *cache)
@@ -74,6 +92,7 @@ void kvp_gpu_place_free(kvp_gpu_cache *cache)
     if (cache->place == NULL)
         return;
     kvp_gpu_release(&cache->place->asked);
+    kvp_gpu_release(&cache->place->beside);
     if (cache->place->ready != NULL)
         kvp_cu.event_free(cache->place->ready);
     free(cache->place->positions);
@@ -86,7 +105,7 @@ void kvp_gpu_place_free(kvp_gpu_cache *cache)
 bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t room = cells->cache->in_place ? cells->cache->place->room : 0;
+    const size_t room = cells->in_place ? cells->cache->place->room : 0;
     const size_t known = cell < room ? (room - cell < n ? room - cell : n) : 0;
     const size_t width = kv->shape.row;
     uint16_t *halves;
@@ -128,8 +147,8 @@ static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const 
     for (size_t i = 0, run; i < n && ok; i += run) {
         run = run_of(numbers, i, n);
         ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)row_at(kv, (size_t)numbers[i]),
-                                      (const char *)halves + i * kvp_kv_row_bytes(kv), run * kvp_kv_row_bytes(kv),
-                                      cells->gpu->stream),
+                                      (const char *)halves + i * kvp_kv_row_bytes(kv),
+                                      run * kvp_kv_row_bytes(kv), cells->gpu->stream),
                        "copying");
     }
     return kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying") && ok;
@@ -148,7 +167,8 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
     struct kvp_gpu_place *place = place_of(cache);
-    bool fits = place != NULL && (cache->in_place || kvp_gpu_cache_is_empty(cache));
+    bool fits = place != NULL && !place->planned &&
+                (cache->in_place || kvp_gpu_cache_is_empty(cache));
     uint16_t *halves;
 
     for (size_t i = 0; i < n && fits; i++)
@@ -159,8 +179,7 @@ bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *numbers, size_t n, const flo
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves == NULL)
         return true;
-    cache->in_place = true;
-    cache->gpu->forms++;
+    set_form(cache, true);
     kvp_api.fp32_to_fp16_row(rows, halves, (int64_t)(n * kv->shape.row));
     if (!copy_rows(kv, numbers, n, halves))
         *status = KVANT_ERR_CUDA;
@@ -241,6 +260,7 @@ typedef struct use {
     const abi_tensor *cells, *mask;
     size_t n_kv;  /* of its attention; 0: it has none */
     size_t asked; /* tokens of its attention */
+    bool shifts;  /* keys move */
     bool other;   /* an operation that needs pages */
 } use;
 
@@ -273,9 +293,10 @@ static kvp_gpu_cache *cache_of(const abi_tensor *node)
 
 bool kvp_gpu_place_takes(const abi_tensor *node)
 {
-    const kvp_gpu_cache *cache = cache_of(node);
+    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_touched(node) : NULL;
+    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 
-    return cache != NULL && cache->in_place;
+    return cells != NULL && cells->in_place;
 }
 
 bool kvp_gpu_place_any(kvp_gpu *gpu)
@@ -298,6 +319,7 @@ static void note_node(use *u, const abi_tensor *node)
     }
     if (writes && kvp_gpu_prepared(node) != NULL)
         u->cells = node->src[1];
+    u->shifts = u->shifts || is_shift(node);
     u->other = u->other || !(writes || attends || is_shift(node));
 }
 
@@ -333,14 +355,14 @@ static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
     return u->n_kv >= step->n && u->n_kv - step->n < PADDING && seen_by(gpu, u->mask) == step->n;
 }
 
-static bool begin(kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
+/* False: the cache stays compressed, or mixed. */
+static bool begin(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
 {
-    const bool empty = kvp_gpu_cache_is_empty(u->cache);
+    const bool empty = !u->cache->in_place && kvp_gpu_cache_is_empty(u->cache);
 
     if (!empty && !(is_alone(gpu, u, step) && come_back(u->cache, step->n, u->n_kv)))
         return false;
-    u->cache->in_place = true;
-    gpu->forms++;
+    set_form(u->cache, true);
     return true;
 }
 
@@ -352,24 +374,18 @@ static bool step_fits(const use *u, const kvp_gpu_step *step)
     return true;
 }
 
-/* Whether the cache is in place for this graph, which may have none of its writes (-sm tensor,
- * or a shift). */
-static bool is_in_place(kvp_gpu_backend *b, const use *u)
+/* Whether rows of the graph, and all that its attention reads, fit in place. *step: its rows; a
+ * graph may have none (-sm tensor, or a shift). */
+static bool fits(const kvp_gpu_backend *b, const use *u, kvp_gpu_step *step)
 {
     const struct kvp_gpu_place *place = place_of(u->cache);
-    kvp_gpu_step step = { 0 };
 
     if (place == NULL || u->other || u->n_kv > place->room)
         return false;
-    if (u->cells == NULL)
-        return u->cache->in_place;
-    if (!kvp_gpu_find_step(b->gpu, u->cells->data, b->positions, (size_t)u->cells->ne[0], &step) ||
-        !step_fits(u, &step) || !(u->cache->in_place || begin(b->gpu, u, &step)))
-        return false;
-    for (size_t i = 0; i < step.n; i++)
-        hold(u->cache->place, step.cells[i],
-             step.positions != NULL ? step.positions[i] : KVP_ROW_SOMEWHERE);
-    return true;
+    return u->cells == NULL ||
+           (kvp_gpu_find_step(b->gpu, u->cells->data, b->positions, (size_t)u->cells->ne[0],
+                              step) &&
+            step_fits(u, step));
 }
 
 /* A context shift covers all cells, of which those behind the room are not there. Where rows are
@@ -391,34 +407,65 @@ static void clip_shift(abi_tensor *node)
 static bool asks(kvp_gpu_cache *cache, const use *u)
 {
     return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
+           !is_mixed(cache) &&
            (cache->place->n_prompts++ < KVP_ASKED_BATCHES ||
             cache->place->n_prompts % ASK_EVERY == 0);
 }
 
-/* Rows of the graph at hand are not there yet. */
-static void learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+/* The next n layers. Rows of the graph at hand are not there yet. */
+static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n,
+                      bool must)
 {
-    if (!cache->place->learns && cache->place->n_asked > 0 && n > 0)
-        kvp_gpu_place_learn(b, cache, graph, n);
+    kvp_gpu_place_learn(b, cache, graph, cache->place->n);
+    kvp_gpu_follow(b);
+    return kvp_gpu_hand_over_layers(cache, n, must);
+}
+
+/* After a step of few tokens no more layers are in place than cells are left. So tokens that come
+ * one by one find a layer less in place each time, and none when the room is full. A longer step
+ * would learn from the rows of some layers: it finds all layers in one form. */
+static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                   const kvp_gpu_step *step)
+{
+    const size_t n = kvp_gpu_n_layers_in_place(cache);
+    const bool few = kvp_gpu_is_few(step), mixed = is_mixed(cache);
+    int64_t last = 0;
+    size_t left;
+
+    for (size_t i = 0; i < step->n; i++)
+        last = step->cells[i] > last ? step->cells[i] : last;
+    left = cache->place->room - 1 - (size_t)last;
+    if (n <= left && (few || !mixed))
+        return true;
+    return hand_over(b, cache, graph, few ? n - left : n, mixed && !few);
+}
+
+static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n && cache->in_place; i++)
+        hold(cache->place, step->cells[i],
+             step->positions != NULL ? step->positions[i] : KVP_ROW_SOMEWHERE);
 }
 
 static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
 {
     kvp_gpu_cache *cache = u->cache;
-    const size_t n = cache->in_place ? cache->place->n : 0;
+    kvp_gpu_step step = { 0 };
 
-    if (is_in_place(b, u)) {
-        if (b->asking == NULL && asks(cache, u))
-            b->asking = cache;
-        if (4 * n >= 3 * cache->place->room)
-            learn(b, cache, graph, n);
+    if (!fits(b, u, &step))
+        return !cache->in_place || hand_over(b, cache, graph, cache->n_tensors, true);
+    if (u->cells == NULL)
+        return !(u->shifts && is_mixed(cache)) ||
+               hand_over(b, cache, graph, cache->n_tensors, true);
+    if ((!cache->in_place || is_mixed(cache)) && !begin(b->gpu, u, &step) && !cache->in_place)
         return true;
-    }
-    if (!cache->in_place)
-        return true;
-    learn(b, cache, graph, n);
-    kvp_gpu_follow(b);
-    return kvp_gpu_hand_over(cache);
+    kvp_gpu_place_foresee(b, cache, graph, cache->place->n, kvp_gpu_is_few(&step));
+    if (!let_go(b, cache, graph, &step))
+        return false;
+    hold_step(cache, &step);
+    if (b->asking == NULL && cache->in_place && asks(cache, u))
+        b->asking = cache;
+    return true;
 }
 
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)

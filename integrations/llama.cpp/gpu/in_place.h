@@ -1,13 +1,16 @@
 /* in_place.h - rows that are fp16 where llama.cpp puts them, as long as they fit.
  *
- * A cache on a GPU has two forms. In place: rows lie in llama.cpp's own f16 layout, and graphs
- * go to ggml-cuda, whose kernels write and read them; answers and speed are those of an f16
- * cache. Compressed: rows lie in pages. in_place.c decides which form a graph finds, hand_over.c
- * takes rows from the first form to the second.
+ * A layer's cache on a GPU has two forms. In place: rows lie in llama.cpp's own f16 layout, and
+ * ggml-cuda's kernels write and read them; answers and speed are those of an f16 cache. Compressed:
+ * rows lie in pages. in_place.c decides which form a graph finds, ready.c makes transforms while
+ * all layers are in place, and hand_over.c takes rows from the first form to the second.
  *
  * A cache is in place while the highest cell that its graphs attend to (n_kv) fits as fp16 into
- * the memory that its pages have. Caches of several streams never are: views of further streams
- * lie at nominal strides, outside of this memory. */
+ * the memory that its pages have. Before that memory is full its layers go to pages one after the
+ * other, so for some steps the first layers are compressed and the others are in place. All layers
+ * share the table of pages: it tells where rows of a layer in place will be stored. Caches of
+ * several streams are never in place: views of further streams lie at nominal strides, outside of
+ * this memory. */
 #ifndef KVP_CUDA_IN_PLACE_H
 #define KVP_CUDA_IN_PLACE_H
 
@@ -23,18 +26,25 @@ struct kvp_gpu_place {
     size_t n;           /* behind the last cell with a row */
     int32_t *positions; /* of rows, by cell; or one of the two above */
     uint32_t n_prompts; /* batches that were long enough to ask */
-    bool learns;        /* threads make the first matrices of these rows */
     /* queries of prompts: by tensor, then by batch, KVP_ASKED_TOKENS tokens each */
     kvp_gpu_memory asked;
     size_t asked_row;   /* bytes of a token's */
     uint32_t n_asked;   /* batches */
     int32_t asked_positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
     cu_event ready;
+    bool learns;        /* threads make the first matrices of these rows */
+    size_t begun;       /* n when they began; 0: they did not */
+    size_t n_ready;     /* tensors whose transforms are in force */
+    size_t n_plain;     /* of these, how many have no centre because none could be learned */
+    size_t asked_at;    /* n when threads began to make the matrix of a further range; 0: never */
+    bool planned;       /* blocks have transforms and pages, and some layers are compressed */
+    bool short_of_memory;  /* for a hand-over, when it was not needed yet */
+    kvp_gpu_memory beside; /* a tensor's rows while they are stored */
 };
 
-/* in_place.c. any: whether a cache of the GPU may be in place at all. prepare: before a graph, decides the form of each cache that it uses; false
- * without memory. asks: attention node of a prompt whose queries are kept, which ask does before
- * the node is computed. queries: where they are. takes: the node is over a cache in place, so it
+/* in_place.c. any: whether a cache of the GPU may be in place at all. prepare: before a graph,
+ * decides the form of each layer that it uses; false without memory. asks: attention node of a prompt whose queries are kept, which ask does before
+ * the node is computed. queries: where they are. takes: the node is over a layer in place, so it
  * is CUDA's. The lock is held, and b->positions is known. */
 bool kvp_gpu_place_any(kvp_gpu *gpu);
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
@@ -43,21 +53,33 @@ bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node);
 char *kvp_gpu_place_queries(const kvp_gpu_cells *cells);
 bool kvp_gpu_place_takes(const abi_tensor *node);
 
-/* in_place.c. Outside of graphs. read, write: rows of a tensor; false: the cache is not in
- * place, and for write cannot be. */
+/* in_place.c. Outside of graphs. read, write: rows of a tensor; false: the tensor is not in
+ * place, and for write the whole cache cannot be. */
 bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status);
 bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
                          kvant_status *status);
 void kvp_gpu_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
-/* hand_over.c. Rows of the cache go to pages, if they are in place. Our stream comes after what
- * CUDA enqueued.
- * False with a message: without memory, when they stay where they are, or when the GPU failed.
- * learn: threads begin to make matrices of the first n of them, with the queries that were kept;
- * graph: the one at hand, which says how keys turn. What cannot be learnt is left out. */
-bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
+/* ready.c. While all layers are in place. learn: threads begin to make matrices of the first n
+ * rows, with the queries that were kept; graph: the one at hand, which says how keys rotate.
+ * settle: what was learned comes in force in at most n further tensors. foresee: before a graph
+ * (few: of few tokens) that finds n rows, does what is due of both, and asks for matrices of
+ * further ranges. What cannot be learned is left out. */
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                          size_t n);
+void kvp_gpu_place_settle(kvp_gpu_cache *cache, size_t n);
+void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                           size_t n, bool few);
+
+/* hand_over.c. n_layers: how many are in place. layers: rows of the next n of these go to pages.
+ * Our stream comes after what CUDA enqueued. False with a message: the GPU failed, or must is set
+ * and there is no memory, when all rows stay where they are. Without must they stay there, too, and
+ * the result is true. hand_over: all layers, outside of graphs, with must. end: when the GPU is
+ * done, gives back what a hand-over needed and tells of refused rows. */
+size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
+bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
+bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
+void kvp_gpu_hand_over_end(kvp_gpu_cache *cache);
 
 #endif /* KVP_CUDA_IN_PLACE_H */

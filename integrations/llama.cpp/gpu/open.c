@@ -113,6 +113,7 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
     cache->tensors = tensors;
     cache->tensors[cache->n_tensors++] = kv;
     cells->cache = cache;
+    cells->in_place = cache->in_place;
     cells->n_shifts = cache->shift.n;
     if (info->sink_tokens > cache->exact.first)
         cache->exact.first = info->sink_tokens;
@@ -234,7 +235,7 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
-        if (!is_among(kv, of))
+        if (!is_among(kv, of) || cells->in_place)
             continue;
         kvant_cuda_append_args args = { .size = sizeof(args),
                                         .type = KVANT_CUDA_F16,
@@ -294,6 +295,8 @@ static bool decode(kvp_gpu_cache *cache, const kvp_gpu_opening *opened, cu_strea
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->in_place)
+            continue;
         ok = heads == cells->n_kv_heads || bring_blocks(cache, opened, cells->n_kv_heads, stream);
         heads = cells->n_kv_heads;
         const kvant_cuda_decode_args args = { .size = sizeof(args),

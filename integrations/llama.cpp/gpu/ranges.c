@@ -59,10 +59,10 @@ static int32_t last_position(const kvp_gpu_step *step)
 /* Matrices */
 
 /* Rows that take another matrix have all the first one; and little is known before enough was learnt. */
-static void ask(kvp_gpu_cache *cache, int32_t last)
+static void ask(kvp_gpu_cache *cache, uint32_t number)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
-    const kvp_gpu_range range = kvp_gpu_range_at(last >= 0 ? range_of(last + LATE) : 0);
+    const kvp_gpu_range range = kvp_gpu_range_at(number);
     bool any = false;
 
     if (ranges->asked > 0 || ranges->ended || cache->weighing || (ranges->made >> range.number & 1))
@@ -88,6 +88,18 @@ static void take_asked(kvp_gpu_cache *cache)
         kvp_note("%s: keys at position %d and later share the matrices of those before", cache->gpu->name, begins[ranges->asked]);
     ranges->ended = !(ranges->made >> ranges->asked & 1);
     ranges->asked = 0;
+}
+
+void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last)
+{
+    uint32_t next = 0;
+
+    if (cache->ranges.asked > 0)
+        take_asked(cache);
+    while (cache->ranges.made >> next & 1)
+        next++;
+    if (next <= range_of(last + LATE))
+        ask(cache, next);
 }
 
 /* Blocks */
@@ -226,7 +238,7 @@ bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     last = ranges->position = last_position(step);
     if (ranges->asked > 0 && ranges->since >= LATE && range_of(last) >= ranges->asked)
         take_asked(cache);
-    ask(cache, last);
+    ask(cache, last >= 0 ? range_of(last + LATE) : 0);
     if (!note_last(ranges, step))
         return false;
     ranges->since += step->n;

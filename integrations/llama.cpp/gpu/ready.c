@@ -1,0 +1,184 @@
+/* ready.c - what a hand-over needs is made before there is no room left (in_place.h).
+ *
+ * Threads make matrices of the first rows, and of queries that prompts had. Then the matrices come
+ * in force, a layer per step of few tokens, and threads make those of further ranges. Each of these
+ * happens at a number of rows, so results depend on no clock. hand_over.c stores the rows. */
+#include "in_place.h"
+#include "learner.h"
+
+#include <stdlib.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define CENTER_ROWS ((size_t)512) /* that a centre and a scale are made from */
+
+/* Learning */
+
+static bool is_learning(const kvp_gpu_cells *cells)
+{
+    return cells->weighs && !cells->weighed;
+}
+
+static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i]->op == kvp_api.op.set_rows && kvp_kv_of(graph->nodes[i]) == kv)
+            return graph->nodes[i]->src[0];
+    return NULL;
+}
+
+static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const struct kvp_gpu_place *place = cells->cache->place;
+    kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
+    const size_t batches = place->n_asked < KVP_ASKED_BATCHES ? place->n_asked : KVP_ASKED_BATCHES;
+    const size_t head = cells->head_dim * sizeof(float), row = kvp_kv_row_bytes(kv);
+    const size_t n_asked = batches * KVP_ASKED_TOKENS;
+    const abi_tensor keys = { .type = ABI_TYPE_F16,
+                              .ne = { kv->shape.row, (int64_t)n, 1, 1 },
+                              .nb = { sizeof(uint16_t), row, n * row, n * row },
+                              .data = kv->memory };
+    const abi_tensor queries = { .type = ABI_TYPE_F32,
+                                 .ne = { cells->head_dim, (int64_t)n_asked,
+                                         (int64_t)(place->asked_row / head), 1 },
+                                 .nb = { sizeof(float), place->asked_row, head,
+                                         n_asked * place->asked_row },
+                                 .data = kvp_gpu_place_queries(cells) };
+
+    if (l == NULL)
+        return false;
+    kvp_gpu_learner_tell(l, kv, rows);
+    return kvp_gpu_learner_learn(cells, &keys, &queries, place->asked_positions, place->ready);
+}
+
+/* Of the first rows. They are in no list of rows that have copies: they are stored when there is
+ * a matrix. */
+static bool add_first(kvp_gpu_cache *cache, size_t n)
+{
+    int64_t *cells = malloc((n + 1) * sizeof(*cells));
+    bool ok = cells != NULL;
+
+    for (size_t i = 0; i < n && ok; i++)
+        cells[i] = (int64_t)i;
+    ok = ok && kvp_gpu_weigh_add(cache, &(kvp_gpu_step){ cells, cache->place->positions, n });
+    free(cells);
+    return ok;
+}
+
+void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
+{
+    struct kvp_gpu_place *place = cache->place;
+    bool ok;
+
+    if (place->learns || place->n_asked == 0 || n == 0)
+        return;
+    ok = place->ready != NULL ||
+              kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
+                        "an event");
+
+    n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
+    place->learns = true;
+    if (!cache->weighing || cache->plain.n > 0)
+        return;
+    kvp_gpu_follow(b);
+    ok = ok && kvp_gpu_have_copying(cache->gpu) && add_first(cache, n) &&
+         kvp_cu_ok(kvp_cu.event_record(place->ready, cache->gpu->stream), "copying");
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        const abi_tensor *rows = is_learning(cells) ? rows_for(cache->tensors[i], graph) : NULL;
+        ok = rows == NULL || learn(cache->tensors[i], rows, n);
+    }
+    for (size_t i = 0; i < cache->plain.n; i++)
+        cache->plain.cells[i] = -1;
+    cache->plain.last = 0;
+    if (!ok)
+        kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
+}
+
+/* Centre and scale of a tensor, from its first rows. Where there are none rows of later batches
+ * bring none: these here would be decoded with it. */
+static bool learn_affine(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t all = cells->cache->place->n, n = all < CENTER_ROWS ? all : CENTER_ROWS;
+    int64_t numbers[CENTER_ROWS];
+    float *rows;
+    kvant_status status = KVANT_OK;
+    bool ok;
+
+    if (!kvp_gpu_is_learning(cells) || n == 0)
+        return true;
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = (int64_t)i;
+    rows = malloc(n * kv->shape.row * sizeof(*rows));
+    ok = rows != NULL && kvp_gpu_place_read(kv, 0, n, rows, &status) && status == KVANT_OK &&
+         (n >= KVP_LEARN_ROWS ? kvp_gpu_learn_from(cells, rows, n)
+                              : kvp_gpu_learn_written(kv, numbers, n, rows));
+    free(rows);
+    if (!ok)
+        kvp_gpu_unlearn(cells);
+    cells->learnt = cells->learnt || !ok;
+    return ok;
+}
+
+/* Afterwards cache->weighing says whether rows of later batches may bring other matrices. */
+void kvp_gpu_place_settle(kvp_gpu_cache *cache, size_t n)
+{
+    struct kvp_gpu_place *place = cache->place;
+
+    for (; n > 0 && place->n_ready < cache->n_tensors; n--) {
+        kvp_kv *kv = cache->tensors[place->n_ready++];
+        if (!kvp_gpu_weigh_join(kv))
+            kvp_gpu_unlearn(kv->cells);
+        place->n_plain += !learn_affine(kv);
+    }
+    if (place->n_ready == cache->n_tensors && cache->weighing)
+        kvp_gpu_weigh_written(cache, NULL, 0, NULL);
+}
+
+/* When */
+
+/* Learning looks at no more than KVP_ENOUGH_ROWS rows, so it need not begin later. It begins at a
+ * third of a large room: most conversations that are shorter never need what it makes. */
+static size_t begin_of(size_t room)
+{
+    const size_t enough = KVP_ENOUGH_ROWS < room / 4 * 3 ? KVP_ENOUGH_ROWS : room / 4 * 3;
+
+    return room / 3 > enough ? room / 3 : enough;
+}
+
+/* Rows between two of these stages, in which threads are done: 1024 tokens take seconds when they
+ * come one by one, and two batches of a prompt take as long as the threads of an 8B shape. */
+static size_t wait_of(const struct kvp_gpu_place *place, bool few)
+{
+    const size_t quarter = (place->room - place->begun) / 4;
+
+    return few && quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
+}
+
+void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                           size_t n, bool few)
+{
+    struct kvp_gpu_place *place = cache->place;
+
+    if (place->planned || n < begin_of(place->room))
+        return;
+    if (cache->weighs && !place->learns)
+        kvp_gpu_place_learn(b, cache, graph, n);
+    if (cache->weighs && !place->learns)
+        return; /* no prompt had queries to learn from */
+    if (place->begun == 0)
+        place->begun = n;
+    if (n < place->begun + wait_of(place, few))
+        return;
+    if (place->n_ready < cache->n_tensors)
+        kvp_gpu_place_settle(cache, few ? 2 : cache->n_tensors);
+    if (place->n_ready < cache->n_tensors || !cache->weighs ||
+        (place->asked_at > 0 && n < place->asked_at + wait_of(place, few)))
+        return;
+    kvp_gpu_ranges_foresee(cache, (int32_t)place->room);
+    place->asked_at = n;
+}
