@@ -255,7 +255,7 @@ static bool make_ready(kvp_gpu_cache *cache)
 
     if (!have_room(cache))
         return false;
-    kvp_gpu_place_settle(cache, cache->n_tensors);
+    kvp_gpu_place_settle(NULL, cache, cache->n_tensors);
     former = *ranges;
     place->planned = plan(cache);
     if (place->planned && place->n_plain > 0)

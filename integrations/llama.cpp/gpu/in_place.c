@@ -417,6 +417,7 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
                       bool must)
 {
     kvp_gpu_place_learn(b, cache, graph, cache->place->n);
+    kvp_gpu_place_settle(b, cache, cache->n_tensors);
     kvp_gpu_follow(b);
     return kvp_gpu_hand_over_layers(cache, n, must);
 }

@@ -63,12 +63,13 @@ void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
 /* ready.c. While all layers are in place. learn: threads begin to make matrices of the first n
  * rows, with the queries that were kept; graph: the one at hand, which says how keys rotate.
- * settle: what was learned comes in force in at most n further tensors. foresee: before a graph
+ * settle: what was learned comes in force in at most n further tensors; b: NULL, or whose graphs
+ * use the cache. foresee: before a graph
  * (few: of few tokens) that finds n rows, does what is due of both, and asks for matrices of
  * further ranges. What cannot be learned is left out. */
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                          size_t n);
-void kvp_gpu_place_settle(kvp_gpu_cache *cache, size_t n);
+void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
 void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                            size_t n, bool few);
 

@@ -124,17 +124,30 @@ static bool learn_affine(kvp_kv *kv)
     return ok;
 }
 
+/* Copies of a matrix wait for nothing that CUDA enqueued, because no node reads it yet. A centre is
+ * made from rows, which have to be there. Tables of open pages are made here, too, so that the
+ * first layer that goes does not wait for those of all layers; without memory it tries again. */
+static void settle(kvp_gpu_backend *b, kvp_kv *kv)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (!kvp_gpu_weigh_join(kv))
+        kvp_gpu_unlearn(kv->cells);
+    if (b != NULL && kvp_gpu_is_learning(cells))
+        kvp_gpu_follow(b);
+    cache->place->n_plain += !learn_affine(kv);
+    if (cache->keeps)
+        kvp_gpu_have_pages(kv, cache->n_pages);
+}
+
 /* Afterwards cache->weighing says whether rows of later batches may bring other matrices. */
-void kvp_gpu_place_settle(kvp_gpu_cache *cache, size_t n)
+void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 {
     struct kvp_gpu_place *place = cache->place;
 
-    for (; n > 0 && place->n_ready < cache->n_tensors; n--) {
-        kvp_kv *kv = cache->tensors[place->n_ready++];
-        if (!kvp_gpu_weigh_join(kv))
-            kvp_gpu_unlearn(kv->cells);
-        place->n_plain += !learn_affine(kv);
-    }
+    for (; n > 0 && place->n_ready < cache->n_tensors; n--)
+        settle(b, cache->tensors[place->n_ready++]);
     if (place->n_ready == cache->n_tensors && cache->weighing)
         kvp_gpu_weigh_written(cache, NULL, 0, NULL);
 }
@@ -150,13 +163,16 @@ static size_t begin_of(size_t room)
     return room / 3 > enough ? room / 3 : enough;
 }
 
-/* Rows between two of these stages, in which threads are done: 1024 tokens take seconds when they
- * come one by one, and two batches of a prompt take as long as the threads of an 8B shape. */
+/* Rows between two of these stages, in which threads are done. 1024 tokens take seconds when they
+ * come one by one. A GPU reads the batches of a prompt much faster, so threads have 2048 rows then;
+ * where the room ends before that the hand-over waits for them. */
 static size_t wait_of(const struct kvp_gpu_place *place, bool few)
 {
     const size_t quarter = (place->room - place->begun) / 4;
 
-    return few && quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
+    if (!few)
+        return 2 * KVP_ENOUGH_ROWS;
+    return quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
 }
 
 void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
@@ -175,7 +191,7 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
     if (n < place->begun + wait_of(place, few))
         return;
     if (place->n_ready < cache->n_tensors)
-        kvp_gpu_place_settle(cache, few ? 2 : cache->n_tensors);
+        kvp_gpu_place_settle(b, cache, few ? 2 : cache->n_tensors);
     if (place->n_ready < cache->n_tensors || !cache->weighs ||
         (place->asked_at > 0 && n < place->asked_at + wait_of(place, few)))
         return;
