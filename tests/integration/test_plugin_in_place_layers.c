@@ -19,8 +19,8 @@
 
 /* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer
  * goes before the token in cell 252, because 3 cells are left behind it, and the last one before
- * the token in 255. Of two GPUs the first one has a cache with 3 of the layers: the model's output is the
- * other one's fifth layer. */
+ * the token in 255. Of two GPUs the first one has a cache with 3 of the layers: the model's output
+ * is the other one's fifth layer. */
 #define N_CTX 1024
 #define ROOM 256
 #define EXACT "256"
@@ -206,10 +206,284 @@ static void layers_go_one_by_one(void **state)
     free(stock);
 }
 
+/* Between two layers */
+
+#define HALF (ROOM - 2) /* cells that are written when a cache has two layers in place */
+
+static void feed_half(struct llama_context *context)
+{
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed(context, PROMPT, HALF - PROMPT, 1, PROMPT, 0, NULL);
+}
+
+static void tokens_again(struct llama_context *context, float *logits)
+{
+    feed_half(context);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, HALF - 20, -1));
+    feed(context, HALF - 20, 60, 1, HALF - 20, 0, logits);
+}
+
+static void a_prompt(struct llama_context *context, float *logits)
+{
+    feed_half(context);
+    feed(context, HALF, 60, 60, HALF, 0, logits);
+}
+
+/* Steps of few tokens, more of them than cells are left, and of two sequences. */
+static void drafts(struct llama_context *context, float *logits)
+{
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed(context, 300, 12, 6, 0, 1, NULL);
+    feed(context, PROMPT, 60, 7, PROMPT, 0, logits);
+}
+
+static void a_shift(struct llama_context *context, float *logits)
+{
+    llama_memory_t memory = llama_get_memory(context);
+
+    feed_half(context);
+    assert_true(llama_memory_seq_rm(memory, 0, 20, 80));
+    llama_memory_seq_add(memory, 0, 80, -1, -60);
+    feed(context, HALF, 60, 1, HALF - 60, 0, logits);
+}
+
+static void a_saved_text(struct llama_context *context, float *logits)
+{
+    size_t size;
+    uint8_t *saved;
+
+    feed_half(context);
+    saved = harness_save_state(context, &size);
+    llama_memory_clear(llama_get_memory(context), true);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+    feed(context, HALF, 60, 1, HALF, 0, logits);
+    free(saved);
+}
+
+/* Rows of a sequence that is NaN go to pages, and come while some layers are in place. */
+static void feed_nan(struct llama_context *context, llama_pos pos)
+{
+    const int width = llama_model_n_embd(harness_model());
+    struct llama_batch batch = llama_batch_init(1, width, 1);
+
+    batch.n_tokens = 1;
+    for (int i = 0; i < width; i++)
+        batch.embd[i] = NAN;
+    batch.pos[0] = pos;
+    batch.n_seq_id[0] = 1;
+    batch.seq_id[0][0] = 1;
+    batch.logits[0] = 0;
+    assert_int_equal(llama_decode(context, batch), 0);
+    llama_batch_free(batch);
+}
+
+static void a_broken_sequence(struct llama_context *context, float *logits)
+{
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed_nan(context, 0);
+    feed(context, PROMPT, HALF - 1 - PROMPT, 1, PROMPT, 0, NULL);
+    feed_nan(context, 1);
+    feed(context, HALF - 1, 60, 1, HALF - 1, 0, logits);
+}
+
+/* A second sequence is restored while some layers are in place. */
+static void a_restored_sequence(struct llama_context *context, float *logits)
+{
+    size_t size;
+    uint8_t *saved;
+
+    feed(context, 300, 40, 40, 0, 0, NULL);
+    saved = harness_save_state(context, &size);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+    feed_half(context);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 1), size);
+    feed(context, 340, 30, 1, 40, 1, logits);
+    feed(context, HALF, 30, 1, HALF, 0, logits + 30 * harness_n_vocab());
+    free(saved);
+}
+
+static void no_row_is_lost_between_layers(void **state)
+{
+    static const struct {
+        const char *name;
+        void (*tell)(struct llama_context *context, float *logits);
+        uint32_t n_seq;
+    } stories[] = { { "tokens again", tokens_again, 1 },
+                    { "a prompt", a_prompt, 1 },
+                    { "drafts", drafts, 2 },
+                    { "a shift", a_shift, 1 },
+                    { "a saved text", a_saved_text, 1 },
+                    { "a restored sequence", a_restored_sequence, 2 },
+                    { "a broken sequence", a_broken_sequence, 2 } };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(stories) / sizeof(*stories); i++) {
+        float *stock = hear(stories[i].tell, 60, NULL, "0", stories[i].n_seq);
+        for (int spec = 0; spec < 2; spec++) {
+            const char *name = spec == 0 ? "int-8" : "turboquant-4";
+            float *ours = hear(stories[i].tell, 60, name, EXACT, stories[i].n_seq);
+            float *compressed = hear(stories[i].tell, 60, name, "0", stories[i].n_seq);
+            assert_as_good(stories[i].name, stock, ours, compressed, 60);
+            free(ours);
+            free(compressed);
+        }
+        free(stock);
+    }
+}
+
+static void a_cleared_cache(struct llama_context *context, float *logits)
+{
+    feed_half(context);
+    llama_memory_clear(llama_get_memory(context), true);
+    feed(context, 300, 60, 7, 0, 0, logits);
+}
+
+/* llama-server empties its slots in this way alone. */
+static void a_new_conversation(struct llama_context *context, float *logits)
+{
+    feed_half(context);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+    feed(context, 300, 40, 40, 0, 0, logits);
+    feed(context, 340, 20, 1, 40, 0, logits + 40 * harness_n_vocab());
+}
+
+static void new_conversations_are_exact(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        float *stock = hear(i == 0 ? a_cleared_cache : a_new_conversation, 60, NULL, "0", 1);
+        float *ours = hear(i == 0 ? a_cleared_cache : a_new_conversation, 60, "", EXACT, 1);
+        assert_same(stock, ours, 60);
+        free(stock);
+        free(ours);
+    }
+}
+
+/* Two contexts, whose steps alternate: one has layers in both forms, the other begins. */
+static void contexts_have_forms_of_their_own(void **state)
+{
+    struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
+    float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
+    float *compressed = hear(a_prompt, 60, "int-8", "0", 1);
+
+    (void)state;
+    first = new_context("int-8", EXACT, 1);
+    second = new_context("int-8", EXACT, 1);
+    feed_half(first);
+    for (size_t i = 0; i < 60; i++) {
+        feed(first, HALF + (int)i, 1, 1, HALF + (int)i, 0, of_first + i * harness_n_vocab());
+        feed(second, (int)i, 1, 1, (int)i, 0, of_second + i * harness_n_vocab());
+    }
+    feed(stock, 0, 60, 1, 0, 0, expected);
+    assert_same(expected, of_second, 60);
+    feed(stock, 60, HALF - 60, 100, 60, 0, NULL);
+    feed(stock, HALF, 60, 1, HALF, 0, expected);
+    assert_as_good("beside another context", expected, of_first, compressed, 60);
+    llama_free(first);
+    llama_free(second);
+    llama_free(stock);
+    free(of_first);
+    free(of_second);
+    free(expected);
+    free(compressed);
+}
+
+/* Memory */
+
+static bool try_token(struct llama_context *context, int pos, float *logits)
+{
+    struct llama_batch batch = llama_batch_get_one(tokens + pos, 1);
+
+    if (llama_decode(context, batch) != 0)
+        return false;
+    memcpy(logits, llama_get_logits_ith(context, -1), harness_n_vocab() * sizeof(*logits));
+    return true;
+}
+
+/* While rows fit nobody needs the memory. The first token that does not fit is refused, and no
+ * other try is needed than one with memory. */
+static void layers_wait_for_memory(void **state)
+{
+    struct llama_context *context;
+    float *stock = hear(a_text, 100, NULL, "0", 1), *ours = room_for(100);
+    float *compressed = hear(a_text, 100, "int-8", "0", 1);
+    const int full = ROOM - PROMPT;
+    const size_t behind = (size_t)full * harness_n_vocab();
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    context = new_context("int-8", EXACT, 1);
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    setenv("KVANT_TEST_NO_MEMORY", "1", 1);
+    for (int i = 0; i < full; i++)
+        assert_true(try_token(context, PROMPT + i, ours + (size_t)i * harness_n_vocab()));
+    assert_same(stock, ours, full);
+    assert_false(try_token(context, ROOM, ours + behind));
+    unsetenv("KVANT_TEST_NO_MEMORY");
+    for (int i = full; i < 100; i++)
+        assert_true(try_token(context, PROMPT + i, ours + (size_t)i * harness_n_vocab()));
+    assert_as_good("after a try without memory", stock + behind, ours + behind,
+                   compressed + behind, 100 - full);
+    llama_free(context);
+    free(stock);
+    free(ours);
+    free(compressed);
+}
+
+/* One allocation fails, from the token before the first layer goes on. A token that is refused
+ * comes again. */
+static bool fail_at(int allocation, const float *stock, const float *compressed)
+{
+    struct llama_context *context = new_context("turboquant-4", EXACT, 1);
+    float *ours = room_for(40);
+    const int from = ROOM - 6;
+    char number[16];
+    bool failed;
+
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed(context, PROMPT, from - PROMPT, 1, PROMPT, 0, NULL);
+    snprintf(number, sizeof(number), "%d", allocation);
+    setenv("KVANT_TEST_NO_MEMORY_AT", number, 1);
+    for (int i = 0; i < 40; i++) {
+        float *logits = ours + (size_t)i * harness_n_vocab();
+        assert_true(try_token(context, from + i, logits) || try_token(context, from + i, logits));
+    }
+    failed = strcmp(getenv("KVANT_TEST_NO_MEMORY_AT"), "0") == 0;
+    unsetenv("KVANT_TEST_NO_MEMORY_AT");
+    assert_as_good("one allocation fails", stock, ours, compressed, 40);
+    llama_free(context);
+    free(ours);
+    return failed;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    float *stock = hear(a_text, 100, NULL, "0", 1);
+    float *compressed = hear(a_text, 100, "turboquant-4", "0", 1);
+    const size_t first = (size_t)(ROOM - 6 - PROMPT) * harness_n_vocab();
+    int n = 0;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    while (fail_at(n + 1, stock + first, compressed + first))
+        n++;
+    print_message("%d allocations\n", n);
+    assert_true(n > 0);
+    free(stock);
+    free(compressed);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_go_one_by_one),
+        cmocka_unit_test(no_row_is_lost_between_layers),
+        cmocka_unit_test(new_conversations_are_exact),
+        cmocka_unit_test(contexts_have_forms_of_their_own),
+        cmocka_unit_test(layers_wait_for_memory),
+        cmocka_unit_test(every_allocation_may_fail),
     };
 
     choose_cases(argc, argv);

@@ -124,10 +124,24 @@ EXPORT(int, cuMemGetInfo_v2, (size_t *available, size_t *total))
     return 0;
 }
 
+/* KVANT_TEST_NO_MEMORY_AT: whether this is the call that fails. The variable counts down to 0. */
+static bool fails_now(void)
+{
+    const char *at = getenv("KVANT_TEST_NO_MEMORY_AT");
+    const long left = at != NULL ? strtol(at, NULL, 10) : 0;
+    char number[16];
+
+    if (left <= 0)
+        return false;
+    snprintf(number, sizeof(number), "%d", (int)left - 1);
+    setenv("KVANT_TEST_NO_MEMORY_AT", number, 1);
+    return left == 1;
+}
+
 /* KVANT_TEST_NO_MEMORY: none is left. */
 EXPORT(int, cuMemAlloc_v2, (address *memory, size_t bytes))
 {
-    if (getenv("KVANT_TEST_NO_MEMORY") != NULL)
+    if (getenv("KVANT_TEST_NO_MEMORY") != NULL || fails_now())
         return 2;
     void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
     *memory = (address)(uintptr_t)span;
