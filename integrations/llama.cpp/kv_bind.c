@@ -32,6 +32,7 @@ struct kvp_layers {
     size_t in_place; /* tokens that the longest cache keeps as f16 itself; SIZE_MAX: none is bound */
     uint32_t n_streams; /* of a tensor that is bound */
     bool on_gpu;        /* a tensor that is bound lies on a GPU */
+    kvant_exact_part exact; /* of that cache, once rows no longer fit as f16 */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -458,8 +459,10 @@ static void note_bound(kvp_kv *kv)
     kvp_kv_size_add(&kv->layers->full, &kv->full);
     kv->layers->on_gpu = kv->layers->on_gpu || kv->remote != NULL;
     kv->layers->n_streams = kv->shape.n_streams;
-    if (kv->shape.n_cells == kv->layers->n_positions && kvp_kv_cells_in_place(kv) < kv->layers->in_place)
+    if (kv->shape.n_cells == kv->layers->n_positions && kvp_kv_cells_in_place(kv) < kv->layers->in_place) {
         kv->layers->in_place = kvp_kv_cells_in_place(kv);
+        kv->layers->exact = kvp_kv_exact(&kv->shape, kv->settings, kv->shape.n_streams);
+    }
     kv->calibrated = kv->remote == NULL ? kvp_kv_calibrated_bytes(codecs, n_kv_heads) : 0;
     kvp_kv_count(kv);
     kvant_codec_get_info(codecs[0], &first);
@@ -473,13 +476,21 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* Writes how KVANT_EXACT acts on this context, or why it does nothing. */
+/* Writes how KVANT_EXACT acts on this context, or why it does nothing. A layer goes before each of
+ * the last tokens that fit (gpu/in_place.h). */
 static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
 {
+    const kvp_kv_size *full = &layers->full;
     const bool asked = layers->settings.exact > 0;
+    char exact[64] = "";
 
-    if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
-        snprintf(text, size, "; f16 itself for the first %zu tokens", layers->in_place);
+    if (layers->exact.first > 0 || layers->exact.newest > 0)
+        snprintf(exact, sizeof(exact), " with the first %u and newest %u tokens exact",
+                 layers->exact.first, layers->exact.newest);
+    if (layers->in_place > layers->n_here && layers->in_place < SIZE_MAX)
+        snprintf(text, size, "; f16 itself for the first %zu of %llu tokens, then %.1f bits%s",
+                 layers->in_place - layers->n_here, (unsigned long long)full->cells,
+                 full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);
     else if (asked && !layers->on_gpu)
         snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here");
     else if (asked && layers->n_streams > 1)
@@ -494,7 +505,7 @@ static void tell(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
-    char learning[64] = "", in_place[96] = "", latents[256];
+    char learning[64] = "", in_place[192] = "", latents[256];
     uint32_t n;
 
     if (layers->told || layers->refused)

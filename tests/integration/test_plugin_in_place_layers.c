@@ -113,17 +113,22 @@ static void begin_lines(void)
     setenv("KVANT_VERBOSE", "1", 1);
 }
 
-/* How many say that a layer went; cells: by layer, how many had rows. */
-static int end_lines(size_t cells[N_LAYERS])
+static void end_lines(void)
 {
-    char line[512];
-    int n = 0;
-
     unsetenv("KVANT_VERBOSE");
     fflush(stderr);
     dup2(former_stderr, STDERR_FILENO);
     close(former_stderr);
     rewind(lines);
+}
+
+/* How many say that a layer went; cells: by layer, how many had rows. */
+static int end_layers(size_t cells[N_LAYERS])
+{
+    char line[512];
+    int n = 0;
+
+    end_lines();
     while (fgets(line, sizeof(line), lines) != NULL) {
         const char *at = strstr(line, ": layer ");
         unsigned layer;
@@ -191,7 +196,7 @@ static void layers_go_one_by_one(void **state)
         size_t cells[N_LAYERS] = { 0 };
         begin_lines();
         ours = hear(a_text, 100, cases[i].spec, EXACT, 1);
-        assert_int_equal(end_lines(cells), N_LAYERS);
+        assert_int_equal(end_layers(cells), N_LAYERS);
         for (int layer = 0; layer < N_LAYERS; layer++)
             assert_int_equal(cells[layer],
                              layer < n_layers() ? first_to_go() + layer : ROOM - 1);
@@ -204,6 +209,23 @@ static void layers_go_one_by_one(void **state)
         free(compressed);
     }
     free(stock);
+}
+
+static void the_start_line_says_what_happens(void **state)
+{
+    static const char told[] = "; f16 itself for the first 252 of 1024 tokens, then 4.1 bits with "
+                               "the first 64 and newest 64 tokens exact";
+    char line[512];
+    bool found = false;
+
+    (void)state;
+    begin_lines();
+    llama_free(new_context("", EXACT, 1));
+    end_lines();
+    while (fgets(line, sizeof(line), lines) != NULL)
+        found = found || strstr(line, told) != NULL;
+    fclose(lines);
+    assert_true(found);
 }
 
 /* Between two layers */
@@ -521,6 +543,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_go_one_by_one),
+        cmocka_unit_test(the_start_line_says_what_happens),
         cmocka_unit_test(no_row_is_lost_between_layers),
         cmocka_unit_test(layers_in_place_stay_as_they_are),
         cmocka_unit_test(new_conversations_are_exact),
