@@ -213,7 +213,7 @@ static void layers_go_one_by_one(void **state)
 
 static void the_start_line_says_what_happens(void **state)
 {
-    static const char told[] = "; f16 itself for the first 252 of 1024 tokens, then 4.1 bits with "
+    static const char told[] = "; f16 itself for the first 252 of 1024 tokens, then 4.2 bits with "
                                "the first 64 and newest 64 tokens exact";
     char line[512];
     bool found = false;
@@ -345,8 +345,8 @@ static void no_row_is_lost_between_layers(void **state)
         float *stock = hear(stories[i].tell, 60, NULL, "0", stories[i].n_seq);
         for (size_t spec = 0; spec < sizeof(specs) / sizeof(*specs); spec++) {
             float *ours = hear(stories[i].tell, 60, specs[spec], EXACT, stories[i].n_seq);
-            float *compressed =
-                hear(stories[i].tell, 60, spec == 0 ? specs[0] : "trellis-4", "0", stories[i].n_seq);
+            float *compressed = hear(stories[i].tell, 60, spec == 0 ? specs[0] : "trellis-4", "0",
+                                     stories[i].n_seq);
             assert_as_good(stories[i].name, stock, ours, compressed, 60);
             free(ours);
             free(compressed);
