@@ -121,7 +121,8 @@ static bool take(kvp_gpu_cells *cells, kvp_gpu_version *made)
     cells->learnt = true;
     cells->turns = made->start != NULL && cells->center != NULL;
     cells->cache->ranges.centers.used = cells->cache->ranges.centers.used || cells->turns;
-    atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+    if (!cells->in_place)
+        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
     return kvp_gpu_shift_matrices(cells) && kvp_gpu_ranges_bring(cells->cache, cells->gpu->stream);
 }
 

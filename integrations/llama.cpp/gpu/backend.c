@@ -433,8 +433,8 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
         if (!has_ours(graph))
             return by_cuda_alone(b, graph);
     }
-    known = graph->uid != 0 && graph->uid == b->uid && b->forms == b->gpu->forms;
-    b->forms = b->gpu->forms;
+    known = graph->uid != 0 && graph->uid == b->uid && b->forms == b->looked_forms;
+    b->looked_forms = b->forms;
     if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);

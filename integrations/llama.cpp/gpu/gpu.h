@@ -245,6 +245,7 @@ typedef struct kvp_gpu_cache {
     } marks;
     bool in_place; /* some tensors are (kvp_gpu_cells), not always all of them */
     struct kvp_gpu_place *place; /* in_place.h; NULL: they never were */
+    unsigned forms; /* a larger number: a tensor is in place, or no longer */
     kvp_gpu_memory device_table, slots, moved; /* slots: in open pages, of the batch; moved: numbers of rows that are encoded or decoded */
 } kvp_gpu_cache;
 
@@ -314,7 +315,6 @@ struct kvp_gpu {
     int n_copies;                  /* number of those used last */
     bool copies_taken;             /* by keys, whose queries did not come yet */
     atomic_uint *refused;                 /* of these rows */
-    unsigned forms;               /* another number: a cache is in place, or no longer; under the lock */
     pthread_mutex_t list_lock;
 };
 
@@ -399,7 +399,7 @@ struct kvp_gpu_backend {
     kvp_gpu_memory lengths; /* of the streams of each of these */
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
-    unsigned forms;       /* the GPU's, when it was looked at */
+    unsigned forms, looked_forms; /* of the caches of the graph at hand; and of the one that was looked at */
     kvp_gpu_cache *asking; /* which is in place and learns from queries of the batch at hand; NULL: none */
     bool asked;           /* it did, of the first layer */
     unsigned epoch;       /* when it was captured */

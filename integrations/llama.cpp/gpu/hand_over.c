@@ -300,7 +300,7 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
     if ((!place->planned && !make_ready(cache)) || !bring_slots(cache))
         return refuse(cache, must);
     at = beside_of(cache);
-    cache->gpu->forms++;
+    cache->forms++;
     for (; n > 0 && ok && (next = first_in_place(cache)) != NULL; n--)
         ok = store_layer(cache, next->shape.layer, &at);
     if (!ok)

@@ -61,7 +61,7 @@ static void set_form(kvp_gpu_cache *cache, bool in_place)
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         cells->in_place = in_place;
     }
-    cache->gpu->forms += cache->in_place != in_place;
+    cache->forms += cache->in_place != in_place;
     cache->in_place = in_place;
 }
 
@@ -422,9 +422,18 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
     return kvp_gpu_hand_over_layers(cache, n, must);
 }
 
-/* After a step of few tokens no more layers are in place than cells are left. So tokens that come
- * one by one find a layer less in place each time, and none when the room is full. A longer step
- * would learn from the rows of some layers: it finds all layers in one form. */
+/* How many of n layers in place go before a step of few tokens, behind which some cells are left.
+ * One goes when no more steps of this length fit than layers are in place, so each of these steps
+ * finds a layer less and the last one none. Longer steps may have come since: after each step no
+ * more layers are in place than cells are left. */
+static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
+{
+    if (n > left)
+        return n - left;
+    return n > left / step->n ? 1 : 0;
+}
+
+/* A step of more tokens would learn from the rows of some layers: it finds all in one form. */
 static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {
@@ -436,9 +445,10 @@ static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *gr
     for (size_t i = 0; i < step->n; i++)
         last = step->cells[i] > last ? step->cells[i] : last;
     left = cache->place->room - 1 - (size_t)last;
-    if (n <= left && (few || !mixed))
-        return true;
-    return hand_over(b, cache, graph, few ? n - left : n, mixed && !few);
+    if (few)
+        return n_to_go(n, left, step) == 0 ||
+               hand_over(b, cache, graph, n_to_go(n, left, step), false);
+    return (n <= left && !mixed) || hand_over(b, cache, graph, n, mixed);
 }
 
 static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
@@ -475,8 +485,11 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
     const int n = find_uses(uses, graph);
     bool ok = true;
 
-    for (int i = 0; i < n && ok; i++)
+    b->forms = 0;
+    for (int i = 0; i < n && ok; i++) {
         ok = prepare(b, &uses[i], graph);
+        b->forms += uses[i].cache->forms;
+    }
     for (int i = 0; i < graph->n_nodes && ok; i++)
         if (is_shift(graph->nodes[i]) && kvp_gpu_place_takes(graph->nodes[i]))
             clip_shift(graph->nodes[i]);

@@ -102,7 +102,8 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
         cells->scale = scale ? at + width : NULL;
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;
-        atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
+        if (!cells->in_place)
+            atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs know none */
     }
     kvant_tensor_free(&tensor);
     kvant_codec_free(&quick);
