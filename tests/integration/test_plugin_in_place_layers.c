@@ -282,6 +282,14 @@ static void a_saved_text(struct llama_context *context, float *logits)
     free(saved);
 }
 
+/* Rows of a prompt that never fit are no empty cache when most of them are gone. */
+static void a_shortened_prompt(struct llama_context *context, float *logits)
+{
+    feed(context, 0, ROOM + 50, ROOM + 50, 0, 0, NULL);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, 100, -1));
+    feed(context, 100, 60, 1, 100, 0, logits);
+}
+
 /* Rows of a sequence that is NaN go to pages, and come while some layers are in place. */
 static void feed_nan(struct llama_context *context, llama_pos pos)
 {
@@ -338,6 +346,7 @@ static void no_row_is_lost_between_layers(void **state)
                     { "a shift", a_shift, 1 },
                     { "a saved text", a_saved_text, 1 },
                     { "a restored sequence", a_restored_sequence, 2 },
+                    { "a shortened prompt", a_shortened_prompt, 1 },
                     { "a broken sequence", a_broken_sequence, 2 } };
 
     (void)state;

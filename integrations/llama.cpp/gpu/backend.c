@@ -370,6 +370,18 @@ static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
+/* Rows of a cache that need not be prepared are noted where it may be in place at times, so that
+ * nobody takes it for an empty one. step: NULL if its cells are not known, which may be any. */
+static void hold(kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    if (kvp_kv_cells_in_place(cache->tensors[0]) == 0)
+        return;
+    if (step == NULL)
+        memset(cache->written, 0xff, cache->n_blocks * sizeof(*cache->written));
+    for (size_t i = 0; step != NULL && i < step->n; i++)
+        kvp_gpu_cache_holds(cache, step->cells[i]);
+}
+
 /* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
 static bool prepare(kvp_gpu_backend *b, bool *waits)
 {
@@ -386,8 +398,10 @@ static bool prepare(kvp_gpu_backend *b, bool *waits)
         const bool found =
             kvp_gpu_find_step(b->gpu, cells->data, b->positions, (size_t)cells->ne[0], &step);
         ok = kvp_gpu_marks_prepare(cache, cells, found ? &step : NULL, b->gpu->stream);
-        if (!prepares(cache))
+        if (!prepares(cache)) {
+            hold(cache, found ? &step : NULL);
             continue;
+        }
         if (!found)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
         else if (step.positions == NULL)
