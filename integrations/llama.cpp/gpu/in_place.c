@@ -487,6 +487,7 @@ bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 
     b->forms = 0;
     for (int i = 0; i < n && ok; i++) {
+        b->context = uses[i].cache->tensors[0]->layers;
         ok = prepare(b, &uses[i], graph);
         b->forms += uses[i].cache->forms;
     }
