@@ -81,7 +81,7 @@ bool kvp_gpu_is_computed(const abi_tensor *node)
     return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node);
 }
 
-static bool is_ours(const abi_tensor *node)
+bool kvp_gpu_is_ours(const abi_tensor *node)
 {
     return kvp_gpu_is_computed(node) &&
            ((kvp_gpu_touches(node) && !kvp_gpu_place_takes(node)) || kvp_gpu_accelerates(node));
@@ -193,7 +193,7 @@ static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturi
 
     for (int i = 0; i <= graph->n_nodes && status == ABI_STATUS_SUCCESS; i++) {
         const bool asks = i < graph->n_nodes && kvp_gpu_place_asks(b, graph->nodes[i]);
-        if (i < graph->n_nodes && !asks && !is_ours(graph->nodes[i]))
+        if (i < graph->n_nodes && !asks && !kvp_gpu_is_ours(graph->nodes[i]))
             continue;
         status = by_cuda(b, graph, begin, i, part_uid(b, graph, part++), capturing);
         if (asks && status == ABI_STATUS_SUCCESS)
@@ -221,7 +221,7 @@ static bool may_capture(const abi_graph *graph)
         const abi_tensor *node = graph->nodes[i];
         if (waits_on_host(node) ||
             (node->op == kvp_api.op.flash_attn_ext && node->src[0]->ne[1] * node->src[0]->ne[3] > MOST_CAPTURED_TOKENS) ||
-            (is_ours(node) && !kvp_gpu_capturable(node)))
+            (kvp_gpu_is_ours(node) && !kvp_gpu_capturable(node)))
             return false;
     }
     return true;
@@ -272,150 +272,10 @@ static int32_t launch(kvp_gpu_backend *b)
     return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
-/* Whether a cache has to know of the cells before a graph, besides their marks. */
-static bool prepares(const kvp_gpu_cache *cache)
-{
-    return cache->keeps || cache->learns;
-}
-
-/* The input that holds the positions of a node's tokens, or NULL. RoPE takes it under any name;
- * other nodes are asked for the name that llama.cpp gives it. */
-static const abi_tensor *positions_of(const abi_tensor *node)
-{
-    const abi_tensor *at = node->op == kvp_api.op.rope ? node->src[1] : NULL;
-
-    if (at != NULL && at->op == kvp_api.op.none && !kvp_gpu_touches(node))
-        return at;
-    for (int i = 0; i < ABI_MAX_SRC; i++)
-        if (node->src[i] != NULL && node->src[i]->type == ABI_TYPE_I32 &&
-            strstr(node->src[i]->name, "inp_pos") != NULL)
-            return node->src[i];
-    return NULL;
-}
-
-/* With -sm tensor a step is several graphs: those without positions go by the ones before. */
-static void find_positions(kvp_gpu_backend *b, const abi_graph *graph)
-{
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const abi_tensor *found = positions_of(graph->nodes[i]);
-        if (found == NULL)
-            continue;
-        b->positions = found->data;
-        return;
-    }
-}
-
-/* Once a context. */
-static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
-{
-    if (b->warned || (cache->exact.first == 0 && !cache->weighs))
-        return;
-    b->warned = true;
-    kvp_error("warning: %s does not see where tokens are: their first ones are not kept in fp16, and keys "
-              "have no centres by position",
-              b->gpu->name);
-}
-
-static void find_last_attention(kvp_gpu_backend *b, const abi_graph *graph)
-{
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const abi_tensor *node = graph->nodes[i];
-        if (node->op != kvp_api.op.flash_attn_ext || !is_ours(node) || !kvp_is_kv(node->src[1]))
-            continue;
-        for (int w = 0; w < b->n_writes; w++)
-            if (b->writes[w].cache == kvp_gpu_cells_of(node->src[1])->cache)
-                b->writes[w].last = node;
-    }
-}
-
-/* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
-static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
-{
-    b->n_writes = 0;
-    find_positions(b, graph);
-    for (int i = 0; i < graph->n_nodes; i++) {
-        kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
-        int at = 0;
-        while (at < b->n_writes && b->writes[at].cache != cache)
-            at++;
-        if (cache == NULL || (at < b->n_writes && b->writes[at].cells->data == graph->nodes[i]->src[1]->data))
-            continue;
-        if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
-            if (!prepares(cache))
-                continue;
-            kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows", graph->nodes[i]->name);
-            return false;
-        }
-        b->writes[b->n_writes++] =
-            (struct kvp_gpu_writes){ .cache = cache, .cells = graph->nodes[i]->src[1] };
-    }
-    find_last_attention(b, graph);
-    return true;
-}
-
-/* The masks of the graph's attention, which also tells the caches their head_dim: with -sm tensor no graph was seen before. */
-static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
-{
-    b->n_attended = 0;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (graph->nodes[i]->op != kvp_api.op.flash_attn_ext || !is_ours(graph->nodes[i]))
-            continue;
-        if (kvp_attention_supported(graph->nodes[i]) && kvp_kv_of(graph->nodes[i]->src[1]) != NULL)
-            b->context = kvp_kv_of(graph->nodes[i]->src[1])->layers;
-        if (!kvp_gpu_find_attended(b, graph->nodes[i])) {
-            kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Rows of a cache that need not be prepared are noted where it may be in place at times, so that
- * nobody takes it for an empty one. step: NULL if its cells are not known, which may be any. */
-static void hold(kvp_gpu_cache *cache, const kvp_gpu_step *step)
-{
-    if (kvp_kv_cells_in_place(cache->tensors[0]) == 0)
-        return;
-    if (step == NULL)
-        memset(cache->written, 0xff, cache->n_blocks * sizeof(*cache->written));
-    for (size_t i = 0; step != NULL && i < step->n; i++)
-        kvp_gpu_cache_holds(cache, step->cells[i]);
-}
-
-/* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
-static bool prepare(kvp_gpu_backend *b, bool *waits)
-{
-    bool ok = true;
-
-    *waits = true;
-    to_ours(b);
-    if (!kvp_gpu_prepare_attended(b))
-        return false;
-    for (int i = 0; i < b->n_writes && ok; i++) {
-        const abi_tensor *cells = b->writes[i].cells;
-        kvp_gpu_cache *cache = b->writes[i].cache;
-        kvp_gpu_step step;
-        const bool found =
-            kvp_gpu_find_step(b->gpu, cells->data, b->positions, (size_t)cells->ne[0], &step);
-        ok = kvp_gpu_marks_prepare(cache, cells, found ? &step : NULL, b->gpu->stream);
-        if (!prepares(cache)) {
-            hold(cache, found ? &step : NULL);
-            continue;
-        }
-        if (!found)
-            kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
-        else if (step.positions == NULL)
-            warn_of_positions(b, cache);
-        ok = ok && found && kvp_gpu_cache_prepare(cache, &step, b->gpu->stream);
-        *waits = *waits && (!cache->keeps || cache->waits);
-    }
-    return ok;
-}
-
 static bool has_ours(const abi_graph *graph)
 {
     for (int i = 0; i < graph->n_nodes; i++)
-        if (is_ours(graph->nodes[i]))
+        if (kvp_gpu_is_ours(graph->nodes[i]))
             return true;
     return false;
 }
@@ -441,7 +301,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     b->looked = b->monotonous = b->asked = false;
     b->asking = NULL;
     if (kvp_gpu_place_any(b->gpu)) {
-        find_positions(b, graph);
+        kvp_gpu_find_positions(b, graph);
         if (!kvp_gpu_place_prepare(b, graph))
             return ABI_STATUS_ALLOC_FAILED;
         if (!has_ours(graph))
@@ -449,7 +309,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     }
     known = graph->uid != 0 && graph->uid == b->uid && b->forms == b->looked_forms;
     b->looked_forms = b->forms;
-    if ((!known && !(find_masks(b, graph) && find_writes(b, graph))) || !prepare(b, &waits))
+    if ((!known && !kvp_gpu_look_at(b, graph)) || !kvp_gpu_prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
     if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
@@ -520,7 +380,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     notice_refusals(b);
     kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
-        ours = is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
+        ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
     if (!ours)
         return b->inner.graph_compute(backend, graph);
     b->n_graphs++;

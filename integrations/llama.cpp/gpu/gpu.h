@@ -7,6 +7,7 @@
  *
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
+ *   graph.c     which caches a graph uses, and what these need before it
  *   ops.c       the operations as launches of libkvant_cuda
  *   attention.c attention among them
  *   edges.c     captured graphs in one line
@@ -802,6 +803,17 @@ bool kvp_gpu_straighten(cu_graph graph);
 
 /* backend.c. follow: what is enqueued on our stream from now on comes after CUDA's work. */
 void kvp_gpu_follow(kvp_gpu_backend *b);
+
+/* Whether libkvant_cuda computes a node. */
+bool kvp_gpu_is_ours(const abi_tensor *node);
+
+/* graph.c. find_positions: where those of the graph's tokens lie. look_at: which caches it writes
+ * to, and its masks; false with a message where that is more than the device knows. prepare: before
+ * the graph that was looked at, opens blocks for the rows of its batch; *waits: all of them go to
+ * open pages. */
+void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph);
+bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph);
+bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits);
 
 /* Whether a node of a graph is computed: views are not, nor what llama.cpp left out. */
 bool kvp_gpu_is_computed(const abi_tensor *node);
