@@ -461,14 +461,32 @@ static void contexts_have_forms_of_their_own(void **state)
     free(compressed);
 }
 
-/* Parts of graphs that ggml-cuda computed, not as part of a captured graph. */
-static unsigned long n_direct(void)
+/* Of the stand-in: "standin_direct" counts parts of graphs that were computed, not as part of a
+ * captured graph; "standin_synchronized" counts waits. */
+static unsigned long counter(const char *name)
 {
     const unsigned long *n =
-        ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"), "standin_direct");
+        ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"), name);
 
     assert_non_null(n);
     return *n;
+}
+
+/* llama.cpp does not wait for the graph before it clears a cache. */
+static void graphs_are_waited_for(void **state)
+{
+    struct llama_context *context;
+    unsigned long before;
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    context = new_context("int-8", EXACT, 1);
+    feed(context, 0, 100, 100, 0, 0, NULL);
+    before = counter("standin_synchronized");
+    llama_memory_clear(llama_get_memory(context), true);
+    assert_true(counter("standin_synchronized") > before);
+    llama_free(context);
 }
 
 /* The first step with pages may bring others to capture once more, which takes two steps: the GPU
@@ -488,9 +506,9 @@ static void other_contexts_keep_their_graphs(void **state)
     feed(first, 0, PROMPT, 100, 0, 0, NULL);
     feed(other, 0, 4, 1, 0, 0, NULL);
     for (int i = 0; i < n; i++) {
-        const unsigned long before = n_direct();
+        const unsigned long before = counter("standin_direct");
         feed(other, 4 + i, 1, 1, 4 + i, 0, NULL);
-        n_again += n_direct() > before;
+        n_again += counter("standin_direct") > before;
         feed(first, PROMPT + i, 1, 1, PROMPT + i, 0, NULL);
     }
     print_message("steps that were not replayed again: %d\n", n_again);
@@ -596,6 +614,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(new_conversations_are_exact),
         cmocka_unit_test(contexts_have_forms_of_their_own),
         cmocka_unit_test(other_contexts_keep_their_graphs),
+        cmocka_unit_test(graphs_are_waited_for),
         cmocka_unit_test(layers_wait_for_memory),
         cmocka_unit_test(every_allocation_may_fail),
     };
