@@ -176,15 +176,16 @@ static void assert_as_good(const char *what, const float *stock, const float *ou
     assert_true(isfinite(a) && a <= 2 * b + 1e-5);
 }
 
-/* Keys of `balanced` wait as fp16 in a cache that is compressed from the start. Its codec has 4
- * bits and a matrix, so it is as good as 4 bits without one. */
+/* Keys of a preset wait as fp16 in a cache that is compressed from the start. Its codec has 4 bits
+ * or more and a matrix, so it is as good as 4 bits without one. Values of `quality` have centres. */
 static void layers_go_one_by_one(void **state)
 {
     static const struct {
-        const char *spec, *reference;
-    } cases[] = { { "int-8", "int-8" },
-                  { "turboquant-4", "turboquant-4" },
-                  { "", "turboquant-4" } };
+        const char *spec, *reference, *preset;
+    } cases[] = { { "int-8", "int-8", NULL },
+                  { "turboquant-4", "turboquant-4", NULL },
+                  { "", "turboquant-4", "balanced" },
+                  { "", "turboquant-4", "quality" } };
     const int before = first_to_go() - PROMPT, full = ROOM - PROMPT;
     const size_t first = (size_t)before * harness_n_vocab();
     const size_t last = (size_t)full * harness_n_vocab();
@@ -195,7 +196,10 @@ static void layers_go_one_by_one(void **state)
         float *compressed = hear(a_text, 100, cases[i].reference, "0", 1), *ours;
         size_t cells[N_LAYERS] = { 0 };
         begin_lines();
+        if (cases[i].preset != NULL)
+            setenv("KVANT_PRESET", cases[i].preset, 1);
         ours = hear(a_text, 100, cases[i].spec, EXACT, 1);
+        unsetenv("KVANT_PRESET");
         assert_int_equal(end_layers(cells), N_LAYERS);
         for (int layer = 0; layer < N_LAYERS; layer++)
             assert_int_equal(cells[layer],
