@@ -122,17 +122,22 @@ static void end_lines(void)
     rewind(lines);
 }
 
-/* How many say that a layer went; cells: by layer, how many had rows. */
-static int end_layers(size_t cells[N_LAYERS])
+/* How many say that a layer went; cells: by layer, how many had rows. *ready: how many had rows
+ * when the last transform came in force; 0: no line says that. */
+static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 {
     char line[512];
     int n = 0;
 
+    *ready = 0;
     end_lines();
     while (fgets(line, sizeof(line), lines) != NULL) {
         const char *at = strstr(line, ": layer ");
+        const char *settled = strstr(line, "transforms are in force, ");
         unsigned layer;
         size_t rows;
+        if (settled != NULL)
+            assert_int_equal(sscanf(settled, "transforms are in force, %zu cells", ready), 1);
         if (at == NULL || sscanf(at, ": layer %u went from fp16 to compressed pages, %zu cells",
                                  &layer, &rows) != 2)
             continue;
@@ -194,13 +199,14 @@ static void layers_go_one_by_one(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         float *compressed = hear(a_text, 100, cases[i].reference, "0", 1), *ours;
-        size_t cells[N_LAYERS] = { 0 };
+        size_t cells[N_LAYERS] = { 0 }, ready;
         begin_lines();
         if (cases[i].preset != NULL)
             setenv("KVANT_PRESET", cases[i].preset, 1);
         ours = hear(a_text, 100, cases[i].spec, EXACT, 1);
         unsetenv("KVANT_PRESET");
-        assert_int_equal(end_layers(cells), N_LAYERS);
+        assert_int_equal(end_layers(cells, &ready), N_LAYERS);
+        assert_in_range(ready, 1, first_to_go() - 1);
         for (int layer = 0; layer < N_LAYERS; layer++)
             assert_int_equal(cells[layer],
                              layer < n_layers() ? first_to_go() + layer : ROOM - 1);

@@ -190,8 +190,12 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
         place->begun = n;
     if (n < place->begun + wait_of(place, few))
         return;
-    if (place->n_ready < cache->n_tensors)
+    if (place->n_ready < cache->n_tensors) {
         kvp_gpu_place_settle(b, cache, few ? 2 : cache->n_tensors);
+        if (place->n_ready == cache->n_tensors)
+            kvp_note("%s: all transforms are in force, %zu cells are in place", cache->gpu->name,
+                     n);
+    }
     if (place->n_ready < cache->n_tensors || !cache->weighs ||
         (place->asked_at > 0 && n < place->asked_at + wait_of(place, few)))
         return;
