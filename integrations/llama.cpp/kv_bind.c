@@ -476,8 +476,8 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* Writes how KVANT_EXACT acts on this context, or why it does nothing. A layer goes before each of
- * the last tokens that fit (gpu/in_place.h). */
+/* Describes how KVANT_EXACT acts on this context, or why it does nothing. A layer is compressed
+ * before each of the last tokens that fit (gpu/in_place.h), so these do not count. */
 static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
 {
     const kvp_kv_size *full = &layers->full;

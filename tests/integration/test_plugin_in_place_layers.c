@@ -19,8 +19,8 @@
 
 /* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer
  * goes before the token in cell 252, because 3 cells are left behind it, and the last one before
- * the token in 255. Of two GPUs the first one has a cache with 3 of the layers: the model's output
- * is the other one's fifth layer. */
+ * the token in 255. With two GPUs the first GPU has a cache with 3 of the layers, because llama.cpp
+ * counts the model's output as a fifth layer. */
 #define N_CTX 1024
 #define ROOM 256
 #define EXACT "256"
@@ -42,7 +42,7 @@ static int start(void **state)
     return result;
 }
 
-/* Of the first GPU. */
+/* Layers of the first GPU's cache. */
 static int n_layers(void)
 {
     return harness_gpus() > 1 ? 3 : N_LAYERS;
@@ -182,7 +182,8 @@ static void assert_as_good(const char *what, const float *stock, const float *ou
 }
 
 /* Keys of a preset wait as fp16 in a cache that is compressed from the start. Its codec has 4 bits
- * or more and a matrix, so it is as good as 4 bits without one. Values of `quality` have centres. */
+ * or more and a matrix, so it is as good as 4 bits without one. Values of `quality` have a centre.
+ */
 static void layers_go_one_by_one(void **state)
 {
     static const struct {

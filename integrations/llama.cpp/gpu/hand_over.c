@@ -158,8 +158,8 @@ static size_t widest(const kvp_gpu_cache *cache)
     return width;
 }
 
-/* Halves, floats, then slots of sealed and of open pages: each size is a multiple of 16, because
- * the room is one of 256. */
+/* The memory holds fp16 rows, then fp32 rows, then slots. Each part is a multiple of 16 bytes,
+ * because the room is a multiple of 256 cells. */
 static beside beside_of(const kvp_gpu_cache *cache)
 {
     const struct kvp_gpu_place *place = cache->place;
@@ -246,8 +246,8 @@ static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
     return ok;
 }
 
-/* What stores rows has all memory that it needs, and no row has changed. After an error what was
- * learned is kept, and the plan is not. */
+/* Afterwards storing a layer needs no more GPU memory. No row has changed. An error undoes the plan
+ * and keeps the transforms. */
 static bool make_ready(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;

@@ -71,7 +71,7 @@ static bool is_mixed(const kvp_gpu_cache *cache)
     return cache->in_place && cache->place->planned;
 }
 
-/* The memory `beside` stays until no work is left that uses it (kvp_gpu_hand_over_end). */
+/* kvp_gpu_hand_over_end frees the memory `beside`, when no work is left that uses it. */
 void kvp_gpu_place_forget(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_place *place = cache->place;
@@ -355,7 +355,7 @@ static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
     return u->n_kv >= step->n && u->n_kv - step->n < PADDING && seen_by(gpu, u->mask) == step->n;
 }
 
-/* False: the cache stays compressed, or mixed. */
+/* Puts all layers in place where a graph's rows are all that is left. False: the forms stay. */
 static bool begin(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
 {
     const bool empty = !u->cache->in_place && kvp_gpu_cache_is_empty(u->cache);

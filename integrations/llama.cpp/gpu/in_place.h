@@ -35,52 +35,70 @@ struct kvp_gpu_place {
     bool learns;        /* threads make the first matrices of these rows */
     size_t begun;       /* n when they began; 0: they did not */
     size_t n_ready;     /* tensors whose transforms are in force */
-    size_t n_plain;     /* of these, how many have no centre because none could be learned */
+    size_t n_plain;     /* tensors that have no centre because none could be learned */
     size_t asked_at;    /* n when threads began to make the matrix of a further range; 0: never */
     bool planned;       /* blocks have transforms and pages, and some layers are compressed */
     bool short_of_memory;  /* for a hand-over, when it was not needed yet */
     kvp_gpu_memory beside; /* a tensor's rows while they are stored */
 };
 
-/* in_place.c. any: whether a cache of the GPU may be in place at all. prepare: before a graph,
- * decides the form of each layer that it uses; false without memory. asks: attention node of a prompt whose queries are kept, which ask does before
- * the node is computed. queries: where they are. takes: the node is over a layer in place, so it
- * is CUDA's. The lock is held, and b->positions is known. */
+/* in_place.c. The lock is held for all of these. */
+
+/* Whether some cache of the GPU may be in place at all. */
 bool kvp_gpu_place_any(kvp_gpu *gpu);
+
+/* Decides before a graph which form each layer has. False: there is no memory to compress rows that
+ * do not fit, or the GPU failed. b->positions is known. */
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
+
+/* Whether the queries of an attention node are kept, because the node belongs to a prompt. ask
+ * keeps them before the node is computed. queries tells where they lie. */
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node);
 char *kvp_gpu_place_queries(const kvp_gpu_cells *cells);
+
+/* Whether a node uses a layer in place, so that ggml-cuda computes it. */
 bool kvp_gpu_place_takes(const abi_tensor *node);
 
-/* in_place.c. Outside of graphs. read, write: rows of a tensor; false: the tensor is not in
- * place, and for write the whole cache cannot be. */
+/* Read and write rows of a tensor outside of graphs. False: the tensor is not in place, and write
+ * cannot put the whole cache in place. */
 bool kvp_gpu_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows, kvant_status *status);
 bool kvp_gpu_place_write(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
                          kvant_status *status);
 void kvp_gpu_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_place_free(kvp_gpu_cache *cache);
 
-/* ready.c. While all layers are in place. learn: threads begin to make matrices of the first n
- * rows, with the queries that were kept; graph: the one at hand, which says how keys rotate.
- * settle: what was learned comes in force in at most n further tensors; b: NULL, or whose graphs
- * use the cache. foresee: before a graph
- * (few: of few tokens) that finds n rows, does what is due of both, and asks for matrices of
- * further ranges. What cannot be learned is left out. */
+/* ready.c. All layers are in place. A tensor from which nothing can be learned is stored without a
+ * transform. */
+
+/* Threads begin to make matrices from the first n rows and from the queries that were kept, once.
+ * The graph at hand says how RoPE rotates keys. */
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                          size_t n);
+
+/* Waits for the threads of at most n further tensors, whose transforms come in force. b: the back
+ * end whose graphs use the cache, or NULL outside of graphs. */
 void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
+
+/* Does the part of both that is due before a graph, and lets threads make matrices of further
+ * ranges. The graph finds n rows. few: it has few tokens. */
 void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                            size_t n, bool few);
 
-/* hand_over.c. n_layers: how many are in place. layers: rows of the next n of these go to pages.
- * Our stream comes after what CUDA enqueued. False with a message: the GPU failed, or must is set
- * and there is no memory, when all rows stay where they are. Without must they stay there, too, and
- * the result is true. hand_over: all layers, outside of graphs, with must. end: when the GPU is
- * done, gives back what a hand-over needed and tells of refused rows. */
+/* hand_over.c */
+
 size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
+
+/* Compresses the rows of the next n layers. The work is enqueued on our stream, which follows
+ * CUDA's by then. Without memory all rows stay where they are: that is an error with a message if must is
+ * set, and else the result is true. False without must: the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
+
+/* Compresses all layers outside of graphs, with must. */
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
+
+/* Frees the memory that a hand-over needed, and reports rows that kernels refused. The GPU has done
+ * its work. */
 void kvp_gpu_hand_over_end(kvp_gpu_cache *cache);
 
 #endif /* KVP_CUDA_IN_PLACE_H */

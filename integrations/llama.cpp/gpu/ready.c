@@ -1,8 +1,9 @@
 /* ready.c - what a hand-over needs is made before there is no room left (in_place.h).
  *
- * Threads make matrices of the first rows, and of queries that prompts had. Then the matrices come
- * in force, a layer per step of few tokens, and threads make those of further ranges. Each of these
- * happens at a number of rows, so results depend on no clock. hand_over.c stores the rows. */
+ * Threads make matrices from the first rows, and from queries that prompts had. Then the matrices
+ * come in force, a layer per step of few tokens, and threads make matrices for further ranges of
+ * positions. Each stage begins at a fixed number of rows, so results depend on no clock.
+ * hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -124,9 +125,10 @@ static bool learn_affine(kvp_kv *kv)
     return ok;
 }
 
-/* Copies of a matrix wait for nothing that CUDA enqueued, because no node reads it yet. A centre is
- * made from rows, which have to be there. Tables of open pages are made here, too, so that the
- * first layer that goes does not wait for those of all layers; without memory it tries again. */
+/* A matrix is brought to the GPU without waiting for CUDA's stream, because no node reads it yet. A
+ * centre is made from rows, which CUDA has to write first. Tables of open pages are made here, too:
+ * else the first layer that goes would wait for the tables of all layers. Without memory the
+ * hand-over tries again. */
 static void settle(kvp_gpu_backend *b, kvp_kv *kv)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -154,8 +156,8 @@ void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 
 /* When */
 
-/* Learning looks at no more than KVP_ENOUGH_ROWS rows, so it need not begin later. It begins at a
- * third of a large room: most conversations that are shorter never need what it makes. */
+/* Learning looks at no more than KVP_ENOUGH_ROWS rows. In a large room it begins later, when a
+ * third is full, because shorter conversations never need a matrix. */
 static size_t begin_of(size_t room)
 {
     const size_t enough = KVP_ENOUGH_ROWS < room / 4 * 3 ? KVP_ENOUGH_ROWS : room / 4 * 3;
