@@ -487,7 +487,9 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
     if (layers->exact.first > 0 || layers->exact.newest > 0)
         snprintf(exact, sizeof(exact), " with the first %u and newest %u tokens exact",
                  layers->exact.first, layers->exact.newest);
-    if (layers->in_place > layers->n_here && layers->in_place < SIZE_MAX)
+    if (layers->in_place >= layers->n_positions && layers->in_place < SIZE_MAX)
+        snprintf(text, size, "; f16 itself for all %llu tokens", (unsigned long long)full->cells);
+    else if (layers->in_place > layers->n_here && layers->in_place < SIZE_MAX)
         snprintf(text, size, "; f16 itself for the first %zu of %llu tokens, then %.1f bits%s",
                  layers->in_place - layers->n_here, (unsigned long long)full->cells,
                  full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);

@@ -222,21 +222,63 @@ static void layers_go_one_by_one(void **state)
     free(stock);
 }
 
-static void the_start_line_says_what_happens(void **state)
+static void a_full_cache(struct llama_context *context, float *logits)
 {
-    static const char told[] = "; f16 itself for the first 252 of 1024 tokens, then 4.2 bits with "
-                               "the first 64 and newest 64 tokens exact";
-    char line[512];
-    bool found = false;
+    feed(context, 0, 500, 100, 0, 0, NULL);
+    feed(context, 0, 490, 100, 500, 0, NULL);
+    feed(context, 100, N_CTX - 990, 1, 990, 0, logits);
+}
+
+/* Pages of 16 bits have room for all cells, so nothing is ever compressed. */
+static void a_cache_that_fits_stays(void **state)
+{
+    float *stock = hear(a_full_cache, N_CTX - 990, NULL, "0", 1), *ours;
+    size_t cells[N_LAYERS], ready;
 
     (void)state;
     begin_lines();
-    llama_free(new_context("", EXACT, 1));
+    ours = hear(a_full_cache, N_CTX - 990, "f16", "auto", 1);
+    assert_int_equal(end_layers(cells, &ready), 0);
+    assert_int_equal(ready, 0);
+    assert_same(stock, ours, N_CTX - 990);
+    free(stock);
+    free(ours);
+}
+
+/* Threads that make matrices take as long as they take. */
+static void results_depend_on_no_clock(void **state)
+{
+    float *first = hear(a_text, 100, "", EXACT, 1), *second = hear(a_text, 100, "", EXACT, 1);
+
+    (void)state;
+    assert_same(first, second, 100);
+    free(first);
+    free(second);
+}
+
+/* Whether the lines of a context's start say this. */
+static bool is_told(const char *spec, const char *exact, const char *what)
+{
+    char line[512];
+    bool found = false;
+
+    begin_lines();
+    llama_free(new_context(spec, exact, 1));
     end_lines();
     while (fgets(line, sizeof(line), lines) != NULL)
-        found = found || strstr(line, told) != NULL;
+        found = found || strstr(line, what) != NULL;
     fclose(lines);
-    assert_true(found);
+    return found;
+}
+
+static void the_start_line_says_what_happens(void **state)
+{
+    (void)state;
+    assert_true(is_told("", EXACT,
+                        "; f16 itself for the first 252 of 1024 tokens, then 4.2 bits with the "
+                        "first 64 and newest 64 tokens exact"));
+    assert_true(is_told("f16", "auto", "; f16 itself for all 1024 tokens"));
+    assert_false(is_told("", "0", "f16 itself"));
 }
 
 /* Between two layers */
@@ -619,6 +661,8 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_go_one_by_one),
+        cmocka_unit_test(a_cache_that_fits_stays),
+        cmocka_unit_test(results_depend_on_no_clock),
         cmocka_unit_test(the_start_line_says_what_happens),
         cmocka_unit_test(no_row_is_lost_between_layers),
         cmocka_unit_test(layers_in_place_stay_as_they_are),

@@ -50,6 +50,7 @@ static struct kvp_gpu_place *place_of(kvp_gpu_cache *cache)
         return NULL;
     }
     place->room = room;
+    place->whole = room >= cache->tensors[0]->shape.n_cells;
     cache->place = place;
     kvp_gpu_place_forget(cache);
     return place;
@@ -407,7 +408,7 @@ static void clip_shift(abi_tensor *node)
 static bool asks(kvp_gpu_cache *cache, const use *u)
 {
     return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
-           !is_mixed(cache) &&
+           !is_mixed(cache) && !cache->place->whole &&
            (cache->place->n_prompts++ < KVP_ASKED_BATCHES ||
             cache->place->n_prompts % ASK_EVERY == 0);
 }
@@ -442,6 +443,8 @@ static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *gr
     int64_t last = 0;
     size_t left;
 
+    if (cache->place->whole)
+        return true;
     for (size_t i = 0; i < step->n; i++)
         last = step->cells[i] > last ? step->cells[i] : last;
     left = cache->place->room - 1 - (size_t)last;

@@ -23,6 +23,7 @@ enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 }; /* in positions */
 
 struct kvp_gpu_place {
     size_t room;        /* cells that fit, a multiple of 256; 0: the cache is never in place */
+    bool whole;         /* all cells fit, so nothing is ever compressed */
     size_t n;           /* behind the last cell with a row */
     int32_t *positions; /* of rows, by cell; or one of the two above */
     uint32_t n_prompts; /* batches that were long enough to ask */

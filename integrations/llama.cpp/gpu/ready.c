@@ -182,7 +182,7 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
 {
     struct kvp_gpu_place *place = cache->place;
 
-    if (place->planned || n < begin_of(place->room))
+    if (place->whole || place->planned || n < begin_of(place->room))
         return;
     if (cache->weighs && !place->learns)
         kvp_gpu_place_learn(b, cache, graph, n);
