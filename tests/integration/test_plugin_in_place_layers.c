@@ -657,6 +657,28 @@ static void every_allocation_may_fail(void **state)
     free(compressed);
 }
 
+/* Models with a sliding window have two caches, whose layers go by themselves. */
+static void other_models(void **state)
+{
+    static const char *const models[] = { "gemma3", "gemma2", "gpt-oss", "lfm2", "llama80" };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(models) / sizeof(*models); i++) {
+        const size_t first = 28;
+        float *stock, *ours, *compressed;
+        harness_load_tiny(models[i]);
+        stock = hear(a_text, 100, NULL, "0", 1);
+        ours = hear(a_text, 100, "int-8", EXACT, 1);
+        compressed = hear(a_text, 100, "int-8", "0", 1);
+        assert_as_good(models[i], stock + first * harness_n_vocab(),
+                       ours + first * harness_n_vocab(), compressed + first * harness_n_vocab(),
+                       100 - (int)first);
+        free(stock);
+        free(ours);
+        free(compressed);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -672,6 +694,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(graphs_are_waited_for),
         cmocka_unit_test(layers_wait_for_memory),
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(other_models),
     };
 
     choose_cases(argc, argv);
