@@ -345,12 +345,14 @@ static void notice_refusals(kvp_gpu_backend *b)
     pthread_mutex_unlock(&b->gpu->lock);
 }
 
-/* The same of rows that a hand-over stored, and the memory that it needed. */
+/* The same of rows that a hand-over stored, and the memory that it needed. Other contexts may hold
+ * the lock for long, so it is taken only if there is something to do. */
 static void end_hand_overs(kvp_gpu *gpu)
 {
-    if (!kvp_gpu_enter(gpu))
+    if (!atomic_load(&gpu->hands_over) || !kvp_gpu_enter(gpu))
         return;
     pthread_mutex_lock(&gpu->lock);
+    atomic_store(&gpu->hands_over, false);
     for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
         kvp_gpu_hand_over_end(cache);
     pthread_mutex_unlock(&gpu->lock);

@@ -316,6 +316,7 @@ struct kvp_gpu {
     int n_copies;                  /* number of those used last */
     bool copies_taken;             /* by keys, whose queries did not come yet */
     atomic_uint *refused;                 /* of these rows */
+    atomic_bool hands_over; /* a cache has memory for that, and rows that may have been refused */
     pthread_mutex_t list_lock;
 };
 

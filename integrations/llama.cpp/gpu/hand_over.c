@@ -301,6 +301,7 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
         return refuse(cache, must);
     at = beside_of(cache);
     cache->forms++;
+    atomic_store(&cache->gpu->hands_over, true);
     for (; n > 0 && ok && (next = first_in_place(cache)) != NULL; n--)
         ok = store_layer(cache, next->shape.layer, &at);
     if (!ok)

@@ -80,6 +80,8 @@ void kvp_gpu_place_forget(kvp_gpu_cache *cache)
     set_form(cache, false);
     if (place == NULL)
         return;
+    if (place->beside.at != NULL)
+        atomic_store(&cache->gpu->hands_over, true);
     for (size_t i = 0; i < place->room; i++)
         place->positions[i] = KVP_NO_ROW;
     place->n = 0;
