@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -585,6 +586,37 @@ static bool try_token(struct llama_context *context, int pos, float *logits)
     return true;
 }
 
+static size_t bytes_on_gpus(void)
+{
+    size_t (*bytes)(void);
+    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_bytes");
+
+    assert_non_null(symbol);
+    memcpy(&bytes, &symbol, sizeof(symbol));
+    return bytes();
+}
+
+/* A hand-over stores a tensor's rows from a copy, 2048 rows at a time as fp32. */
+static void memory_is_given_back(void **state)
+{
+    const size_t least = 2048 * 128 * sizeof(float);
+
+    (void)state;
+    if (!harness_has_standin())
+        skip();
+    for (int clear = 0; clear < 2; clear++) {
+        struct llama_context *context = new_context("int-8", EXACT, 1);
+        size_t half;
+        feed_half(context);
+        half = bytes_on_gpus();
+        if (clear)
+            llama_memory_clear(llama_get_memory(context), true);
+        feed(context, HALF, 6, 1, clear ? 0 : HALF, 0, NULL);
+        assert_true(bytes_on_gpus() + least <= half);
+        llama_free(context);
+    }
+}
+
 /* While rows fit nobody needs the memory. The first token that does not fit is refused, and no
  * other try is needed than one with memory. */
 static void layers_wait_for_memory(void **state)
@@ -695,6 +727,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(contexts_have_forms_of_their_own),
         cmocka_unit_test(other_contexts_keep_their_graphs),
         cmocka_unit_test(graphs_are_waited_for),
+        cmocka_unit_test(memory_is_given_back),
         cmocka_unit_test(layers_wait_for_memory),
         cmocka_unit_test(all_allocations_may_fail),
         cmocka_unit_test(all_models_do_that),
