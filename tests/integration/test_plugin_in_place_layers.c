@@ -8,91 +8,11 @@
 
 #include <cmocka.h>
 
-#include <dlfcn.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "../choose.h"
-#include "harness.h"
-
-/* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer
- * goes before the token in cell 252, because 3 cells are left behind it, and the last one before
- * the token in 255. With two GPUs the first GPU has a cache with 3 of the layers, because llama.cpp
- * counts the model's output as a fifth layer. */
-#define N_CTX 1024
-#define ROOM 256
-#define EXACT "256"
-#define N_LAYERS 4
-#define PROMPT 224
-#define N_TEXT 500
-
-static llama_token tokens[N_TEXT];
-
-static int start(void **state)
-{
-    int result = harness_start(state);
-
-    harness_need_gpu();
-    if (result == 0) {
-        harness_tokens(tokens, N_TEXT);
-        assert_int_equal(llama_model_n_layer(harness_model()), N_LAYERS);
-    }
-    return result;
-}
-
-/* Layers of the first GPU's cache. */
-static int n_layers(void)
-{
-    return harness_gpus() > 1 ? 3 : N_LAYERS;
-}
-
-static int first_to_go(void)
-{
-    return ROOM - n_layers();
-}
-
-static struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
-{
-    const harness_options options = {
-        .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1
-    };
-
-    setenv("KVANT_EXACT", exact, 1);
-    return harness_context(&options);
-}
-
-static float *room_for(int n)
-{
-    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
-/* Tokens first .. first + n - 1 of the text, in steps of `step`; out NULL: no logits are kept. */
-static void feed(struct llama_context *context, int first, int n, int step, llama_pos pos,
-                 llama_seq_id seq, float *out)
-{
-    for (int i = 0, some; i < n; i += some) {
-        some = n - i < step ? n - i : step;
-        harness_decode(context, tokens + first + i, some, pos + i, seq, true);
-        if (out != NULL)
-            memcpy(out + (size_t)i * harness_n_vocab(), llama_get_logits(context),
-                   (size_t)some * harness_n_vocab() * sizeof(float));
-    }
-}
-
-/* On a real GPU ggml-cuda sums in another order than the CPU's stock. KLD is below 1e-5 then. */
-static void assert_same(const float *a, const float *b, int n)
-{
-    if (harness_has_standin())
-        assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
-    else
-        assert_true(harness_mean_kld(a, b, n) < 1e-5);
-}
+#include "in_place_layers.h"
 
 static bool is_same(const float *a, const float *b, int n)
 {
@@ -151,36 +71,6 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 }
 
 /* Layers */
-
-static void a_text(struct llama_context *context, float *logits)
-{
-    feed(context, 0, PROMPT, 100, 0, 0, NULL);
-    feed(context, PROMPT, 100, 1, PROMPT, 0, logits);
-}
-
-static float *hear(void (*tell)(struct llama_context *context, float *logits), int n,
-                   const char *spec, const char *exact, uint32_t n_seq)
-{
-    struct llama_context *context = new_context(spec, exact, n_seq);
-    float *logits = room_for(n);
-
-    tell(context, logits);
-    llama_free(context);
-    return logits;
-}
-
-/* Both caches have the same codec for the same rows. While some layers are in place fewer of them
- * have its error. The factor is for centres and open blocks, which differ by when rows came; 1e-5
- * is for KLDs that are as small as rounding. */
-static void assert_as_good(const char *what, const float *stock, const float *ours,
-                           const float *compressed, int n)
-{
-    const double a = harness_mean_kld(stock, ours, n);
-    const double b = harness_mean_kld(stock, compressed, n);
-
-    print_message("%s: KLD %.6f, compressed from the start %.6f\n", what, a, b);
-    assert_true(isfinite(a) && a <= 2 * b + 1e-5);
-}
 
 /* Keys of a preset wait as fp16 in a cache that is compressed from the start. Its codec has 4 bits
  * or more and a matrix, so it is as good as 4 bits without one. Values of `quality` have a centre.
@@ -284,25 +174,11 @@ static void the_start_line_says_what_happens(void **state)
 
 /* Between two layers */
 
-#define HALF (ROOM - 2) /* cells that are written when a cache has two layers in place */
-
-static void feed_half(struct llama_context *context)
-{
-    feed(context, 0, PROMPT, 100, 0, 0, NULL);
-    feed(context, PROMPT, HALF - PROMPT, 1, PROMPT, 0, NULL);
-}
-
 static void tokens_again(struct llama_context *context, float *logits)
 {
     feed_half(context);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, HALF - 20, -1));
     feed(context, HALF - 20, 60, 1, HALF - 20, 0, logits);
-}
-
-static void a_prompt(struct llama_context *context, float *logits)
-{
-    feed_half(context);
-    feed(context, HALF, 60, 60, HALF, 0, logits);
 }
 
 /* Steps of few tokens, more of them than cells are left, and of two sequences. */
@@ -489,209 +365,6 @@ static void new_conversations_are_exact(void **state)
     }
 }
 
-/* Two contexts, whose steps alternate: one has layers in both forms, the other begins. */
-static void contexts_have_forms_of_their_own(void **state)
-{
-    struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
-    float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
-    float *compressed = hear(a_prompt, 60, "int-8", "0", 1);
-
-    (void)state;
-    first = new_context("int-8", EXACT, 1);
-    second = new_context("int-8", EXACT, 1);
-    feed_half(first);
-    for (size_t i = 0; i < 60; i++) {
-        feed(first, HALF + (int)i, 1, 1, HALF + (int)i, 0, of_first + i * harness_n_vocab());
-        feed(second, (int)i, 1, 1, (int)i, 0, of_second + i * harness_n_vocab());
-    }
-    feed(stock, 0, 60, 1, 0, 0, expected);
-    assert_same(expected, of_second, 60);
-    feed(stock, 60, HALF - 60, 100, 60, 0, NULL);
-    feed(stock, HALF, 60, 1, HALF, 0, expected);
-    assert_as_good("beside another context", expected, of_first, compressed, 60);
-    llama_free(first);
-    llama_free(second);
-    llama_free(stock);
-    free(of_first);
-    free(of_second);
-    free(expected);
-    free(compressed);
-}
-
-/* Of the stand-in: "standin_direct" counts parts of graphs that were computed, not as part of a
- * captured graph; "standin_synchronized" counts waits. */
-static unsigned long counter(const char *name)
-{
-    const unsigned long *n =
-        ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CUDA"), name);
-
-    assert_non_null(n);
-    return *n;
-}
-
-/* llama.cpp does not wait for the graph before it clears a cache. */
-static void graphs_are_waited_for(void **state)
-{
-    struct llama_context *context;
-    unsigned long before;
-
-    (void)state;
-    if (!harness_has_standin())
-        skip();
-    context = new_context("int-8", EXACT, 1);
-    feed(context, 0, 100, 100, 0, 0, NULL);
-    before = counter("standin_synchronized");
-    llama_memory_clear(llama_get_memory(context), true);
-    assert_true(counter("standin_synchronized") > before);
-    llama_free(context);
-}
-
-/* The first step with pages may bring others to capture once more, which takes two steps: the GPU
- * has memory for slots only then. The layers leave their graphs alone. */
-static void other_contexts_keep_their_graphs(void **state)
-{
-    struct llama_context *first, *other;
-    const int n = ROOM + 4 - PROMPT;
-    int n_again = 0;
-
-    (void)state;
-    if (!harness_has_standin())
-        skip();
-    first = new_context("int-8", EXACT, 1);
-    other = new_context("int-8", "0", 1);
-    setenv("KVANT_EXACT", EXACT, 1); /* the stand-in asks whether a cache may be in place */
-    feed(first, 0, PROMPT, 100, 0, 0, NULL);
-    feed(other, 0, 4, 1, 0, 0, NULL);
-    for (int i = 0; i < n; i++) {
-        const unsigned long before = counter("standin_direct");
-        feed(other, 4 + i, 1, 1, 4 + i, 0, NULL);
-        n_again += counter("standin_direct") > before;
-        feed(first, PROMPT + i, 1, 1, PROMPT + i, 0, NULL);
-    }
-    print_message("steps that were not replayed again: %d\n", n_again);
-    assert_true(n_again <= 2);
-    llama_free(first);
-    llama_free(other);
-}
-
-/* Memory */
-
-static bool try_token(struct llama_context *context, int pos, float *logits)
-{
-    struct llama_batch batch = llama_batch_get_one(tokens + pos, 1);
-
-    if (llama_decode(context, batch) != 0)
-        return false;
-    memcpy(logits, llama_get_logits_ith(context, -1), harness_n_vocab() * sizeof(*logits));
-    return true;
-}
-
-static size_t bytes_on_gpus(void)
-{
-    size_t (*bytes)(void);
-    void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "host_bytes");
-
-    assert_non_null(symbol);
-    memcpy(&bytes, &symbol, sizeof(symbol));
-    return bytes();
-}
-
-/* A hand-over stores a tensor's rows from a copy, 2048 rows at a time as fp32. */
-static void memory_is_given_back(void **state)
-{
-    const size_t least = 2048 * 128 * sizeof(float);
-
-    (void)state;
-    if (!harness_has_standin())
-        skip();
-    for (int clear = 0; clear < 2; clear++) {
-        struct llama_context *context = new_context("int-8", EXACT, 1);
-        size_t half;
-        feed_half(context);
-        half = bytes_on_gpus();
-        if (clear)
-            llama_memory_clear(llama_get_memory(context), true);
-        feed(context, HALF, 6, 1, clear ? 0 : HALF, 0, NULL);
-        assert_true(bytes_on_gpus() + least <= half);
-        llama_free(context);
-    }
-}
-
-/* While rows fit nobody needs the memory. The first token that does not fit is refused, and no
- * other try is needed than one with memory. */
-static void layers_wait_for_memory(void **state)
-{
-    struct llama_context *context;
-    float *stock = hear(a_text, 100, NULL, "0", 1), *ours = room_for(100);
-    float *compressed = hear(a_text, 100, "int-8", "0", 1);
-    const int full = ROOM - PROMPT;
-    const size_t behind = (size_t)full * harness_n_vocab();
-
-    (void)state;
-    if (!harness_has_standin())
-        skip();
-    context = new_context("int-8", EXACT, 1);
-    feed(context, 0, PROMPT, 100, 0, 0, NULL);
-    setenv("KVANT_TEST_NO_MEMORY", "1", 1);
-    for (int i = 0; i < full; i++)
-        assert_true(try_token(context, PROMPT + i, ours + (size_t)i * harness_n_vocab()));
-    assert_same(stock, ours, full);
-    assert_false(try_token(context, ROOM, ours + behind));
-    unsetenv("KVANT_TEST_NO_MEMORY");
-    for (int i = full; i < 100; i++)
-        assert_true(try_token(context, PROMPT + i, ours + (size_t)i * harness_n_vocab()));
-    assert_as_good("after a try without memory", stock + behind, ours + behind,
-                   compressed + behind, 100 - full);
-    llama_free(context);
-    free(stock);
-    free(ours);
-    free(compressed);
-}
-
-/* One allocation fails, from the token before the first layer goes on. A token that is refused
- * comes again. */
-static bool fail_at(int allocation, const float *stock, const float *compressed)
-{
-    struct llama_context *context = new_context("", EXACT, 1);
-    float *ours = room_for(40);
-    const int from = ROOM - 6;
-    char number[16];
-    bool failed;
-
-    feed(context, 0, PROMPT, 100, 0, 0, NULL);
-    feed(context, PROMPT, from - PROMPT, 1, PROMPT, 0, NULL);
-    snprintf(number, sizeof(number), "%d", allocation);
-    setenv("KVANT_TEST_NO_MEMORY_AT", number, 1);
-    for (int i = 0; i < 40; i++) {
-        float *logits = ours + (size_t)i * harness_n_vocab();
-        assert_true(try_token(context, from + i, logits) || try_token(context, from + i, logits));
-    }
-    failed = strcmp(getenv("KVANT_TEST_NO_MEMORY_AT"), "0") == 0;
-    unsetenv("KVANT_TEST_NO_MEMORY_AT");
-    assert_as_good("one allocation fails", stock, ours, compressed, 40);
-    llama_free(context);
-    free(ours);
-    return failed;
-}
-
-static void all_allocations_may_fail(void **state)
-{
-    float *stock = hear(a_text, 100, NULL, "0", 1);
-    float *compressed = hear(a_text, 100, "trellis-4", "0", 1);
-    const size_t first = (size_t)(ROOM - 6 - PROMPT) * harness_n_vocab();
-    int n = 0;
-
-    (void)state;
-    if (!harness_has_standin())
-        skip();
-    while (fail_at(n + 1, stock + first, compressed + first))
-        n++;
-    print_message("%d allocations\n", n);
-    assert_true(n > 0);
-    free(stock);
-    free(compressed);
-}
-
 /* Models with a sliding window have two caches, whose layers go by themselves. */
 static void all_models_do_that(void **state)
 {
@@ -724,12 +397,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_row_is_lost_between_layers),
         cmocka_unit_test(layers_in_place_stay_as_they_are),
         cmocka_unit_test(new_conversations_are_exact),
-        cmocka_unit_test(contexts_have_forms_of_their_own),
-        cmocka_unit_test(other_contexts_keep_their_graphs),
-        cmocka_unit_test(graphs_are_waited_for),
-        cmocka_unit_test(memory_is_given_back),
-        cmocka_unit_test(layers_wait_for_memory),
-        cmocka_unit_test(all_allocations_may_fail),
         cmocka_unit_test(all_models_do_that),
     };
 

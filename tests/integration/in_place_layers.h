@@ -1,0 +1,132 @@
+/* in_place_layers.h - contexts whose layers go from f16 in place to compressed pages one after the
+ * other, for the tests of gpu/hand_over.c. Include it after cmocka.h, with _POSIX_C_SOURCE. */
+#ifndef KVANT_TESTS_IN_PLACE_LAYERS_H
+#define KVANT_TESTS_IN_PLACE_LAYERS_H
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+/* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer
+ * goes before the token in cell 252, because 3 cells are left behind it, and the last one before
+ * the token in 255. With two GPUs the first GPU has a cache with 3 of the layers, because llama.cpp
+ * counts the model's output as a fifth layer. */
+#define N_CTX 1024
+#define ROOM 256
+#define EXACT "256"
+#define N_LAYERS 4
+#define PROMPT 224
+#define N_TEXT 500
+
+static llama_token tokens[N_TEXT];
+
+static inline int start(void **state)
+{
+    int result = harness_start(state);
+
+    harness_need_gpu();
+    if (result == 0) {
+        harness_tokens(tokens, N_TEXT);
+        assert_int_equal(llama_model_n_layer(harness_model()), N_LAYERS);
+    }
+    return result;
+}
+
+/* Layers of the first GPU's cache. */
+static inline int n_layers(void)
+{
+    return harness_gpus() > 1 ? 3 : N_LAYERS;
+}
+
+static inline int first_to_go(void)
+{
+    return ROOM - n_layers();
+}
+
+static inline struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
+{
+    const harness_options options = {
+        .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1
+    };
+
+    setenv("KVANT_EXACT", exact, 1);
+    return harness_context(&options);
+}
+
+static inline float *room_for(int n)
+{
+    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
+/* Tokens first .. first + n - 1 of the text, in steps of `step`; out NULL: no logits are kept. */
+static inline void feed(struct llama_context *context, int first, int n, int step, llama_pos pos,
+                 llama_seq_id seq, float *out)
+{
+    for (int i = 0, some; i < n; i += some) {
+        some = n - i < step ? n - i : step;
+        harness_decode(context, tokens + first + i, some, pos + i, seq, true);
+        if (out != NULL)
+            memcpy(out + (size_t)i * harness_n_vocab(), llama_get_logits(context),
+                   (size_t)some * harness_n_vocab() * sizeof(float));
+    }
+}
+
+/* On a real GPU ggml-cuda sums in another order than the CPU's stock. KLD is below 1e-5 then. */
+static inline void assert_same(const float *a, const float *b, int n)
+{
+    if (harness_has_standin())
+        assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
+    else
+        assert_true(harness_mean_kld(a, b, n) < 1e-5);
+}
+
+static inline void a_text(struct llama_context *context, float *logits)
+{
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed(context, PROMPT, 100, 1, PROMPT, 0, logits);
+}
+
+static inline float *hear(void (*tell)(struct llama_context *context, float *logits), int n,
+                   const char *spec, const char *exact, uint32_t n_seq)
+{
+    struct llama_context *context = new_context(spec, exact, n_seq);
+    float *logits = room_for(n);
+
+    tell(context, logits);
+    llama_free(context);
+    return logits;
+}
+
+/* Both caches have the same codec for the same rows. While some layers are in place fewer of them
+ * have its error. The factor is for centres and open blocks, which differ by when rows came; 1e-5
+ * is for KLDs that are as small as rounding. */
+static inline void assert_as_good(const char *what, const float *stock, const float *ours,
+                           const float *compressed, int n)
+{
+    const double a = harness_mean_kld(stock, ours, n);
+    const double b = harness_mean_kld(stock, compressed, n);
+
+    print_message("%s: KLD %.6f, compressed from the start %.6f\n", what, a, b);
+    assert_true(isfinite(a) && a <= 2 * b + 1e-5);
+}
+
+#define HALF (ROOM - 2) /* cells that are written when a cache has two layers in place */
+
+static inline void feed_half(struct llama_context *context)
+{
+    feed(context, 0, PROMPT, 100, 0, 0, NULL);
+    feed(context, PROMPT, HALF - PROMPT, 1, PROMPT, 0, NULL);
+}
+
+static inline void a_prompt(struct llama_context *context, float *logits)
+{
+    feed_half(context);
+    feed(context, HALF, 60, 60, HALF, 0, logits);
+}
+
+#endif /* KVANT_TESTS_IN_PLACE_LAYERS_H */
