@@ -206,6 +206,28 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 
 #define KVANT_CUDA_NO_BLOCK INT32_MIN
 
+/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels (first, second) of the centre of a
+ * block with number n is, with a and b the same channels of start n,
+ *
+ *     (a cos - b sin, b cos + a sin)
+ *
+ * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase has pairs and phases. */
+typedef struct kvant_cuda_turning {
+    const uint16_t *pairs;  /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
+    const float *start;     /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
+    const float *phases;    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
+} kvant_cuda_turning;
+
+/* Queries of attention before any matrix, for <q, centre> of every page (kvant_cuda_page_offsets). */
+typedef struct kvant_cuda_turned {
+    const void *q; /* device; NULL: pages have no centres of their own */
+    kvant_cuda_type type;
+    size_t q_batch_stride, q_token_stride, q_head_stride; /* elements */
+    kvant_cuda_turning turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
+    float *offsets;             /* device: room for page_offsets, which some kernels need */
+} kvant_cuda_turned;
+
 typedef struct kvant_cuda_attention_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check takes */
@@ -274,6 +296,8 @@ typedef struct kvant_cuda_attention_args {
     /* device, or NULL: kvant_cuda_page_offsets. What its own centre adds to all scores of a page, before `scale`. Not beside a
      * softcap or k_center */
     const float *page_offsets;
+    /* q not NULL: the call finds page_offsets itself. Not beside page_offsets, a softcap or k_center */
+    kvant_cuda_turned turned;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -404,19 +428,6 @@ KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args, kvant_cuda_stream stream);
 
 /* ---- centres of blocks ---- */
-
-/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels (first, second) of the centre of a
- * block with number n is, with a and b the same channels of start n,
- *
- *     (a cos - b sin, b cos + a sin)
- *
- * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase has pairs and phases. */
-typedef struct kvant_cuda_turning {
-    const uint16_t *pairs;  /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
-    const float *start;     /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
-    const float *phases;    /* device: per block the cosines of all pairs, then their sines: head_dim */
-    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
-} kvant_cuda_turning;
 
 typedef struct kvant_cuda_center_rows_args {
     size_t size;      /* set by the caller to sizeof(kvant_cuda_center_rows_args) */

@@ -3,6 +3,8 @@
  *
  * With the products z of a query and a start, Z = (q_1 a + q_2 b, q_2 a - q_1 b) for every pair of channels, <q, centre> is the sum
  * of Z_1 cos + Z_2 sin over pairs: products of query rows and phases. */
+#include "centers.h"
+
 #include "checks.h"
 #include "launch.h"
 #include "ptx.cuh"
@@ -299,7 +301,7 @@ static bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
 }
 
 /* The grid counts thread blocks, and kernels places, in 32 bits. */
-static bool valid_offsets(const kvant_cuda_page_offsets_args &args)
+bool valid_offsets(const kvant_cuda_page_offsets_args &args)
 {
     const uint32_t tokens = std::max(args.query_tokens, 1u);
     return args.q && args.lengths && args.offsets && valid_type(args.type) && valid_turning(args.turning, args.head_dim) &&

@@ -164,7 +164,7 @@ static void find_offsets(fixture *f, const void *q)
     const size_t width = (size_t)c->n_heads * c->head_dim, rows = (size_t)f->p.query_tokens * (c->n_heads / c->n_kv_heads),
                  n = (size_t)c->batch * c->n_kv_heads * f->blocks_per_row * rows;
     f->gpu_offsets = device_new(n * sizeof(float), 0xff);
-    const kvant_cuda_page_offsets_args args = { .size = sizeof args,
+    f->turned = (kvant_cuda_page_offsets_args){ .size = sizeof f->turned,
                                                 .q = q,
                                                 .type = c->type,
                                                 .q_batch_stride = f->p.query_tokens * width,
@@ -180,7 +180,7 @@ static void find_offsets(fixture *f, const void *q)
                                                 .table_stride = f->blocks_per_row,
                                                 .turning = gpu_turning(&f->turning),
                                                 .offsets = f->gpu_offsets };
-    assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_page_offsets(&f->turned, NULL), KVANT_OK);
     float *offsets = malloc(n * sizeof *offsets);
     device_read(offsets, f->gpu_offsets, n * sizeof *offsets);
     for (size_t i = 0; f->hidden && i < n; i++)
@@ -203,7 +203,6 @@ static void make_page_centers(fixture *f)
         f->plain_q[i] = round_to_type(random_normal(), c->type);
     void *typed = to_type(f->plain_q, n, c->type, &bytes), *gpu = device_copy(typed, bytes);
     find_offsets(f, gpu);
-    cudaFree(gpu);
     free(typed);
 }
 
@@ -304,6 +303,7 @@ void fixture_close(fixture *f)
     if (f->p.page_centers)
         turning_close(&f->turning);
     cudaFree(f->gpu_offsets);
+    cudaFree((void *)(uintptr_t)f->turned.q);
     cudaFree(f->gpu_matrices);
     cudaFree(f->gpu_k_center);
     cudaFree(f->gpu_starts);

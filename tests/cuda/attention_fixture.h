@@ -45,6 +45,7 @@ typedef struct fixture {
     test_turning turning;  /* of pages */
     float *plain_q;        /* before any matrix; NULL: pages have no centres */
     void *gpu_offsets;     /* kvant_cuda_page_offsets */
+    kvant_cuda_page_offsets_args turned; /* how they were made */
     bool *hidden;          /* as table, which still says what is there; NULL: none */
     int32_t *starts;
     uint16_t *mask;

@@ -56,22 +56,38 @@ kvant_cuda_attention_args attention_args(const fixture *f)
     return args;
 }
 
+static void check_rows(fixture *f, const kvant_cuda_attention_args *args, uint8_t *out, float *lse)
+{
+    const attention_case *c = f->c;
+    assert_int_equal(kvant_cuda_attention(args, NULL), KVANT_OK);
+    check_cuda(cudaDeviceSynchronize());
+    device_read(out, f->gpu_out, f->out_bytes);
+    device_read(lse, f->gpu_lse, (size_t)f->n_rows * c->n_heads * sizeof *lse);
+    for (uint32_t b = 0; b < c->batch; b++)
+        for (uint32_t i = 0; i < query_tokens_of(f, b); i++)
+            for (uint32_t h = 0; h < c->n_heads; h++)
+                check_head(f, out, lse, b, i, h);
+}
+
 void run_problem(const attention_case *c, const attention_problem *p)
 {
     fixture f;
     fixture_open(&f, c, p);
     kvant_cuda_attention_args args = attention_args(&f);
-    size_t lse_bytes = (size_t)f.n_rows * c->n_heads * sizeof(float);
     uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
-    float *lse = malloc(lse_bytes);
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
-    check_cuda(cudaDeviceSynchronize());
-    device_read(out, f.gpu_out, f.out_bytes);
-    device_read(lse, f.gpu_lse, lse_bytes);
-    for (uint32_t b = 0; b < c->batch; b++)
-        for (uint32_t i = 0; i < query_tokens_of(&f, b); i++)
-            for (uint32_t h = 0; h < c->n_heads; h++)
-                check_head(&f, out, lse, b, i, h);
+    float *lse = malloc((size_t)f.n_rows * c->n_heads * sizeof *lse);
+    check_rows(&f, &args, out, lse);
+    if (args.page_offsets) { /* the call finds them itself */
+        args.page_offsets = NULL;
+        args.turned = (kvant_cuda_turned){ .q = f.turned.q,
+                                           .type = f.turned.type,
+                                           .q_batch_stride = f.turned.q_batch_stride,
+                                           .q_token_stride = f.turned.q_token_stride,
+                                           .q_head_stride = f.turned.q_head_stride,
+                                           .turning = f.turned.turning,
+                                           .offsets = f.gpu_offsets };
+        check_rows(&f, &args, out, lse);
+    }
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;

@@ -631,7 +631,7 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
     }
     if (harness_has_standin() && matrices > 0) {
         assert_int_equal(last_attention()->n_matrices, matrices);
-        assert_non_null(last_attention()->page_offsets);
+        assert_non_null(last_attention()->turned.q);
     }
     saved = harness_save_state(context, size);
     llama_free(context);

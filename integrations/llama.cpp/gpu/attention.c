@@ -127,26 +127,19 @@ static void take_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant
         args->q_numbers[i] = (uint8_t)i;
 }
 
-/* What queries, as they are, have in common with blocks' centres. */
-static kvant_status find_offsets(const kvp_gpu_backend *b, const kvp_gpu_cells *k, size_t first_block, const kvant_cuda_attention_args *args)
+/* Queries as they are, for what they have in common with blocks' centres. */
+static kvant_cuda_turned turned_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
+                                   const kvant_cuda_attention_args *args)
 {
-    const kvant_cuda_page_offsets_args offsets = { .size = sizeof(offsets),
-                                                   .q = args->q,
-                                                   .type = args->type,
-                                                   .q_batch_stride = args->q_batch_stride,
-                                                   .q_token_stride = args->q_token_stride,
-                                                   .q_head_stride = args->q_head_stride,
-                                                   .batch = args->batch,
-                                                   .n_heads = args->n_heads,
-                                                   .n_kv_heads = args->n_kv_heads,
-                                                   .head_dim = k->head_dim,
-                                                   .query_tokens = args->query_tokens,
-                                                   .lengths = args->lengths,
-                                                   .table_stride = args->table_stride,
-                                                   .turning = kvp_gpu_turning_of(k, first_block),
-                                                   .offsets = b->scratch.offsets };
-
-    return kvant_cuda_page_offsets(&offsets, b->gpu->stream);
+    return (kvant_cuda_turned){
+        .q = args->q,
+        .type = args->type,
+        .q_batch_stride = args->q_batch_stride,
+        .q_token_stride = args->q_token_stride,
+        .q_head_stride = args->q_head_stride,
+        .turning = kvp_gpu_turning_of(k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
+        .offsets = b->scratch.offsets
+    };
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -181,11 +174,9 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
-    if (k->turns) {
-        status = find_offsets(b, k, (size_t)args.new_first / KVANT_PAGE_TOKENS, &args);
-        args.page_offsets = b->scratch.offsets;
-    }
-    if (status == KVANT_OK && is_full(k) && !transformed)
+    if (k->turns)
+        args.turned = turned_of(b, k, &args);
+    if (is_full(k) && !transformed)
         status = transform_queries(b, k, &args);
     if (status != KVANT_OK)
         return status;

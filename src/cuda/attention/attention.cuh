@@ -463,7 +463,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 load_tile(tile_at<D, MANY>(p, shared.queries, next), next);
             PageOffsets offsets;
             if constexpr (MANY && TILES == 1)
-                offsets.ask(p, at.pair, at.page_of(mine), 0, lane);
+                offsets.template ask<D, GENERAL>(p, at.pair, at.page_of(mine), 0, lane);
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
@@ -488,10 +488,10 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (GENERAL)
                     unrolled_for (int t = 0; t < TILES; t++)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
-                if (MANY && p.page_offsets)
+                if (MANY && has_offsets(p, GENERAL))
                     unrolled_for (int t = 0; t < TILES; t++) {
                         if constexpr (TILES > 1)
-                            offsets.ask(p, at.pair, at.page_of(mine), t, lane);
+                            offsets.template ask<D, GENERAL>(p, at.pair, at.page_of(mine), t, lane);
                         offsets.add(p, s[t]);
                     }
                 if constexpr (S::SPLIT)

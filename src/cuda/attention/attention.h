@@ -15,6 +15,8 @@ namespace kvant
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
 constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked operand */
+/* Pages of a thread block at least. Two open ones keep 8 warps busy, each with 16 tokens (open.cuh). */
+constexpr int LEAST_PAGES = 2;
 constexpr size_t COUNTER_BYTES = MAX_BLOCKS * MOST_COLUMNS * sizeof(uint32_t);
 
 __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
@@ -65,6 +67,11 @@ struct AttentionArgs {
     const float *v_center, *k_scale, *v_scale;
     const float *k_center;   /* as in cuda.h, like the next five */
     const float *page_offsets;
+    /* Not general kernels: centres that turn, from which these find page_offsets themselves; no
+     * centres when turning.start is NULL. */
+    kvant_cuda_turning turning;
+    const float *plain_q; /* queries before any matrix */
+    size_t plain_batch_stride, plain_head_stride;
     const uint8_t *matrices; /* NULL: all keys are alike */
     int n_matrices;
     size_t q_matrix_stride;

@@ -6,6 +6,7 @@
  * capability tells neither. A new device may run code made from old PTX, and it may have less
  * shared memory than an old device. */
 #include "../any/any.h"
+#include "../centers.h"
 #include "../checks.h"
 #include "../chunks/any_chunks.cuh"
 #include "../launch.h"
@@ -87,14 +88,12 @@ uint32_t grid_of(const Device &device)
     return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
 }
 
-/* No more blocks than can have work: a warp per page, as find_piece shares pages out (schedule.cuh). */
+/* No more blocks than can have work: LEAST_PAGES for each, as find_piece shares pages out. */
 uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const Device &device)
 {
-    const uint32_t warps = (uint32_t)kernel.threads / 32,
-                   groups = ((uint32_t)(p.heads_a_kv * p.query_tokens) + kernel.columns - 1) / kernel.columns;
-    const uint64_t blocks =
-        (uint64_t)p.batch * p.kv_heads * groups * ((p.max_tokens / KVANT_PAGE_TOKENS + warps - 1) / warps);
-    return (uint32_t)std::min<uint64_t>(blocks, grid_of(device));
+    const uint32_t groups = ((uint32_t)(p.heads_a_kv * p.query_tokens) + kernel.columns - 1) / kernel.columns,
+                   parts = (p.max_tokens / KVANT_PAGE_TOKENS + LEAST_PAGES - 1) / LEAST_PAGES;
+    return (uint32_t)std::min<uint64_t>((uint64_t)p.batch * p.kv_heads * groups * parts, grid_of(device));
 }
 
 /* Checks that the loaded code has a body and that the kernel fits the device. */
@@ -186,6 +185,29 @@ bool valid_matrices(const kvant_cuda_attention_args &args)
            !((args.k_center || args.page_offsets) && args.logit_softcap > 0) && !(args.k_center && args.page_offsets);
 }
 
+kvant_cuda_page_offsets_args offsets_args(const kvant_cuda_attention_args &args)
+{
+    const kvant_cuda_turned &turned = args.turned;
+    kvant_cuda_page_offsets_args of{};
+    of.size = sizeof of;
+    of.q = turned.q;
+    of.type = turned.type;
+    of.q_batch_stride = turned.q_batch_stride;
+    of.q_token_stride = turned.q_token_stride;
+    of.q_head_stride = turned.q_head_stride;
+    of.batch = args.batch;
+    of.n_heads = args.n_heads;
+    of.n_kv_heads = args.n_kv_heads;
+    of.head_dim = args.k_codec->params.head_dim;
+    of.query_tokens = args.query_tokens;
+    of.query_starts = args.query_starts;
+    of.lengths = args.lengths;
+    of.table_stride = args.table_stride;
+    of.turning = turned.turning;
+    of.offsets = turned.offsets;
+    return of;
+}
+
 bool not_negative(float x)
 {
     return x >= 0 && std::isfinite(x);
@@ -200,7 +222,7 @@ kvant_status check_attention(kvant_cuda_attention_args &args)
     if (status != KVANT_OK)
         return status;
     args.query_tokens = std::max(args.query_tokens, 1u);
-    if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) || (args.query_tokens > 1 && args.out_token_stride == 0))
+    if (!valid_shape(args) || !valid_pools(args) || !valid_matrices(args) || (args.turned.q && !valid_offsets(offsets_args(args))) || (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     if (needed == 0)
@@ -288,6 +310,19 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.mask_token_stride = args.mask_token_stride;
     p.sinks = args.sinks;
     return p;
+}
+
+/* Kernels that are not general find offsets of pages themselves, from rows of floats. */
+bool finds_offsets(const kvant_cuda_attention_args &args)
+{
+    return args.turned.q && args.turned.type == KVANT_CUDA_F32 && !is_general(args);
+}
+
+void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
+{
+    p.turning = turned.turning;
+    p.plain_q = static_cast<const float *>(turned.q);
+    p.plain_batch_stride = turned.q_batch_stride, p.plain_head_stride = turned.q_head_stride;
 }
 
 /* Both codecs with their tables on the device. */
@@ -378,6 +413,10 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (!given || given->size != sizeof *given)
         return KVANT_ERR_ARGUMENT;
     kvant_cuda_attention_args args = *given;
+    if (args.turned.q && args.page_offsets)
+        return KVANT_ERR_ARGUMENT;
+    if (args.turned.q)
+        args.page_offsets = args.turned.offsets;
     kvant_status status = check_attention(args);
     if (status != KVANT_OK)
         return status;
@@ -387,12 +426,21 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     status = prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
+    const bool finds = status == KVANT_OK && finds_offsets(args);
+    if (args.turned.q && !finds && (status == KVANT_OK || status == KVANT_ERR_UNSUPPORTED)) {
+        const kvant_cuda_page_offsets_args of = offsets_args(args);
+        const kvant_status made = kvant_cuda_table_page_offsets(&of, stream);
+        if (made != KVANT_OK)
+            return made;
+    }
     if (status == KVANT_ERR_UNSUPPORTED)
         return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel, device);
+    if (finds)
+        copy_turned(p, args.turned);
     if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
         return status;
     if (args.k_codec->params.decoder == KVANT_CUDA_CODEBOOK6)

@@ -110,9 +110,9 @@ KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const 
                          tile, t, first, lane, s);
     if constexpr (GENERAL)
         change_scores(p, tile, seen, t, before + first, valid - first, lane, s);
-    if (MANY && p.page_offsets) {
+    if (MANY && has_offsets(p, GENERAL)) {
         PageOffsets offsets;
-        offsets.ask(p, pair, before / PAGE_TOKENS, t, lane);
+        offsets.template ask<D, GENERAL>(p, pair, before / PAGE_TOKENS, t, lane);
         offsets.add(p, s);
     }
     hide_tokens(s, valid - first, lane >> 2);

@@ -162,24 +162,38 @@ KVANT_INLINE int align_piece(int size, int pages)
     return size;
 }
 
-/* The same where pieces of size `least` do not fill the machine: what counts then is how long one piece
- * takes. A pair is cut into equal pieces, of min_pages and up to twice as many; one with fewer pages is
- * not cut, and has a block of its own. */
-KVANT_INLINE int size_of_few(int least, int pages, int min_pages)
+/* Pairs that are all cut alike, into `parts` pieces of `size` pages, of which the last may be
+ * shorter. parts is 0 where there are more pairs than thread blocks. */
+struct Parts {
+    int parts, size;
+};
+
+KVANT_INLINE Parts parts_of(int pairs, int pages, int count)
 {
-    if (pages <= min_pages)
-        return max(quotient(least + pages - 1, pages), 1) * pages;
-#pragma unroll 1
-    for (int parts = quotient(pages, min_pages); 2 * min_pages * parts >= pages; parts--) {
-        const int size = quotient(pages, parts);
-        if (size * parts == pages)
-            return size;
-    }
-    return align_piece(min_pages, pages);
+    const int n = min(quotient(count, pairs), (pages + LEAST_PAGES - 1) / LEAST_PAGES);
+    if (n == 0)
+        return Parts{ 0, 0 };
+    const int size = quotient(pages + n - 1, n);
+    return Parts{ quotient(pages + size - 1, size), size };
 }
 
-/* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread
- * thin. */
+/* The piece of block `index` of pairs that are cut alike. In the line a pair then has room for
+ * whole pieces, so that each piece lies in one pair. */
+template <bool GENERAL>
+KVANT_INLINE Piece<GENERAL> part_of(const Parts &cut, int index, int pairs, int heads, int pages)
+{
+    const int room = cut.parts * cut.size, pair = quotient(index, cut.parts), b = quotient(pair, heads);
+    Piece<GENERAL> piece{ cut.size, 0, 0, false, { b, b * heads * room, room, heads } };
+    if (pair < pairs) {
+        piece.begin = index * cut.size;
+        piece.end = min(piece.begin + cut.size, pair * room + pages);
+    }
+    return piece;
+}
+
+/* Called by a whole warp; min_pages: one for each warp. A block that ends one pair and begins
+ * another one takes twice as long as a block in the middle of one. So pairs are cut alike where
+ * that makes pieces hardly longer than an even share. */
 template <bool GENERAL, int COLUMNS>
 KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
                                        int min_pages, int lane)
@@ -188,7 +202,7 @@ KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths,
     /* a sequence's part of the line, divided by `times` */
     auto part = [&](int b) { return GENERAL ? lengths.pages(b) * lengths.heads(b) : lengths.pages(b); };
     Piece<GENERAL> piece;
-    int total = 0, n = 0, longest = 0, pages = 0;
+    int total = 0, n = 0, longest = 0, pages = 0, least = INT_MAX;
     piece.any_empty = false;
 #pragma unroll 1
     for (int base = 0; base < batch; base += 32) {
@@ -196,18 +210,24 @@ KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths,
         piece.any_empty |= __any_sync(FULL, base + lane < batch && n == 0);
         total += __reduce_add_sync(FULL, n);
         longest = max(longest, __reduce_max_sync(FULL, n));
-        if (GENERAL)
-            pages = max(pages, __reduce_max_sync(FULL, lengths.pages(base + lane)));
+        if (GENERAL) {
+            const int own = lengths.pages(base + lane);
+            pages = max(pages, __reduce_max_sync(FULL, own));
+            least = min(least, __reduce_min_sync(FULL, base + lane < batch ? own : INT_MAX));
+        }
     }
-    const bool equal = total == longest * batch;
+    const bool equal = total == longest * batch && longest > 0;
     total *= times;
     piece.size = (int)((unsigned)(total + count - 1) / (unsigned)count);
     if (!GENERAL)
-        pages = longest;
-    if (equal && longest > 0)
-        piece.size = piece.size < min_pages ? size_of_few(piece.size, pages, min_pages) : align_piece(piece.size, pages);
-    else
-        piece.size = max(piece.size, min_pages);
+        pages = least = longest;
+    if (equal && pages == least) {
+        const int heads = lengths.heads(0), pairs = batch * heads;
+        const Parts cut = parts_of(pairs, pages, count);
+        if (cut.parts > 0 && 10 * cut.size <= 11 * piece.size + 10 * min_pages)
+            return part_of<GENERAL>(cut, index, pairs, heads, pages);
+    }
+    piece.size = equal ? align_piece(piece.size, pages) : max(piece.size, min_pages);
     piece.begin = min(index * piece.size, total);
     piece.end = min(piece.begin + piece.size, total);
     piece.cursor = Cursor<GENERAL>{ 0, 0, 0, 0 };

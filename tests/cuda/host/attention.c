@@ -196,10 +196,8 @@ static bool has_new_cells(const kvant_cuda_attention_args *a)
     return true;
 }
 
-kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+static kvant_status attend(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
-    host.attention = *args;
-    ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
     if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
@@ -235,6 +233,40 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     if (host_is_wrong("attention") && args->query_tokens == 32)
         swap_channels(args);
     return KVANT_OK;
+}
+
+/* As the library, which finds offsets of pages in the kernel or before it. */
+static kvant_status attend_turned(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_turned *turned = &args->turned;
+    kvant_cuda_attention_args found = *args;
+    const kvant_cuda_page_offsets_args of = { .size = sizeof of,
+                                              .q = turned->q,
+                                              .type = turned->type,
+                                              .q_batch_stride = turned->q_batch_stride,
+                                              .q_token_stride = turned->q_token_stride,
+                                              .q_head_stride = turned->q_head_stride,
+                                              .batch = args->batch,
+                                              .n_heads = args->n_heads,
+                                              .n_kv_heads = args->n_kv_heads,
+                                              .head_dim = args->k_codec->params.head_dim,
+                                              .query_tokens = args->query_tokens,
+                                              .query_starts = args->query_starts,
+                                              .lengths = args->lengths,
+                                              .table_stride = args->table_stride,
+                                              .turning = turned->turning,
+                                              .offsets = turned->offsets };
+    const kvant_status status = args->page_offsets ? KVANT_ERR_ARGUMENT : host_page_offsets(&of, stream);
+
+    found.page_offsets = turned->offsets;
+    return status == KVANT_OK ? attend(&found, stream) : status;
+}
+
+kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+{
+    host.attention = *args;
+    ANSWER(attention, args, stream);
+    return args->turned.q ? attend_turned(args, stream) : attend(args, stream);
 }
 
 static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t query)
