@@ -669,16 +669,26 @@ static void far_rows_are_as_good(int far, uint32_t matrices)
     free(graphs);
 }
 
-/* The last test: so many tokens want a tiny model, which takes the other's place. */
-static void far_rows_have_matrices_of_their_own(void **state)
+/* The last tests: so many tokens want a tiny model, which takes the other's place. */
+static void check_far_rows(int far)
 {
-    (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* it is the other model's */
     harness_load_tiny("llama");
     harness_tokens(tokens, N_PROMPT + N_STEPS);
-    far_rows_are_as_good(FAR, 2);
-    far_rows_are_as_good(FARTHER, 2);
+    far_rows_are_as_good(far, 2);
+}
+
+static void far_rows_have_matrices_of_their_own(void **state)
+{
+    (void)state;
+    check_far_rows(FAR);
+}
+
+static void far_rows_of_many_blocks_have_them_too(void **state)
+{
+    (void)state;
+    check_far_rows(FARTHER);
 }
 
 int main(int argc, char **argv)
@@ -696,6 +706,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(drafts_are_taken_back),
         cmocka_unit_test(rows_that_are_no_numbers_make_answers_that_are_none),
         cmocka_unit_test(far_rows_have_matrices_of_their_own),
+        cmocka_unit_test(far_rows_of_many_blocks_have_them_too),
     };
 
     choose_cases(argc, argv);
