@@ -1,11 +1,17 @@
 """What a vLLM engine generates, on the CPU or, where there is one, a GPU, as JSON on stdout. Arguments: the folder of a model, then options of LLM as JSON, then
 requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's; with
-TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names."""
+TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names.
 
+Without arguments it reads jobs from stdin, a line of JSON each: arguments, environment, and a file for what the engine says. Each
+job is a process of its own that begins with vLLM imported, which takes three times as long as the rest of a small model's job."""
+
+import gc
+import importlib
 import json
 import os
 import sys
 import pathlib
+import traceback
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -18,14 +24,14 @@ os.environ.update(
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "integrations" / "python"))
 import kvant.vllm  # noqa: E402
 
-kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
-
 import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 
 def clear_blocks(runner, block_ids):
     """As a GPU's runner clears blocks. The CPU's takes blocks that are split for whole ones."""
+    from vllm.v1.kv_cache_interface import group_kernel_blocks
+
     layers = runner.compilation_config.static_forward_context
     for name in {
         name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names
@@ -36,8 +42,7 @@ def clear_blocks(runner, block_ids):
             ] = 0
 
 
-if os.environ.get("TEST_GPU_PAGES"):
-    from vllm.v1.kv_cache_interface import group_kernel_blocks
+def use_gpu_pages():
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     from kvant.vllm import cpu, gpu, impl
@@ -62,8 +67,11 @@ def gaps(steps):
     return [second - first for first, second in best]
 
 
-def main():
-    folder, options, rounds = sys.argv[1], *map(json.loads, sys.argv[2:])
+def run(folder, options, rounds):
+    options, rounds = json.loads(options), json.loads(rounds)
+    kvant.vllm.register()  # what vLLM's entry point does in an installed wheel
+    if os.environ.get("TEST_GPU_PAGES"):
+        use_gpu_pages()
     common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
     llm = LLM(**common | of_device() | options)
     found, apart = [], []
@@ -76,9 +84,38 @@ def main():
         found.append([{"ids": [list(one.token_ids) for one in x.outputs], "cached": x.num_cached_tokens} for x in made])
         apart.append([[gaps(one.logprobs) for one in x.outputs] for x in made])
     counts = {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")} if "disable_log_stats" in options else {}
-    blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
-    print("RESULT", json.dumps({"blocks": blocks, "rounds": found, "gaps": apart, "counts": counts}))
+    config = llm.llm_engine.vllm_config
+    blocks, layers = config.cache_config.num_gpu_blocks, config.compilation_config.static_forward_context.values()
+    modules = sorted({type(layer.impl).__module__ for layer in layers if hasattr(layer, "impl")})
+    print("RESULT", json.dumps({"modules": modules, "blocks": blocks, "rounds": found, "gaps": apart, "counts": counts}))
+
+
+def run_job(arguments, environment, out):
+    """In a process of its own: as a program with these arguments, and with these variables, too."""
+    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.update(environment)
+    try:
+        run(*arguments)
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def serve():
+    """It starts no thread, so that its forks have all there is. What is imported is no garbage: each engine collects that seven
+    times."""
+    importlib.import_module("vllm.v1.worker.cpu_worker")  # as an engine does
+    gc.freeze()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            run_job(**json.loads(line))
+        os.waitpid(child, 0)
+        print("DONE", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(*sys.argv[1:]) if sys.argv[1:] else serve()

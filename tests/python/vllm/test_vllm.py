@@ -1,5 +1,5 @@
 """kvant's blocks in a vLLM engine, beside vLLM's own cache: a random model, an engine per process. On a GPU where there is one,
-and else on the CPU."""
+and else on the CPU. Processes on the CPU are forks of one that has imported vLLM (engine.py)."""
 
 import importlib.util
 import itertools
@@ -29,8 +29,10 @@ def ids(n, seed):
     return [random.Random(seed * 1000 + i).randrange(3, 300) for i in range(n)]
 
 
+ENGINE = [sys.executable, str(HERE / "engine.py")]
 GPU = torch.cuda.is_available()
 STAND_IN = (False,) if GPU else (False, True)  # whether the GPU's backend runs on the stand-in
+AT_START = ("PYTHONPATH", "TEST_LOGGING")  # variables that a process reads before it imports vLLM
 CLOSE = 2.0**-5  # of log-probabilities in fp16, whose logits lie within 16: 4 units in their last place
 DECIDED = 2.0**-7  # of log-probabilities in float32 on a CPU, which sums in another order move by 1e-5
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -49,21 +51,38 @@ class Engine(TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.model = models.make("llama", head_dim=64)
         cls.model.save_pretrained(cls.folder.name)
+        cls.at_start = {name: os.environ.get(name) for name in AT_START}
+        cls.server = None if GPU else subprocess.Popen(ENGINE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
+        if cls.server:
+            cls.server.communicate()
+
+    def said_by_engine(self, arguments, environment):
+        """What a process says that engine.py ends. A fork will do where variables at its start are the same."""
+        if GPU or any(os.environ.get(name) != value for name, value in self.at_start.items()):
+            made = subprocess.run([*ENGINE, *arguments], env=environment, capture_output=True, text=True)
+            return made.stdout + made.stderr
+        with tempfile.NamedTemporaryFile("r", errors="replace") as out:
+            job = {"arguments": arguments, "environment": environment, "out": out.name}
+            print(json.dumps(job), file=self.server.stdin, flush=True)
+            self.assertEqual(self.server.stdout.readline(), "DONE\n")
+            return out.read()
 
     def run_engine(self, stored, rounds, folder=None, gpu=False, **options):
         """gpu: the GPU's backend, on the stand-in for a GPU."""
-        words = [sys.executable, str(HERE / "engine.py"), folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
+        arguments = [folder or self.folder.name, json.dumps(options), json.dumps(rounds)]
         environment = {"KVANT_VLLM": stored, "TEST_GPU_PAGES": "1" if gpu else ""}
-        made = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
-        lines = [line for line in made.stdout.splitlines() if line.startswith("RESULT ")]
-        self.said = made.stdout + made.stderr
+        self.said = self.said_by_engine(arguments, os.environ | environment)
+        lines = [line for line in self.said.splitlines() if line.startswith("RESULT ")]
         if not lines:
-            raise RuntimeError(made.stderr[-2000:])
-        return json.loads(lines[-1].removeprefix("RESULT "))
+            raise RuntimeError(self.said[-2000:])
+        made = json.loads(lines[-1].removeprefix("RESULT "))
+        for module in made["modules"]:  # of attention; with several ranks other processes have the layers
+            self.assertEqual(module.startswith("kvant.vllm."), bool(stored), module)
+        return made
 
     def run_stock(self, rounds, folder=None, **options):
         """vLLM's own cache, with the log-probabilities that `same` and `decided` need."""
