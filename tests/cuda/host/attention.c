@@ -110,6 +110,21 @@ static double offset_of(const kvant_cuda_attention_args *a, size_t rows, uint32_
     return a->page_offsets ? a->page_offsets[(kv * a->table_stride + page) * rows + row] : 0;
 }
 
+/* Sums that do not wait for one another, which the compiler computes several at a time. */
+static double dot(const float *x, const float *y, uint32_t n)
+{
+    double sums[8] = { 0 }, sum = 0;
+    uint32_t j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (uint32_t i = 0; i < 8; i++)
+            sums[i] += (double)x[j + i] * y[j + i];
+    for (; j < n; j++)
+        sum += (double)x[j] * y[j];
+    for (uint32_t i = 0; i < 8; i++)
+        sum += sums[i];
+    return sum;
+}
+
 static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const float *keys, const float *values, uint32_t query,
                         uint32_t head)
 {
@@ -124,13 +139,16 @@ static void attend_head(const kvant_cuda_attention_args *a, size_t rows, const f
         added[m] = query_of(a, query, head, kv, m, q[m]);
     for (int32_t t = 0; t < n; t++) {
         const uint32_t m = a->n_matrices > 1 ? a->matrices[t / TOKENS] : 0;
-        double sum = added[m] + offset_of(a, rows, kv, query * group + head % group, (size_t)t / TOKENS);
         const bool there = a->block_table[t / TOKENS] != KVANT_CUDA_NO_BLOCK;
-        for (uint32_t j = 0; j < d; j++)
-            sum += (double)q[m][j] * keys[(size_t)t * d + j];
-        sum *= a->scale;
+        const double bias = there ? bias_of(a, head, query, position, t) : -INFINITY;
+        scores[t] = -INFINITY;
+        if (bias == -INFINITY) /* half of a prompt's pairs */
+            continue;
+        double sum =
+            added[m] + offset_of(a, rows, kv, query * group + head % group, (size_t)t / TOKENS);
+        sum = a->scale * (sum + dot(q[m], keys + (size_t)t * d, d));
         sum = a->logit_softcap > 0 ? a->logit_softcap * tanh(sum / a->logit_softcap) : sum;
-        scores[t] = there ? sum + bias_of(a, head, query, position, t) : -INFINITY;
+        scores[t] = sum + bias;
         top = fmax(top, scores[t]);
     }
     for (int32_t t = 0; t < n; t++) {
@@ -382,21 +400,25 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
 kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 {
     (void)stream;
-    float column[MOST], x[MOST], y[MOST];
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-        for (uint32_t h = 0; h < a->n_heads; h++) {
-            const size_t d = a->head_dim, at = h / (a->n_heads / a->n_kv_heads) * d;
+    static float columns[MOST * MOST]; /* of the kv head's matrix, one behind the other */
+    float x[MOST], y[MOST];
+    const size_t d = a->head_dim, group = a->n_heads / a->n_kv_heads;
+    for (size_t h = 0; h < a->n_heads; h++) {
+        const size_t at = h / group * d;
+        const float *matrix = a->matrix + h / group * a->matrix_stride;
+        for (size_t i = 0; h % group == 0 && i < d * d; i++)
+            columns[i] = matrix[i % d * d + i / d];
+        for (uint32_t t = 0; t < a->n_tokens; t++) {
             for (size_t j = 0; j < d; j++) {
                 x[j] = a->rows[t * a->token_stride + h * a->head_stride + j] - (a->center ? a->center[at + j] : 0);
                 x[j] = x[j] / (a->divisor ? a->divisor[at + j] : 1) * (a->before ? a->before[at + j] : 1);
             }
-            for (size_t i = 0; i < d; i++) {
-                for (size_t j = 0; j < d; j++)
-                    column[j] = a->matrix[h / (a->n_heads / a->n_kv_heads) * a->matrix_stride + j * d + i];
-                y[i] = host_kernels()->dot(column, x, (uint32_t)d) * (a->after ? a->after[at + i] : 1);
-            }
+            for (size_t i = 0; i < d; i++)
+                y[i] = host_kernels()->dot(columns + i * d, x, (uint32_t)d) *
+                       (a->after ? a->after[at + i] : 1);
             memcpy(a->out + t * a->out_token_stride + h * a->out_head_stride, y, d * sizeof *y);
         }
+    }
     return KVANT_OK;
 }
 
