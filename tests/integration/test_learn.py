@@ -25,7 +25,7 @@ def difference(a, b):
     return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
 
 
-class Learning(unittest.TestCase):
+class Probe(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -46,6 +46,47 @@ class Learning(unittest.TestCase):
             path.with_suffix(".kvcal").write_bytes(calibration)
         return path
 
+    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"], alone=0, **variables):
+        """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens come alone."""
+        path = self.home / "state"
+        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, LEARN_PROBE_ALONE=alone,
+                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0",
+                       **{**(GPU if on_gpu else {}), **variables})
+        data, width, layers = path.read_bytes(), 3 * 64, 4
+        bytes_each = 2 * tokens * width
+        at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
+        numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
+        return [numbers[i : i + width] for i in range(0, len(numbers), width)]
+
+    def check_prompt(self, keys, prompt, n):
+        """n rows of a prompt are as they were before other tokens came. Its last block is open for
+        these, so its rows may be fp16 now: then they are nearer to llama.cpp's own."""
+        sealed = n - n % 64
+        self.assertEqual(keys[:sealed], prompt[:sealed])
+        if keys[sealed:n] != prompt[sealed:n]:
+            exact = self.first_keys(n, 8192, True, KVANT_EXACT="auto")
+            for row in range(sealed, n):
+                self.assertLess(difference(keys[row], exact[row]),
+                                difference(prompt[row], exact[row]))
+
+    def check_rows_behind(self, tokens, alone):
+        """The same rows, whether they wait or not. Of tokens that come alone meanwhile a search may end elsewhere."""
+        roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
+                          for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
+        self.check_prompt(roomy, cramped, tokens)
+        self.assertTrue(all(difference(*rows) < 0.3 for rows in zip(roomy[tokens:], cramped[tokens:])))
+
+    def check_tokens_alone(self, numbers):
+        """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the wait is over by then or not. (The
+        CPU stores a prompt's rows before it sees more.)"""
+        prompt = self.first_keys(400, 8192, True)
+        for alone in numbers:
+            cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone) for on_gpu in (False, True))
+            self.check_prompt(gpu, prompt, 400)
+            self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+
+
+class Learning(Probe):
     def test_a_calibration_beside_the_model(self):
         model = self.model(CALIBRATION.read_bytes())
         line = f"; calibrated: {model.with_suffix('.kvcal')}\n"
@@ -69,18 +110,6 @@ class Learning(unittest.TestCase):
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)
             self.assertIn(LEARNS, said)
 
-    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"], alone=0, **variables):
-        """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens come alone."""
-        path = self.home / "state"
-        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, LEARN_PROBE_ALONE=alone,
-                       KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0",
-                       **{**(GPU if on_gpu else {}), **variables})
-        data, width, layers = path.read_bytes(), 3 * 64, 4
-        bytes_each = 2 * tokens * width
-        at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
-        numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
-        return [numbers[i : i + width] for i in range(0, len(numbers), width)]
-
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
         """The first layer's keys and queries are the same on both devices, so are centres, matrix and codes: decoding rounds in another
         order. ggml may round keys otherwise (with AVX-512): a search then ends elsewhere for one row in fifty, with another matrix
@@ -99,33 +128,21 @@ class Learning(unittest.TestCase):
         cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
         self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 
-    def check_prompt(self, keys, prompt, n):
-        """n rows of a prompt are as they were before other tokens came. Its last block is open for
-        these, so its rows may be fp16 now: then they are nearer to llama.cpp's own."""
-        sealed = n - n % 64
-        self.assertEqual(keys[:sealed], prompt[:sealed])
-        if keys[sealed:n] != prompt[sealed:n]:
-            exact = self.first_keys(n, 8192, True, KVANT_EXACT="auto")
-            for row in range(sealed, n):
-                self.assertLess(difference(keys[row], exact[row]),
-                                difference(prompt[row], exact[row]))
-
     def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
-        """They are the same rows if they do not wait. Of tokens that come alone meanwhile a search may end elsewhere."""
-        for tokens, alone in ((1300, 40), (2100, 0)):
-            roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
-                              for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
-            self.check_prompt(roomy, cramped, tokens)
-            self.assertTrue(all(difference(*rows) < 0.3 for rows in zip(roomy[tokens:], cramped[tokens:])))
+        self.check_rows_behind(1300, 40)
 
     def test_tokens_decoded_while_keys_wait_are_kept(self):
-        """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the wait is over by then or not. (The
-        CPU stores a prompt's rows before it sees more.)"""
-        prompt = self.first_keys(400, 8192, True)
-        for alone in (5, 32, 33, 90):
-            cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone) for on_gpu in (False, True))
-            self.check_prompt(gpu, prompt, 400)
-            self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+        self.check_tokens_alone((5, 33))
+
+
+class LearningLonger(Probe):
+    """The same with more tokens, among the long tests."""
+
+    def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
+        self.check_rows_behind(2100, 0)
+
+    def test_tokens_decoded_while_keys_wait_are_kept(self):
+        self.check_tokens_alone((32, 90))
 
 
 if __name__ == "__main__":
