@@ -10,6 +10,7 @@ import unittest
 
 PROBE = os.environ["LEARN_PROBE"]
 SMALL, CALIBRATION = (pathlib.Path(os.environ[name]) for name in ("KVANT_SMALL_MODEL", "KVANT_SMALL_KVCAL"))
+TEXT = os.environ["KVANT_TEXT"]
 LEARNS = "; not calibrated, learns from prompts\n"
 # A cache that fits as f16 is f16 and has no matrix. The cases are about one that does not fit.
 GPU = {
@@ -46,15 +47,18 @@ class Probe(unittest.TestCase):
             path.with_suffix(".kvcal").write_bytes(calibration)
         return path
 
-    def first_keys(self, tokens, context, on_gpu, text=os.environ["KVANT_TEXT"], alone=0, **variables):
-        """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens come alone."""
+    def first_keys(self, tokens, context, on_gpu, text=TEXT, alone=0, **variables):
+        """Rows that a cache has of the first layer's keys after a prompt, of which the last tokens
+        come alone."""
         path = self.home / "state"
-        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context, LEARN_PROBE_ALONE=alone,
+        self.run_probe(SMALL, tokens, text, LEARN_PROBE_STATE=path, LEARN_PROBE_CTX=context,
+                       LEARN_PROBE_ALONE=alone,
                        KVANT_V="trellis-4", KVANT_K="trellis-4:transform=first,sink=0",
                        **{**(GPU if on_gpu else {}), **variables})
         data, width, layers = path.read_bytes(), 3 * 64, 4
         bytes_each = 2 * tokens * width
-        at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12  # each tensor has its type and a row's bytes in front
+        # Each tensor has its type and a row's bytes in front.
+        at = len(data) - 2 * layers * bytes_each - (2 * layers - 1) * 12
         numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
@@ -70,18 +74,21 @@ class Probe(unittest.TestCase):
                                 difference(prompt[row], exact[row]))
 
     def check_rows_behind(self, tokens, alone):
-        """The same rows, whether they wait or not. Of tokens that come alone meanwhile a search may end elsewhere."""
+        """The same rows, whether they wait or not. Of tokens that come alone meanwhile a search may
+        end elsewhere."""
         roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
                           for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
         self.check_prompt(roomy, cramped, tokens)
-        self.assertTrue(all(difference(*rows) < 0.3 for rows in zip(roomy[tokens:], cramped[tokens:])))
+        for rows in zip(roomy[tokens:], cramped[tokens:]):
+            self.assertLess(difference(*rows), 0.3)
 
     def check_tokens_alone(self, numbers):
-        """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the wait is over by then or not. (The
-        CPU stores a prompt's rows before it sees more.)"""
+        """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the
+        wait is over by then or not. (The CPU stores a prompt's rows before it sees more.)"""
         prompt = self.first_keys(400, 8192, True)
         for alone in numbers:
-            cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone) for on_gpu in (False, True))
+            cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone)
+                        for on_gpu in (False, True))
             self.check_prompt(gpu, prompt, 400)
             self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 
@@ -124,7 +131,8 @@ class Learning(Probe):
     def test_keys_that_nothing_is_learnt_from_wait_with_the_others(self):
         """Of three batches the second one is monotonous, and the third one is short."""
         text = self.home / "text"
-        text.write_bytes(pathlib.Path(os.environ["KVANT_TEXT"]).read_bytes()[:2000] + 700 * b" the" + 400 * b" and so on")
+        first = pathlib.Path(TEXT).read_bytes()[:2000]
+        text.write_bytes(first + 700 * b" the" + 400 * b" and so on")
         cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
         self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
 

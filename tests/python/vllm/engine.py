@@ -2,8 +2,9 @@
 requests as JSON: prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's; with
 TEST_GPU_PAGES attention is the GPU backend's, on the stand-in that KVANT_CUDA_LIBRARY names.
 
-Without arguments it reads jobs from stdin, a line of JSON each: arguments, environment, and a file for what the engine says. Each
-job is a process of its own that begins with vLLM imported, which takes three times as long as the rest of a small model's job."""
+Without arguments it reads jobs from stdin, a line of JSON each: arguments, environment, and a file
+for what the engine says. Each job is a process of its own that begins with vLLM imported, because
+the import takes twice as long as the rest of a small model's job."""
 
 import gc
 import importlib
@@ -85,9 +86,15 @@ def run(folder, options, rounds):
         apart.append([[gaps(one.logprobs) for one in x.outputs] for x in made])
     counts = {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")} if "disable_log_stats" in options else {}
     config = llm.llm_engine.vllm_config
-    blocks, layers = config.cache_config.num_gpu_blocks, config.compilation_config.static_forward_context.values()
-    modules = sorted({type(layer.impl).__module__ for layer in layers if hasattr(layer, "impl")})
-    print("RESULT", json.dumps({"modules": modules, "blocks": blocks, "rounds": found, "gaps": apart, "counts": counts}))
+    layers = config.compilation_config.static_forward_context.values()
+    made = {
+        "modules": sorted({type(x.impl).__module__ for x in layers if hasattr(x, "impl")}),
+        "blocks": config.cache_config.num_gpu_blocks,
+        "rounds": found,
+        "gaps": apart,
+        "counts": counts,
+    }
+    print("RESULT", json.dumps(made))
 
 
 def run_job(arguments, environment, out):
@@ -105,8 +112,8 @@ def run_job(arguments, environment, out):
 
 
 def serve():
-    """It starts no thread, so that its forks have all there is. What is imported is no garbage: each engine collects that seven
-    times."""
+    """This process starts no thread, because a fork would lack it. Each engine collects garbage
+    seven times. gc.freeze() spares it what was imported."""
     importlib.import_module("vllm.v1.worker.cpu_worker")  # as an engine does
     gc.freeze()
     for line in sys.stdin:

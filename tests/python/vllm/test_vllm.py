@@ -52,7 +52,8 @@ class Engine(TestCase):
         cls.model = models.make("llama", head_dim=64)
         cls.model.save_pretrained(cls.folder.name)
         cls.at_start = {name: os.environ.get(name) for name in AT_START}
-        cls.server = None if GPU else subprocess.Popen(ENGINE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        cls.server = None if GPU else subprocess.Popen(ENGINE, text=True, **pipes)
 
     @classmethod
     def tearDownClass(cls):
@@ -61,9 +62,10 @@ class Engine(TestCase):
             cls.server.communicate()
 
     def said_by_engine(self, arguments, environment):
-        """What a process says that engine.py ends. A fork will do where variables at its start are the same."""
+        """What engine.py says. A fork will do where the variables at its start are the same."""
         if GPU or any(os.environ.get(name) != value for name, value in self.at_start.items()):
-            made = subprocess.run([*ENGINE, *arguments], env=environment, capture_output=True, text=True)
+            words = [*ENGINE, *arguments]
+            made = subprocess.run(words, env=environment, capture_output=True, text=True)
             return made.stdout + made.stderr
         with tempfile.NamedTemporaryFile("r", errors="replace") as out:
             job = {"arguments": arguments, "environment": environment, "out": out.name}
@@ -80,7 +82,7 @@ class Engine(TestCase):
         if not lines:
             raise RuntimeError(self.said[-2000:])
         made = json.loads(lines[-1].removeprefix("RESULT "))
-        for module in made["modules"]:  # of attention; with several ranks other processes have the layers
+        for module in made["modules"]:  # none where other processes, ranks, have the layers
             self.assertEqual(module.startswith("kvant.vllm."), bool(stored), module)
         return made
 
