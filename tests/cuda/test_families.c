@@ -190,6 +190,9 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     free(halves);
 }
 
+/* Pages of 64 random rows for each codec: all the kinds of rows come in the first. */
+static int n_pages = 3;
+
 static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
 {
     const uint32_t d = codec->info.head_dim;
@@ -199,7 +202,7 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
     uint8_t *pages[2] = { aligned(codec->info.page_bytes), aligned(codec->info.page_bytes) };
     float *rows = malloc((size_t)64 * d * sizeof *rows);
     const bool groups = codec->info.block_tokens > 1;
-    for (int trial = 0; trial < 3; trial++) {
+    for (int page = 0; page < n_pages; page++) {
         for (uint32_t t = 0; t < 64; t++)
             fill_row(rows + (size_t)t * d, d, rng, !groups);
         for (uint32_t i = 0; groups && i < 64 * d; i++) /* open pages hold fp16 */
@@ -330,8 +333,10 @@ void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
     (void)tables;
 }
 
-int main(void)
+/* test_families [PAGES] */
+int main(int argc, char **argv)
 {
+    n_pages = argc > 1 ? atoi(argv[1]) : n_pages;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_families_are_on_the_gpu),
         cmocka_unit_test(all_specs_are_on_the_gpu),
