@@ -190,7 +190,7 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     free(halves);
 }
 
-/* Pages of 64 random rows for each codec: all the kinds of rows come in the first. */
+/* Each codec gets this number of pages with 64 random rows. The first one has rows of all kinds. */
 static int n_pages = 3;
 
 static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)

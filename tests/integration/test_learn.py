@@ -74,8 +74,8 @@ class Probe(unittest.TestCase):
                                 difference(prompt[row], exact[row]))
 
     def check_rows_behind(self, tokens, alone):
-        """The same rows, whether they wait or not. Of tokens that come alone meanwhile a search may
-        end elsewhere."""
+        """The same rows, whether they wait or not. A search may end elsewhere for tokens that come
+        alone meanwhile."""
         roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
                           for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
         self.check_prompt(roomy, cramped, tokens)

@@ -669,7 +669,8 @@ static void far_rows_are_as_good(int far, uint32_t matrices)
     free(graphs);
 }
 
-/* The last tests: so many tokens want a tiny model, which takes the other's place. */
+/* These tests come last, because they replace the model by a tiny one, which is quick enough for
+ * thousands of tokens. */
 static void check_far_rows(int far)
 {
     if (getenv("KVANT_CALIBRATION") != NULL)

@@ -400,7 +400,7 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
 kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 {
     (void)stream;
-    static float columns[MOST * MOST]; /* of the kv head's matrix, one behind the other */
+    static float columns[MOST * MOST]; /* of the kv head's matrix, each contiguous */
     float x[MOST], y[MOST];
     const size_t d = a->head_dim, group = a->n_heads / a->n_kv_heads;
     for (size_t h = 0; h < a->n_heads; h++) {
