@@ -13,7 +13,7 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
-if grep -rnE '#include *"[^"]*(src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention|calibration|settings)/' \
+if grep -rnE '#include *"[^"]*(src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention|calibration|settings|store)/' \
     "$root/tools" "$root/integrations" --include='*.c' --include='*.h'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
@@ -29,7 +29,8 @@ may_use() {
     calibration) echo base math kernels ;;
     codec) echo base math page kernels calibration ;;
     settings) echo base codec ;;
-    cache) echo base math page kernels calibration codec device ;;
+    store) echo base ;;
+    cache) echo base math page kernels calibration codec device store ;;
     attention) echo base math page kernels blocks codec cache ;;
     device) echo base codec ;;
     index) echo base math kernels calibration codec device ;;

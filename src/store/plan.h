@@ -1,0 +1,80 @@
+/* plan.h - decides which blocks of a cache are exact (fp16 pages) and which are sealed (codes).
+ *
+ * A plan owns the numbers of the exact pages. It knows neither bytes nor devices: its caller seals
+ * and opens the blocks that the plan names. Decisions depend on the calls and their arguments alone,
+ * so the same calls give the same decisions everywhere.
+ *
+ * Rules, in this order:
+ *
+ *   budget  At most n_pages blocks are exact.
+ *   step    Rows of a step are exact until the step is over, as far as step_pages last.
+ *   ends    The first and the newest tokens of a sequence are exact. Where there is no room for all
+ *           sequences, the sequence that no query saw for longest gives way.
+ *   rest    Other blocks stay exact until another block needs their page. Then the oldest are
+ *           sealed, up to KVANT_PLAN_RUN at once. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <kvant/codec.h>
+
+#define KVANT_PLAN_NO_PAGE (-1)
+
+/* A GPU encodes 8 blocks in hardly more time than one. With more, the step that seals them takes
+ * longer than other steps. */
+#define KVANT_PLAN_RUN 8u
+
+typedef struct kvant_plan_params {
+    uint32_t n_blocks; /* of 64 slots */
+    uint32_t n_pages;  /* exact blocks at most */
+    uint32_t step_pages; /* of these, for rows of a step that are neither first nor newest */
+    uint32_t first, newest; /* tokens of each sequence that are exact */
+} kvant_plan_params;
+
+/* A sequence that queries of a step see. The newest tokens count back from its first query, because
+ * that query's newest tokens came before the step. */
+typedef struct kvant_plan_view {
+    const int32_t *blocks; /* below 0: none */
+    uint32_t n;
+    int32_t query; /* the position of the first query */
+} kvant_plan_view;
+
+/* Rows of a step, or rows that come without one, as those of a restored block: no views then. */
+typedef struct kvant_plan_step {
+    const int64_t *slots; /* 64 x block + offset, in any order */
+    const int32_t *positions;
+    uint32_t n;
+    const kvant_plan_view *views;
+    uint32_t n_views;
+} kvant_plan_step;
+
+/* A block that gives its page up, or gets one. */
+typedef struct kvant_plan_change {
+    uint32_t block, page;
+} kvant_plan_change;
+
+typedef struct kvant_plan_changes {
+    const kvant_plan_change *seal, *open; /* seal comes first: opened blocks take these pages, too */
+    uint32_t n_seal, n_open;
+} kvant_plan_changes;
+
+typedef struct kvant_plan kvant_plan;
+
+/* KVANT_ERR_MEMORY. *plan is NULL then. */
+kvant_status kvant_plan_create(const kvant_plan_params *params, kvant_plan **plan);
+void kvant_plan_free(kvant_plan **plan);
+
+/* Decides for the rows of a step, before they are written. Rows of a block that has no page
+ * afterwards are encoded at once. The same step again changes nothing. The changes are valid until
+ * the next call. */
+kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step);
+
+/* The page of a block, or KVANT_PLAN_NO_PAGE: the block is sealed. */
+int32_t kvant_plan_page(const kvant_plan *plan, uint32_t block);
+
+/* The block that has a page, or -1. */
+int32_t kvant_plan_block(const kvant_plan *plan, uint32_t page);
+
+/* The block holds no rows any more. */
+void kvant_plan_release(kvant_plan *plan, uint32_t block);
