@@ -158,13 +158,9 @@ static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
            block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
 }
 
-/* The open page of a block's rows, those that wait among them. */
 static int32_t page_of(const attention_call *c, int role, uint32_t i)
 {
-    const int32_t page = block_of(c, role, i)->open_page;
-    const cuda_part *part = &c->layer->parts[role];
-    const int32_t at = page >= 0 ? KVANT_NO_PAGE : kvant_cuda_pending_of(part, (uint32_t)c->blocks[i]);
-    return at >= 0 ? (int32_t)c->layer->first_pending + at : page;
+    return kvant_cuda_page_of(&c->layer->parts[role], (uint32_t)c->blocks[i]);
 }
 
 /* Whether some block's open pages cannot be read where they lie. */
@@ -359,7 +355,7 @@ static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_atten
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
 {
     const kvant_tensor *k = c->layer->parts[0].tensor, *v = c->layer->parts[1].tensor;
-    const bool own = !c->n_gathered && (c->layer->n_pending || (k->n_open_pages && v->n_open_pages));
+    const bool own = !c->n_gathered && (c->layer->has_exact || (k->n_open_pages && v->n_open_pages));
     return !c->any_open ? (kvant_cuda_pages){ 0 }
            : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
                         : kvant_cuda_call_pages(c, role);

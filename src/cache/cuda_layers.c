@@ -352,53 +352,24 @@ void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
     memory->failed = what;
 }
 
-/* Open pages of a role's tensor. */
-static kvant_status count_open_pages(const kvant_tensor_params *params, uint32_t *n)
+/* Bytes of a part: pages of the tensor, exact pages behind the last open page, then exact rows as
+ * floats. A role without open pages has none before the exact ones. */
+static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role, size_t *floats_at, size_t *total)
 {
-    const kvant_codec_info *info = &params->codecs[0]->info;
-    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * info->head_dim * sizeof(uint16_t);
-    size_t bytes;
-    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
-    *n = (uint32_t)((bytes - (size_t)params->n_blocks * params->n_kv_heads * info->page_bytes) / open);
-    return KVANT_OK;
-}
-
-/* Where pages of waiting rows stand: behind the open pages of both roles, so that a block has the same
- * number in both. */
-static kvant_status plan_pending(kvant_cache *cache, uint32_t layer)
-{
+    const cuda_memory *memory = cache->memory;
     cuda_layer *l = kvant_cuda_layer(cache, layer);
-    bool searches = false;
-    for (int role = 0; role < 2; role++) {
-        kvant_tensor_params params;
-        uint32_t n;
-        KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
-        KVANT_FORWARD(count_open_pages(&params, &n));
-        searches |= kvant_cuda_searches(params.codecs[0]);
-        l->first_pending = n > l->first_pending ? n : l->first_pending;
-    }
-    l->n_pending = searches ? cache->params.max_sequences + 1 : 0;
-    return searches ? kvant_cuda_pending_create(l, cache->n_blocks) : KVANT_OK;
-}
-
-/* Bytes of a part: pages of the tensor and of rows that wait, which stand behind the last open page, then these rows as
- * floats. A role without open pages has none before those that wait. */
-static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role, size_t *exact_at, size_t *total)
-{
-    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    cuda_part *part = &l->parts[role];
+    const uint32_t n = l->has_exact ? memory->n_exact : 0;
     kvant_tensor_params params;
-    uint32_t n_open;
     size_t bytes;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
     KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
-    KVANT_FORWARD(count_open_pages(&params, &n_open));
     const size_t open = (size_t)params.n_kv_heads * KVANT_PAGE_TOKENS * params.codecs[0]->info.head_dim * sizeof(uint16_t);
-    if (l->n_pending) {
-        l->parts[role].n_absent = n_open ? 0 : l->first_pending;
-        bytes += (l->n_pending + (n_open ? l->first_pending - n_open : 0)) * open;
-    }
-    *exact_at = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
-    *total = *exact_at + (2 * l->n_pending * open + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
+    part->n_absent = n && !part->n_open ? l->first_exact : 0;
+    bytes += n ? (n + (part->n_open ? l->first_exact - part->n_open : 0)) * open : 0;
+    *floats_at = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
+    bytes = *floats_at + (memory->keeps_floats ? 2 * n * open : 0);
+    *total = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
     return KVANT_OK;
 }
 
@@ -406,20 +377,19 @@ static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role rol
 static kvant_status create_pages(kvant_cache *cache)
 {
     cuda_memory *memory = cache->memory;
-    size_t sum = 0, exact_at, bytes;
-    for (uint32_t i = 0; i < cache->params.n_layers; i++)
-        KVANT_FORWARD(plan_pending(cache, i));
+    size_t sum = 0, floats_at, bytes;
+    KVANT_FORWARD(kvant_cuda_exact_create(cache));
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &exact_at, &bytes));
+        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &floats_at, &bytes));
         sum += bytes;
     }
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory->pages, sum), "memory for pages"));
     uint8_t *at = memory->pages;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++, at += bytes) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
-        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &exact_at, &bytes));
+        KVANT_FORWARD(size_part(cache, i / 2, (kvant_role)(i % 2), &floats_at, &bytes));
         part->pages = at;
-        part->exact = (float *)(void *)(at + exact_at);
+        part->floats = memory->keeps_floats ? (float *)(void *)(at + floats_at) : NULL;
     }
     return KVANT_OK;
 }
@@ -449,6 +419,8 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
+    if (!memory->keeps_floats) /* first tokens are exact by the plan, for keys and values alike */
+        part->tensor->sink_blocks = 0;
     KVANT_FORWARD(create_statistics(part));
     KVANT_FORWARD(create_numbers(part));
     KVANT_FORWARD(create_feedback(part));
@@ -477,6 +449,10 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;
+    for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
+        memory->planned.slots[i] = i; /* nothing is planned yet */
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots, sizeof memory->arguments->rows, memory->stream),
+                                  "arguments"));
     if (cache->params.asynchronous)
         KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
     memory->refused = refused;
@@ -512,6 +488,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     if (!memory)
         return;
     kvant_cuda_steps_destroy(cache);
+    kvant_cuda_exact_destroy(memory);
     for (uint32_t i = 0; memory->layers && i < 2 * cache->params.n_layers; i++) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
         if (part->owns_codecs) {
@@ -530,8 +507,6 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         kvant_cuda_memory_free(part->centroids);
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->statistics);
-        if (i % 2)
-            kvant_cuda_pending_destroy(&memory->layers[i / 2]);
     }
     void *device[] = { memory->pages,      memory->arguments,  memory->workspace,   memory->tables.at,
                        memory->queries.at, memory->gathered.at, memory->partial.at,

@@ -1,7 +1,7 @@
 /* cuda_layers.h - what a cache keeps on a GPU.
  *
  *   cuda_layers.c     makes it: codecs, memory, centres and scales of versions
- *   cuda_pending.c    rows that are encoded later
+ *   cuda_exact.c      fp16 pages of blocks that are encoded later, as the plan says
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages
  *   cuda_steps.c      decode steps of a CUDA graph
@@ -10,6 +10,7 @@
 
 #include "../base/error.h"
 #include "../device/memory.h"
+#include "../store/plan.h"
 #include "device.h"
 #include "tensor.h"
 
@@ -28,9 +29,10 @@ typedef struct cuda_part {
     kvant_codec *made;                    /* what these were made of */
     float *matrices[KVANT_MAX_VERSIONS];  /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
     bool owns_codecs;                     /* else an earlier layer's */
-    void *pages;                          /* in the memory's pages: of the tensor, then of rows that wait */
-    float *exact;                         /* there too: the rows that wait, as floats */
-    uint32_t n_absent;                    /* open pages whose numbers the other role alone has */
+    void *pages;     /* in the memory's pages: of the tensor, then exact ones */
+    float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
+    uint32_t n_open; /* pages of the tensor that are open, with their numbers */
+    uint32_t n_absent; /* page numbers that the other role alone has */
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
@@ -41,18 +43,17 @@ typedef struct cuda_part {
     uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
-/* A block whose rows wait (cuda_pending.c). */
-typedef struct cuda_waiting {
-    int64_t block;       /* -1: none */
-    uint64_t written[2]; /* by kvant_role: slots that wait; 0: rows of this role do not */
-} cuda_waiting;
+/* Rows of a role in an exact page. */
+typedef struct cuda_exact {
+    bool there;     /* the block's rows lie in the page, all of them */
+    uint64_t fresh; /* bit per slot: newer than its codes */
+} cuda_exact;
 
 struct cuda_layer {
-    cuda_part parts[2]; /* by kvant_role */
-    uint32_t n_pending; /* blocks that can wait at once, 0 where nothing waits */
-    uint32_t first_pending; /* number of their first open page, for keys and values */
-    cuda_waiting *waiting;
-    int32_t *pending_of; /* per block: its place in waiting, or KVANT_NO_PAGE */
+    cuda_part parts[2];   /* by kvant_role */
+    bool has_exact;       /* it has the plan's pages */
+    uint32_t first_exact; /* number of the first of them, for keys and values */
+    cuda_exact *exact[2]; /* by kvant_role, of each page */
 };
 
 /* Rows that wait to be written, so that keys and values go in one launch. */
@@ -61,18 +62,19 @@ typedef struct cuda_append {
     const float *rows;
     size_t stride, n;
     uint32_t version;
-    bool open, waits;
+    bool open, exact; /* exact: in pages of the plan */
     int64_t slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
 } cuda_append;
 
-#define KVANT_CUDA_FULL_TOGETHER 64u
+#define KVANT_CUDA_SEAL_TOGETHER 64u
 
 /* Of the device: arrays of a call. Only addresses of members are taken. */
 typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
+    int64_t rows[KVANT_CACHE_BATCH]; /* 0, 1, 2, ... */
     int64_t waiting[KVANT_PAGE_TOKENS];
-    int32_t full[2][KVANT_CUDA_FULL_TOGETHER]; /* places of full blocks that wait, the blocks */
+    int32_t full[2][KVANT_CUDA_SEAL_TOGETHER]; /* exact pages, the blocks */
     int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
@@ -90,6 +92,14 @@ struct cuda_memory {
     cuda_layer *layers;
     void *pages; /* device: of all parts */
     uint32_t n_layers;
+    kvant_plan *plan;   /* NULL: no row is exact */
+    uint32_t n_exact;   /* pages */
+    bool keeps_floats;
+    kvant_plan_view *views; /* of a step */
+    struct {
+        size_t n;
+        int64_t slots[KVANT_CACHE_BATCH];
+    } planned; /* rows of the last plan */
     cuda_arguments *arguments;
     uint32_t *refused;      /* on the host: of rows that append did not check; NULL: it checks all */
     cuda_append pending[2]; /* by kvant_role */
@@ -122,28 +132,36 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache);
 kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 void kvant_cuda_steps_destroy(kvant_cache *cache);
 
-/* cuda_pending.c */
+/* cuda_exact.c */
 
-/* Whether a GPU takes about as long for a row of this codec as for a block of them. */
-bool kvant_cuda_searches(const kvant_codec *codec);
+/* Counts pages and makes the plan, before there are pages. destroy: also what a failed create left. */
+kvant_status kvant_cuda_exact_create(kvant_cache *cache);
+void kvant_cuda_exact_destroy(cuda_memory *memory);
 
-kvant_status kvant_cuda_pending_create(cuda_layer *layer, uint32_t n_blocks);
-void kvant_cuda_pending_destroy(cuda_layer *layer);
+/* Plans for the n rows of cache->slots; release: the block holds no rows any more. */
+void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t n);
+void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block);
 
-/* The place of a block whose rows wait, or KVANT_NO_PAGE. take: of rows for these slots, which the
- * block has as written already. */
-int32_t kvant_cuda_pending_of(const cuda_part *part, uint32_t block);
-int32_t kvant_cuda_pending_take(cuda_part *part, uint32_t block, uint64_t slots);
+/* The exact page of a block's rows, or KVANT_NO_PAGE. take: of rows that are about to be written to
+ * these slots, which the block has as written already. */
+int32_t kvant_cuda_exact_page(const cuda_part *part, uint32_t block);
+int32_t kvant_cuda_exact_take(cuda_part *part, uint32_t block, uint64_t slots);
 
-/* The block's sealed bytes, or its open page, count from now on. */
-void kvant_cuda_pending_forget(cuda_part *part, uint32_t block);
+/* The block's rows, which `rows` has as fp16, come to its exact page; `fresh` has no codes yet. False:
+ * the plan gives it none. invite: lets the plan give it one, outside of any step. */
+bool kvant_cuda_exact_fill(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows);
+void kvant_cuda_exact_invite(cuda_part *part, uint32_t block);
 
-/* Brings the block's sealed bytes up to date; its rows go on waiting. settle_full: of all full blocks,
- * which wait no longer. */
-void kvant_cuda_pending_settle(cuda_part *part, uint32_t block);
-void kvant_cuda_pending_settle_full(cuda_layer *layer);
+/* settle: brings the block's sealed bytes up to date. forget: these, or its open page, count from now
+ * on. */
+void kvant_cuda_exact_settle(cuda_part *part, uint32_t block);
+void kvant_cuda_exact_forget(cuda_part *part, uint32_t block);
 
-kvant_cuda_pages kvant_cuda_pending_pages(const cuda_part *part);
+kvant_cuda_pages kvant_cuda_exact_pages(const cuda_part *part);
+void *kvant_cuda_exact_at(const cuda_part *part, int32_t page);
+
+/* The number of a block's fp16 page: the tensor's open page or an exact one; KVANT_NO_PAGE: codes. */
+int32_t kvant_cuda_page_of(const cuda_part *part, uint32_t block);
 
 /* device_cuda.c */
 

@@ -14,20 +14,12 @@ typedef struct reading {
     float *rows;
 } reading;
 
-/* The open page of a block's rows, those that wait among them, or KVANT_NO_PAGE. */
-static int32_t page_of(const cuda_part *part, int32_t block)
-{
-    const int32_t page = part->tensor->blocks[block].open_page,
-                  at = page >= 0 ? KVANT_NO_PAGE : kvant_cuda_pending_of(part, (uint32_t)block);
-    return at >= 0 ? (int32_t)part->layer->first_pending + at : page;
-}
-
 static kvant_status decode(const reading *r, uint32_t version, bool open)
 {
     int32_t lists[2][TOGETHER]; /* from, to */
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n; i++) {
-        const int32_t block = r->table[i], page = block < 0 ? 0 : page_of(r->part, block);
+        const int32_t block = r->table[i], page = block < 0 ? 0 : kvant_cuda_page_of(r->part, (uint32_t)block);
         if (block < 0 || r->part->tensor->blocks[block].version != version || (page >= 0) != open)
             continue;
         lists[0][n] = open ? page : block;

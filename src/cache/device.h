@@ -64,6 +64,9 @@ struct kvant_device {
     kvant_status (*create)(kvant_cache *cache);
     void (*destroy)(kvant_cache *cache);
 
+    /* The block, cleared in all layers, belongs to no sequence any more; NULL: nothing to do. */
+    void (*release)(kvant_cache *cache, uint32_t block);
+
     /* Writes n rows to cache->slots. */
     kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n);
 

@@ -39,8 +39,8 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_version version = kvant_cuda_version(a->part, a->version);
     kvant_cuda_rows rows = { .codec = a->open ? version.open_codec : version.codec,
-                             .pages = a->waits ? kvant_cuda_pending_pages(a->part)
-                                                : kvant_cuda_pages_of(a->part, a->open),
+                             .pages = a->exact ? kvant_cuda_exact_pages(a->part)
+                                               : kvant_cuda_pages_of(a->part, a->open),
                              .rows = a->rows,
                              .token_stride = a->stride,
                              .head_stride = tensor->head_dim,
@@ -70,6 +70,46 @@ static bool is_turned(const cuda_append *a)
     return kvant_cuda_turns(a->part, a->version);
 }
 
+/* fp16 rows of a role in scratch memory, kv head after kv head. */
+static kvant_cuda_pages scratch_of(const cuda_part *part)
+{
+    const size_t page = part->tensor->open_page_bytes, head = KVANT_CACHE_BATCH / KVANT_PAGE_TOKENS * page;
+    return (kvant_cuda_pages){ (uint8_t *)part->memory->gathered.at + (size_t)part->role * part->tensor->n_kv_heads * head, page, head };
+}
+
+static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
+{
+    const kvant_cuda_pages to = scratch_of(a->part);
+    const kvant_cuda_rows from = { .codec = rows->codec,
+                                   .pages = rows->pages,
+                                   .rows = to.base,
+                                   .token_stride = a->part->tensor->head_dim,
+                                   .head_stride = to.head_stride / sizeof(uint16_t) };
+    rows->codec = kvant_cuda_version(a->part, a->version).open_codec;
+    rows->pages = to;
+    return from;
+}
+
+/* Rows without a page in a cache with an exact part are rounded to fp16 all the same: their codes are
+ * those of rows that were exact for a while. */
+static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v, kvant_cuda_append_args *args)
+{
+    const cuda_part *part = k ? k->part : v->part;
+    kvant_cuda_append_args first = *args;
+    kvant_cuda_note(memory, kvant_cuda_grow(&memory->gathered, 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride, "memory for rows"), "append");
+    if (memory->status != KVANT_OK)
+        return;
+    if (k)
+        args->k = rounded(k, &first.k);
+    if (v)
+        args->v = rounded(v, &first.v);
+    first.slots = memory->arguments->rows;
+    first.k_feedback = first.centroids[0] = first.centroids[1] = NULL;
+    args->type = KVANT_CUDA_F16;
+    args->transformed = 1;
+    kvant_cuda_note(memory, kvant_cuda_append(&first, memory->stream), "append");
+}
+
 /* Keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
@@ -80,7 +120,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
                                     .n_kv_heads = any->part->tensor->n_kv_heads,
                                     .slots = copy_slots(memory, any),
                                     .refused = memory->refused,
-                                    .exact = { k && k->waits ? k->part->exact : NULL, v && v->waits ? v->part->exact : NULL } };
+                                    .exact = { k && k->exact ? k->part->floats : NULL, v && v->exact ? v->part->floats : NULL } };
     if (k)
         args.k = kvant_cuda_rows_of(k);
     if (v)
@@ -89,13 +129,15 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
     args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
+    if (!any->open && any->part->layer->has_exact && !any->part->floats)
+        round_rows(memory, k, v, &args);
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && k->waits == v->waits && is_turned(k) == is_turned(v) &&
+    if (k->part && v->part && k->n == v->n && k->open == v->open && k->exact == v->exact && is_turned(k) == is_turned(v) &&
         memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
         launch(memory, k, v);
     } else {
@@ -131,12 +173,12 @@ static cuda_append *begin(cuda_part *part, const kvant_batch *batch, const kvant
     a->n = n;
     a->version = block->version;
     a->open = block->open_page >= 0;
-    a->waits = false;
+    a->exact = false;
     memset(a->slots, 0xff, n * sizeof *a->slots); /* -1 */
     return a;
 }
 
-/* page: the open page of the rows' block, or where they wait. */
+/* page: the open or the exact page of the rows' block. */
 static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, int32_t page, size_t first)
 {
     for (size_t i = run->first; i < run->first + run->n; i++)
@@ -144,12 +186,12 @@ static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run 
             a->open ? (int64_t)page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS : batch->slots[i];
 }
 
-/* Where the rows of a run wait, or KVANT_NO_PAGE. */
-static int32_t waiting_place(cuda_part *part, const kvant_run *run)
+/* The exact page of the rows of a run, or KVANT_NO_PAGE. */
+static int32_t exact_page(cuda_part *part, const kvant_run *run)
 {
     if (part->tensor->blocks[run->block].open_page < 0)
-        return kvant_cuda_pending_take(part, run->block, run->mask);
-    kvant_cuda_pending_forget(part, run->block);
+        return kvant_cuda_exact_take(part, run->block, run->mask);
+    kvant_cuda_exact_forget(part, run->block);
     return KVANT_NO_PAGE;
 }
 
@@ -159,21 +201,21 @@ static void encode(const kvant_tensor *tensor, const kvant_batch *batch)
     cuda_part *part = part_of(tensor);
     const kvant_run *last = &batch->runs[batch->n_runs - 1];
     uint64_t taken = 0; /* at most 64 runs */
-    int32_t waits[64];
+    int32_t exact[64];
     for (uint32_t i = 0; i < batch->n_runs; i++)
-        waits[i] = waiting_place(part, &batch->runs[i]);
+        exact[i] = exact_page(part, &batch->runs[i]);
     for (uint32_t i = 0; i < batch->n_runs; i++) {
         const kvant_run *run = &batch->runs[i];
         if (taken >> i & 1)
             continue;
         cuda_append *a = begin(part, batch, run, last->first + last->n - run->first);
-        a->waits = waits[i] >= 0;
-        a->open |= a->waits;
+        a->exact = exact[i] >= 0;
+        a->open |= a->exact;
         for (uint32_t j = i; j < batch->n_runs; j++) {
             const kvant_block *block = &tensor->blocks[batch->runs[j].block];
-            if (taken >> j & 1 || (waits[j] >= 0) != a->waits || !same_kind(&tensor->blocks[run->block], block))
+            if (taken >> j & 1 || (exact[j] >= 0) != a->exact || !same_kind(&tensor->blocks[run->block], block))
                 continue;
-            add_slots(a, batch, &batch->runs[j], a->waits ? waits[j] : block->open_page, run->first);
+            add_slots(a, batch, &batch->runs[j], a->exact ? exact[j] : block->open_page, run->first);
             taken |= (uint64_t)1 << j;
         }
     }
@@ -187,23 +229,43 @@ static uint32_t n_written(uint64_t written)
     return n;
 }
 
-static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
+/* Whether blocks that their tensor seals may stay exact: rows are encoded from fp16 then, one by one. */
+static bool keeps_sealed(const kvant_tensor *tensor)
+{
+    const cuda_part *part = part_of(tensor);
+    return part->layer->has_exact && !part->floats && kvant_tensor_codec_info(tensor)->block_tokens == 1;
+}
+
+/* Rows that waited for a first transform, or were brought to another one, become exact rows where
+ * the plan has a page for them. */
+static bool stays_exact(const kvant_tensor *tensor, int32_t page, uint32_t block)
+{
+    kvant_cuda_exact_forget(part_of(tensor), block);
+    return keeps_sealed(tensor) && kvant_cuda_exact_fill(part_of(tensor), block, tensor->blocks[block].written,
+                                                         kvant_open_page_of(tensor, page, 0));
+}
+
+static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_pages)
 {
     cuda_part *part = part_of(tensor);
     cuda_memory *memory = part->memory;
     int32_t arrays[3][64];
+    uint32_t n = 0;
     flush(memory);
-    for (size_t i = 0; i < n; i++) {
-        const int64_t block = tensor->open_pages[pages[i]].block;
-        kvant_cuda_pending_forget(part, (uint32_t)block);
-        arrays[0][i] = pages[i];
-        arrays[1][i] = (int32_t)block;
-        arrays[2][i] = (int32_t)n_written(tensor->blocks[block].written);
+    for (size_t i = 0; i < n_pages; i++) {
+        const uint32_t block = (uint32_t)tensor->open_pages[pages[i]].block;
+        if (stays_exact(tensor, pages[i], block))
+            continue;
+        arrays[0][n] = pages[i];
+        arrays[1][n] = (int32_t)block;
+        arrays[2][n++] = (int32_t)n_written(tensor->blocks[block].written);
     }
+    if (!n)
+        return;
     const kvant_cuda_seal_pages of = { part->codec, kvant_cuda_pages_of(part, true), kvant_cuda_pages_of(part, false) };
     int32_t(*device)[64] = memory->arguments->seal;
     kvant_cuda_seal_args args = { .size = sizeof args,
-                                  .n_blocks = (uint32_t)n,
+                                  .n_blocks = n,
                                   .n_kv_heads = tensor->n_kv_heads,
                                   .from = device[0],
                                   .to = device[1],
@@ -216,7 +278,7 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }
 
-/* Blocks whose sealed pages an array of bytes touches: what happens to rows that wait for them. */
+/* Blocks whose sealed pages an array of bytes touches: what happens to their exact rows. */
 static void touch(const kvant_tensor *tensor, const void *at, size_t bytes, void (*what)(cuda_part *, uint32_t))
 {
     const uint8_t *first = at, *end = tensor->sealed + tensor->n_blocks * tensor->block_bytes;
@@ -231,7 +293,7 @@ static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_pending_settle);
+    touch(tensor, from, bytes, kvant_cuda_exact_settle);
     kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream), "reading pages");
 }
 
@@ -239,8 +301,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_pending_settle);
-    touch(tensor, to, bytes, kvant_cuda_pending_forget);
+    touch(tensor, from, bytes, kvant_cuda_exact_settle);
+    touch(tensor, to, bytes, kvant_cuda_exact_forget);
     kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream), "copying pages");
 }
 
@@ -248,7 +310,7 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, at, bytes, kvant_cuda_pending_forget);
+    touch(tensor, at, bytes, kvant_cuda_exact_forget);
     kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
 }
 
@@ -281,6 +343,23 @@ static const float *look(const kvant_tensor *tensor, const float *rows, size_t s
     return seen;
 }
 
+static const void *exact(const kvant_tensor *tensor, uint32_t block)
+{
+    const cuda_part *part = part_of(tensor);
+    const int32_t page = keeps_sealed(tensor) ? kvant_cuda_exact_page(part, block) : KVANT_NO_PAGE;
+    return page >= 0 ? kvant_cuda_exact_at(part, page) : NULL;
+}
+
+static bool take_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages)
+{
+    cuda_part *part = part_of(tensor);
+    if (!keeps_sealed(tensor) || !pages)
+        return keeps_sealed(tensor);
+    flush(part->memory);
+    kvant_cuda_exact_invite(part, block);
+    return kvant_cuda_exact_fill(part, block, fresh, pages);
+}
+
 static kvant_status status_of(const cuda_memory *memory)
 {
     return kvant_cuda_said(memory->status, memory->failed);
@@ -298,7 +377,9 @@ const kvant_page_device kvant_cuda_page_device = { .read = read_bytes,
                                                    .seal = seal,
                                                    .note = note,
                                                    .look = look,
-                                                   .status = status };
+                                                   .status = status,
+                                                   .exact = exact,
+                                                   .take_exact = take_exact };
 
 /* Rows */
 
@@ -359,15 +440,16 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
         written = check(memory, l, rows, n, seen);
     KVANT_FORWARD(written);
     const size_t width = kvant_tensor_width(l->parts[0].tensor);
+    kvant_cuda_exact_plan(cache, n);
     const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width }, { l->parts[1].tensor, v, seen[1], width } };
     written = kvant_tensor_write_seen(of, 2, cache->slots, n, cache->params.n_threads);
     flush(memory);
-    kvant_cuda_pending_settle_full(l);
     return written == KVANT_OK ? status_of(memory) : written;
 }
 
 const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .destroy = kvant_cuda_layers_destroy,
+                                         .release = kvant_cuda_exact_release,
                                          .append = append,
                                          .attend = kvant_cuda_layers_attend,
                                          .read = kvant_cuda_layers_read,

@@ -3,6 +3,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "device.h"
+#include "tensor.h"
 
 static uint32_t n_tensors(const kvant_cache *cache)
 {
@@ -58,7 +59,7 @@ static size_t bytes_of(const kvant_tensor *tensor, const kvant_tensor_info *info
         kvant_block_info b = { .size = sizeof b };
         kvant_tensor_get_block(tensor, block, 0, &b);
         if (b.state != KVANT_BLOCK_EMPTY)
-            bytes += b.state == KVANT_BLOCK_SEALED ? info->sealed_bytes : info->open_bytes;
+            bytes += kvant_slots_as_open(tensor, block, 0) ? info->open_bytes : info->sealed_bytes;
     }
     return bytes;
 }

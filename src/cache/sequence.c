@@ -49,6 +49,8 @@ static void release(kvant_cache *cache, int32_t block)
         return;
     cache->n_free++;
     kvant_layers_clear(cache, (uint32_t)block);
+    if (cache->device->release)
+        cache->device->release(cache, (uint32_t)block);
 }
 
 static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, int32_t *taken)

@@ -32,7 +32,8 @@ static bool shares_scales(const kvant_tensor *tensor, uint32_t block, uint64_t s
 
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
 {
-    return tensor->blocks[block].open_page >= 0 || shares_scales(tensor, block, slots);
+    return tensor->blocks[block].open_page >= 0 || kvant_exact_page(tensor, block) ||
+           shares_scales(tensor, block, slots);
 }
 
 /* Open pages */
@@ -71,9 +72,10 @@ static void read_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots
 {
     const kvant_block *b = &tensor->blocks[block];
     const uint8_t *sealed = kvant_sealed_page(tensor, block, 0);
-    if (b->open_page >= 0) {
-        kvant_pages_read(tensor, pages, kvant_open_page_of(tensor, b->open_page, 0),
-                         kvant_open_block_bytes(tensor));
+    const void *open = b->open_page >= 0 ? kvant_open_page_of(tensor, b->open_page, 0)
+                                         : kvant_exact_page(tensor, block);
+    if (open) {
+        kvant_pages_read(tensor, pages, open, kvant_open_block_bytes(tensor));
         erase_open(tensor, slots, pages);
         return;
     }

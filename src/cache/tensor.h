@@ -113,6 +113,11 @@ typedef struct kvant_page_device {
     /* A batch's rows on the host; NULL when they cannot be read. */
     const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
+    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact: those of a block, or
+     * NULL. take_exact: the block, whose written rows `pages` has as fp16, gets such pages; `fresh` has
+     * no codes yet. With pages NULL nothing happens. False: the device keeps none. */
+    const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
+    bool (*take_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages);
 } kvant_page_device;
 
 struct kvant_tensor {
@@ -271,6 +276,16 @@ static inline kvant_status kvant_pages_status(const kvant_tensor *tensor)
     return tensor->device ? tensor->device->status(tensor) : KVANT_OK;
 }
 
+static inline const void *kvant_exact_page(const kvant_tensor *tensor, uint32_t block)
+{
+    return tensor->device ? tensor->device->exact(tensor, block) : NULL;
+}
+
+static inline bool kvant_exact_take(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages)
+{
+    return tensor->device && tensor->device->take_exact(tensor, block, fresh, pages);
+}
+
 /* tensor.c: kvant_tensor_create in a device's memory. device and context outlive the tensor. */
 kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context, const kvant_tensor_params *params,
                                     void *memory, kvant_tensor **tensor);
@@ -359,8 +374,8 @@ void kvant_steps_release(kvant_tensor *tensor);
 
 /* slots.c */
 
-/* Whether kvant_slots_read writes open pages: the block is open, or its sealed rows of `slots` have
- * scales that rows of other slots gave, too. */
+/* Whether kvant_slots_read writes open pages: the block is open or exact on its device, or its sealed
+ * rows of `slots` have scales that rows of other slots gave, too. */
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
 /* Writes the pages that the block would have if rows of `slots` alone had been written to it, at

@@ -129,6 +129,9 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
     else if (page >= 0)
         kvant_open_abandon(to, target);
     fill(to, target, version, block->position, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
+    const void *exact = kvant_exact_page(from, source);
+    if (exact)
+        kvant_exact_take(to, target, 0, exact);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -258,7 +261,7 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
         return 0;
     const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
     const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
-    size_t open = tensor->n_open_pages ? bytes_of(tensor, OPEN_PAGES | shifted, learnt) : 0,
+    size_t open = tensor->n_open_pages || kvant_exact_take(tensor, 0, 0, NULL) ? bytes_of(tensor, OPEN_PAGES | shifted, learnt) : 0,
            sealed = bytes_of(tensor, shifted, learnt);
     return open > sealed ? open : sealed;
 }
@@ -461,7 +464,9 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
     if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
-    KVANT_RETURN_IF(open && !kvant_open_can_take(tensor, block), no_page());
+    /* Rows that wait for a first transform wait in the tensor's own pages. */
+    const bool exact = open && (header.learnt || !tensor->learns) && kvant_exact_take(tensor, block, 0, NULL);
+    KVANT_RETURN_IF(open && !exact && !kvant_open_can_take(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
     KVANT_FORWARD(import_version(tensor, data, &header, &version));
@@ -470,7 +475,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
-    if (open)
+    if (open && !exact)
         page = kvant_open_take(tensor, block, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
@@ -478,6 +483,8 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     }
     fill(tensor, block, version, position_of(tensor, data, &header), header.written,
          open ? NULL : pages);
+    if (exact)
+        tensor->blocks[block].touched = kvant_exact_take(tensor, block, header.written, pages);
     if (shifted)
         kvant_shifts_set_block(tensor, block, shifts);
     return kvant_pages_status(tensor);

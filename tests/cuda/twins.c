@@ -4,12 +4,12 @@
 #include "../../src/cache/device.h"
 #include "../../src/cache/tensor.h"
 
-static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences, bool asynchronous)
+static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const spec_pair *spec, uint32_t n_sequences, bool asynchronous)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
-    params.max_tokens = MOST, params.max_sequences = n_sequences, params.n_threads = 2;
+    params.max_tokens = spec->preset ? 2048 : MOST, params.max_sequences = n_sequences, params.n_threads = 2;
     params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
     if (kvant_cache_create(&params, &cache) != KVANT_OK)
         fail_msg("%s: %s", device, kvant_error_message());
@@ -19,14 +19,15 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_
 void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
 {
     kvant_scheme_params params = { .size = sizeof params,
-                                   .k = spec->k,
-                                   .v = spec->v,
+                                   .preset = spec->preset,
+                                   .k = spec->preset ? NULL : spec->k,
+                                   .v = spec->preset ? NULL : spec->v,
                                    .calibration = spec->calibrated ? CALIBRATION : NULL };
     *t = (twins){ .spec = spec };
     if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
         fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
-    t->cpu = make_cache(t->scheme, "cpu", n_sequences, false);
-    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences, spec->asynchronous);
+    t->cpu = make_cache(t->scheme, "cpu", spec, n_sequences, false);
+    t->gpu = make_cache(t->scheme, "cuda:0", spec, n_sequences, spec->asynchronous);
     t->room = kvant_cache_export_size(t->cpu);
     assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
     t->of_cpu = malloc(t->room);
@@ -76,9 +77,7 @@ uint32_t twins_length(const twins *t, int32_t s)
     return kvant_sequence_length(t->gpu, s, 0);
 }
 
-/* Rows to append: with a calibration like its own rows, so that scores and outputs are of the
- * size that it expects. */
-static float *rows_for(const twins *t, size_t n, float size)
+float *twins_rows(const twins *t, size_t n, float size)
 {
     float *rows = random_rows(n, t->spec->calibrated ? 1 : size);
     for (size_t i = 0; t->spec->calibrated && i < n; i++)
@@ -94,7 +93,7 @@ static bool append_some(twins *t, const int32_t *sequences, uint32_t n_sequences
         before[i] = twins_length(t, sequences[i]);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         const size_t size = (size_t)n_sequences * n * WIDTH;
-        float *k = rows_for(t, size, 0.5f), *v = rows_for(t, size, 0.02f);
+        float *k = twins_rows(t, size, 0.5f), *v = twins_rows(t, size, 0.02f);
         status[layer] = append_rows(t, sequences, n_sequences, layer, k, v, n);
         assert_true(status[layer] == KVANT_OK || status[layer] == KVANT_ERR_FULL);
         free(k);

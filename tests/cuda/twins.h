@@ -25,6 +25,7 @@ typedef struct spec_pair {
     bool calibrated;
     bool decoded; /* the reference reads the pages decoded to fp16 */
     bool asynchronous;
+    const char *preset; /* of these codecs, or NULL */
 } spec_pair;
 
 typedef struct twins {
@@ -49,6 +50,9 @@ uint32_t twins_length(const twins *t, int32_t s);
 const kvant_codec *const *twins_codecs(twins *t, uint32_t layer, kvant_role role);
 
 float *random_rows(size_t n, float size);
+/* Rows to append: with a calibration like its own rows, so that scores and outputs are of the size
+ * that it expects. */
+float *twins_rows(const twins *t, size_t n, float size);
 
 /* Rows of one layer, with the status that both caches give. */
 kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n);
@@ -68,6 +72,8 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
 /* Decode steps in rounds, each against a softmax over rows; rows that are read back (twins_steps.c). */
 void twins_steps(const spec_pair *spec);
 void twins_read(twins *t, int32_t s);
+/* A preset's cache: which rows are exact, and that codes are the CPU's (twins_exact.c). */
+void twins_exact(const spec_pair *spec);
 /* n newest tokens' attention, against a softmax over rows. */
 void twins_attend_rows(twins *t, int32_t s, uint32_t n);
 

@@ -1,0 +1,168 @@
+/* twins_exact.c - see twins.h: caches of presets, which keep their first and newest tokens exact. */
+#include <math.h>
+
+#include "twins.h"
+
+#include "../../src/cache/cuda_layers.h"
+
+/* Tokens of a step at most, of 2048 of a context: twins.c. */
+enum { STEP = 256, NEWEST = 64 };
+
+/* What was appended, by layer. */
+typedef struct given {
+    uint32_t n;
+    bool lost[MOST]; /* rows of a block whose transform changed: on a GPU they passed through codes */
+    float k[LAYERS][MOST][WIDTH], v[LAYERS][MOST][WIDTH];
+} given;
+
+static uint8_t transform_of(const twins *t, int32_t s, uint32_t token, uint32_t layer)
+{
+    const kvant_tensor *keys = *kvant_cache_tensor(t->gpu, layer, KVANT_ROLE_K);
+    return keys->blocks[t->gpu->sequences[s].table[token / 64]].version;
+}
+
+static void append(twins *t, int32_t s, given *g, uint32_t n)
+{
+    uint8_t before[LAYERS] = { 0 };
+    for (uint32_t layer = 0; layer < LAYERS && g->n; layer++)
+        before[layer] = transform_of(t, s, g->n - 1, layer);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        float *k = twins_rows(t, (size_t)n * WIDTH, 0.5f), *v = twins_rows(t, (size_t)n * WIDTH, 0.5f);
+        memcpy(g->k[layer][g->n], k, n * sizeof *g->k[layer]);
+        memcpy(g->v[layer][g->n], v, n * sizeof *g->v[layer]);
+        if (twins_append_rows(t, s, layer, k, v, n) != KVANT_OK)
+            fail_msg("%s: %s", t->spec->preset, kvant_error_message());
+        free(k);
+        free(v);
+        for (uint32_t i = g->n / 64 * 64; i < g->n; i++) /* the first transform is made of exact rows */
+            g->lost[i] |= before[layer] && transform_of(t, s, i, layer) != before[layer];
+    }
+    g->n += n;
+}
+
+/* Rows of fp16 pass through a rotation and a matrix: each number is off by at most 2^-11 of the
+ * transformed row's. At 6 bits, the most that presets have, the error of normal numbers is 2^-6 of
+ * them in the mean. */
+static bool is_exact(const float *got, const float *want)
+{
+    double off = 0, size = 0;
+    for (uint32_t i = 0; i < WIDTH; i++) {
+        off += pow((double)got[i] - (double)want[i], 2);
+        size += pow((double)want[i], 2);
+    }
+    return sqrt(off / size) < 0x1p-8;
+}
+
+/* Tokens whose keys and values are exact in every layer. */
+static void find_exact(twins *t, int32_t s, const given *g, bool exact[MOST])
+{
+    static float k[MOST][WIDTH], v[MOST][WIDTH];
+    const size_t bytes = g->n * sizeof *k;
+    void *on_gpu[] = { device_new(bytes, 0xff), device_new(bytes, 0xff) };
+    memset(exact, 1, MOST * sizeof *exact);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(kvant_cache_read(t->gpu, layer, s, 0, g->n, on_gpu[0], on_gpu[1]), KVANT_OK);
+        device_read(k, on_gpu[0], bytes);
+        device_read(v, on_gpu[1], bytes);
+        for (uint32_t i = 0; i < g->n; i++)
+            exact[i] = exact[i] && is_exact(k[i], g->k[layer][i]) && is_exact(v[i], g->v[layer][i]);
+    }
+    cudaFree(on_gpu[0]);
+    cudaFree(on_gpu[1]);
+}
+
+/* The first tokens, those of a step of `step` tokens, and the newest ones before it. */
+static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
+{
+    bool exact[MOST];
+    uint32_t n = 0;
+    find_exact(t, s, g, exact);
+    for (uint32_t i = 0; i < g->n; i++) {
+        n += exact[i];
+        if (g->lost[i])
+            continue;
+        if ((i < 64 || i + step + NEWEST >= g->n) && !exact[i])
+            fail_msg("%s: token %u of %u is not exact after a step of %u", t->spec->preset, i, g->n, step);
+    }
+    assert_true(n <= 64 * ((cuda_memory *)t->gpu->memory)->n_exact);
+}
+
+/* Once the CPU seals its pages, too, codes are the same, and so are blocks that stay open. */
+static void compare_codes(twins *t, int32_t s)
+{
+    for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+        kvant_tensor *cpu = t->cpu->tensors[i], *gpu = t->gpu->tensors[i];
+        uint8_t *bytes = malloc(gpu->block_bytes);
+        kvant_open_seal_due(&cpu, 1, true, 1);
+        for (uint32_t j = 1; j < t->gpu->sequences[s].n_blocks; j++) {
+            const uint32_t block = (uint32_t)t->gpu->sequences[s].table[j];
+            assert_int_equal(t->cpu->sequences[s].table[j], block);
+            kvant_pages_read(gpu, bytes, kvant_sealed_page(gpu, block, 0), gpu->block_bytes);
+            if (memcmp(bytes, kvant_sealed_page(cpu, block, 0), gpu->block_bytes) != 0)
+                fail_msg("%s: block %u of tensor %u has other codes than on the CPU", t->spec->preset, j, i);
+        }
+        free(bytes);
+    }
+    twins_export(t, s, 0);
+}
+
+/* The first and the last block of a sequence, alone in another cache on the GPU. */
+static void import_exact(twins *t, const kvant_cache *from, const given *g)
+{
+    static given both;
+    const uint32_t last = g->n / 64 * 64;
+    bool exact[MOST];
+    twins other;
+    size_t used;
+    twins_new(&other, t->spec, SEQUENCES);
+    kvant_sequence_create(other.gpu);
+    both = *g;
+    both.n = 64 + g->n - last;
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(kvant_sequence_export(from, 1, i ? last / 64 : 0, t->of_cpu, t->room, &used), KVANT_OK);
+        if (kvant_sequence_import(other.gpu, 0, t->of_cpu, used) != KVANT_OK)
+            fail_msg("%s: %s", t->spec->preset, kvant_error_message());
+    }
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        memcpy(both.k[layer][64], g->k[layer][last], (g->n - last) * sizeof *g->k[layer]);
+        memcpy(both.v[layer][64], g->v[layer][last], (g->n - last) * sizeof *g->v[layer]);
+    }
+    find_exact(&other, 0, &both, exact);
+    for (uint32_t i = 0; i < both.n; i++)
+        assert_true(exact[i] || (i >= 64 && g->lost[i - 64 + last]));
+    twins_free(&other);
+}
+
+/* A fork's copy of the last block, and blocks of both caches in another one. */
+static void copies_stay_exact(twins *t, given *g)
+{
+    assert_int_equal(kvant_sequence_fork(t->cpu, 0), 1);
+    assert_int_equal(kvant_sequence_fork(t->gpu, 0), 1);
+    append(t, 1, g, 3);
+    check_exact(t, 1, g, 3);
+    import_exact(t, t->cpu, g);
+    import_exact(t, t->gpu, g);
+}
+
+void twins_exact(const spec_pair *spec)
+{
+    static given g;
+    static const uint32_t sizes[] = { 1, 30, 64, 100, STEP };
+    twins t;
+    memset(&g, 0, sizeof g);
+    twins_new(&t, spec, SEQUENCES);
+    kvant_sequence_create(t.cpu);
+    kvant_sequence_create(t.gpu);
+    while (g.n < 600) {
+        uint32_t n = 1 + (uint32_t)(random_bits() % sizes[random_bits() % 5]);
+        n = n < 600 - g.n ? n : 600 - g.n;
+        append(&t, 0, &g, n);
+        check_exact(&t, 0, &g, n);
+        if (g.n > 64)
+            twins_attend_rows(&t, 0, n < 20 ? n : 20);
+    }
+    copies_stay_exact(&t, &g);
+    if (spec->calibrated)
+        compare_codes(&t, 0);
+    twins_free(&t);
+}
