@@ -294,9 +294,9 @@ static void carry_out(cuda_memory *memory, const kvant_plan_changes *changes)
 }
 
 /* Positions of rows, and the sequences that they are of. */
-static uint32_t find_views(const kvant_cache *cache, uint32_t n, int32_t *positions)
+static uint32_t find_views(const kvant_cache *cache, uint32_t layer, uint32_t n, int32_t *positions)
 {
-    const kvant_block *blocks = cache->tensors[0]->blocks, *last = NULL;
+    const kvant_block *blocks = cache->tensors[2 * layer]->blocks, *last = NULL;
     kvant_plan_view *views = ((cuda_memory *)cache->memory)->views;
     uint32_t n_views = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -311,7 +311,7 @@ static uint32_t find_views(const kvant_cache *cache, uint32_t n, int32_t *positi
 }
 
 /* Layers of a step have the same rows: the first one's call plans for all. */
-void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t n)
+void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n)
 {
     cuda_memory *memory = cache->memory;
     int32_t positions[KVANT_CACHE_BATCH];
@@ -320,7 +320,7 @@ void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t n)
         return;
     memcpy(memory->planned.slots, cache->slots, bytes);
     memory->planned.n = n;
-    const uint32_t n_views = find_views(cache, n, positions);
+    const uint32_t n_views = find_views(cache, layer, n, positions);
     const kvant_plan_changes changes = kvant_plan_step_rows(
         memory->plan, &(kvant_plan_step){ cache->slots, positions, n, memory->views, n_views });
     carry_out(memory, &changes);

@@ -138,8 +138,8 @@ void kvant_cuda_steps_destroy(kvant_cache *cache);
 kvant_status kvant_cuda_exact_create(kvant_cache *cache);
 void kvant_cuda_exact_destroy(cuda_memory *memory);
 
-/* Plans for the n rows of cache->slots; release: the block holds no rows any more. */
-void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t n);
+/* Plans for the n rows of cache->slots, of a layer; release: the block holds no rows any more. */
+void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n);
 void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block);
 
 /* The exact page of a block's rows, or KVANT_NO_PAGE. take: of rows that are about to be written to

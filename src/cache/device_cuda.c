@@ -77,6 +77,18 @@ static kvant_cuda_pages scratch_of(const cuda_part *part)
     return (kvant_cuda_pages){ (uint8_t *)part->memory->gathered.at + (size_t)part->role * part->tensor->n_kv_heads * head, page, head };
 }
 
+static bool rounds(const cuda_part *part)
+{
+    return part->layer->has_exact && !part->floats;
+}
+
+static kvant_status make_scratch(const cuda_layer *layer)
+{
+    const cuda_part *part = &layer->parts[0];
+    const size_t bytes = 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride;
+    return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "memory for rows") : KVANT_OK;
+}
+
 static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
 {
     const kvant_cuda_pages to = scratch_of(a->part);
@@ -94,11 +106,7 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
  * those of rows that were exact for a while. */
 static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v, kvant_cuda_append_args *args)
 {
-    const cuda_part *part = k ? k->part : v->part;
     kvant_cuda_append_args first = *args;
-    kvant_cuda_note(memory, kvant_cuda_grow(&memory->gathered, 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride, "memory for rows"), "append");
-    if (memory->status != KVANT_OK)
-        return;
     if (k)
         args->k = rounded(k, &first.k);
     if (v)
@@ -129,7 +137,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
     args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
-    if (!any->open && any->part->layer->has_exact && !any->part->floats)
+    if (!any->open && rounds(any->part))
         round_rows(memory, k, v, &args);
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
@@ -232,8 +240,7 @@ static uint32_t n_written(uint64_t written)
 /* Whether blocks that their tensor seals may stay exact: rows are encoded from fp16 then, one by one. */
 static bool keeps_sealed(const kvant_tensor *tensor)
 {
-    const cuda_part *part = part_of(tensor);
-    return part->layer->has_exact && !part->floats && kvant_tensor_codec_info(tensor)->block_tokens == 1;
+    return rounds(part_of(tensor)) && kvant_tensor_codec_info(tensor)->block_tokens == 1;
 }
 
 /* Rows that waited for a first transform, or were brought to another one, become exact rows where
@@ -440,7 +447,8 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
         written = check(memory, l, rows, n, seen);
     KVANT_FORWARD(written);
     const size_t width = kvant_tensor_width(l->parts[0].tensor);
-    kvant_cuda_exact_plan(cache, n);
+    KVANT_FORWARD(make_scratch(l));
+    kvant_cuda_exact_plan(cache, layer, n);
     const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width }, { l->parts[1].tensor, v, seen[1], width } };
     written = kvant_tensor_write_seen(of, 2, cache->slots, n, cache->params.n_threads);
     flush(memory);

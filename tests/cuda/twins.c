@@ -9,7 +9,7 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const s
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
-    params.max_tokens = spec->preset ? 2048 : MOST, params.max_sequences = n_sequences, params.n_threads = 2;
+    params.max_tokens = spec->max_tokens ? spec->max_tokens : MOST, params.max_sequences = n_sequences, params.n_threads = 2;
     params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
     if (kvant_cache_create(&params, &cache) != KVANT_OK)
         fail_msg("%s: %s", device, kvant_error_message());
@@ -172,17 +172,46 @@ void twins_learn(twins *t)
     }
 }
 
+static void compare_bytes(const twins *t, int32_t s, uint32_t block, size_t from, size_t end)
+{
+    for (size_t i = from; i < end; i++)
+        if (t->of_cpu[i] != t->of_gpu[i])
+            fail_msg("%s / %s: sequence %d, block %u: byte %zu of its export is %02x, the CPU's %02x", t->spec->k,
+                     t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
+}
+
+/* Of a preset's cache. Both devices keep the same tokens exact at least, but not the same blocks, and
+ * rows of a block that was opened again came from codes on one of them. Where nothing is learnt, codes
+ * are the same wherever both have some. */
+static void compare_codes(const twins *t, int32_t s, uint32_t block)
+{
+    size_t cpu = sizeof(uint64_t), gpu = cpu;
+    for (uint32_t i = 0; i < 2 * LAYERS && t->spec->calibrated; i++) {
+        uint64_t bytes[2];
+        uint32_t open[2];
+        memcpy(&bytes[0], t->of_cpu + cpu, sizeof *bytes);
+        memcpy(&bytes[1], t->of_gpu + gpu, sizeof *bytes);
+        cpu += sizeof *bytes, gpu += sizeof *bytes;
+        memcpy(&open[0], t->of_cpu + cpu + 32, sizeof *open);
+        memcpy(&open[1], t->of_gpu + gpu + 32, sizeof *open);
+        if (!open[0] && !open[1] && (bytes[0] != bytes[1] || memcmp(t->of_cpu + cpu, t->of_gpu + gpu, bytes[0]) != 0))
+            fail_msg("%s: sequence %d, block %u: tensor %u has other codes than on the CPU", t->spec->preset, s, block, i);
+        cpu += bytes[0], gpu += bytes[1];
+    }
+}
+
 size_t twins_export(twins *t, int32_t s, uint32_t block)
 {
     size_t used = 0, again = 0;
     assert_int_equal(kvant_sequence_export(t->cpu, s, block, t->of_cpu, t->room, &used), KVANT_OK);
     if (kvant_sequence_export(t->gpu, s, block, t->of_gpu, t->room, &again) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
+    if (t->spec->preset) {
+        compare_codes(t, s, block);
+        return again;
+    }
     assert_int_equal(again, used);
-    for (size_t i = 0; i < used; i++)
-        if (t->of_cpu[i] != t->of_gpu[i])
-            fail_msg("%s / %s: sequence %d, block %u: byte %zu of its export is %02x, the CPU's %02x", t->spec->k,
-                     t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
+    compare_bytes(t, s, block, 0, used);
     return used;
 }
 
@@ -207,7 +236,8 @@ void twins_compare(twins *t)
             twins_export(t, s, i);
     assert_int_equal(kvant_cache_get_info(t->cpu, &of_cpu), KVANT_OK);
     assert_int_equal(kvant_cache_get_info(t->gpu, &of_gpu), KVANT_OK);
-    assert_int_equal(of_gpu.bytes - learnt_bytes(t->gpu), of_cpu.bytes - learnt_bytes(t->cpu));
+    if (!t->spec->preset)
+        assert_int_equal(of_gpu.bytes - learnt_bytes(t->gpu), of_cpu.bytes - learnt_bytes(t->cpu));
     assert_int_equal(of_gpu.f16_bytes, of_cpu.f16_bytes);
     assert_int_equal(of_gpu.n_free_blocks, of_cpu.n_free_blocks);
     assert_true(of_gpu.true_bits == of_cpu.true_bits);

@@ -25,7 +25,8 @@ typedef struct spec_pair {
     bool calibrated;
     bool decoded; /* the reference reads the pages decoded to fp16 */
     bool asynchronous;
-    const char *preset; /* of these codecs, or NULL */
+    const char *preset;  /* of these codecs, or NULL */
+    uint32_t max_tokens; /* 0: MOST */
 } spec_pair;
 
 typedef struct twins {

@@ -76,7 +76,8 @@ static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uin
     const uint32_t number = (uint32_t)t->gpu->sequences[s].table[index];
     const int32_t at = kvant_cuda_exact_page(part, number);
     const size_t n = 64 * WIDTH;
-    if (at < 0)
+    t->waited += at >= 0;
+    if (at < 0 || !part->floats) /* without floats an export has the fp16 rows themselves */
         return;
     float *floats = malloc(n * sizeof *floats);
     uint16_t *rounded = malloc(n * sizeof *rounded), *rows = malloc(n * sizeof *rows);
@@ -91,7 +92,6 @@ static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uin
     block->open = true;
     block->bytes = n * sizeof *rows;
     block->pages = (uint8_t *)rows;
-    t->waited++;
     free(floats);
     free(rounded);
 }
