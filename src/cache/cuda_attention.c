@@ -167,7 +167,7 @@ static int32_t page_of(const attention_call *c, int role, uint32_t i)
 static bool must_gather(const attention_call *c)
 {
     if (c->steps)
-        return true;
+        return !c->in_place;
     for (uint32_t i = 0; i < c->n_blocks; i++)
         if (is_there(c, i) && page_of(c, KVANT_ROLE_K, i) != page_of(c, KVANT_ROLE_V, i))
             return true;
@@ -195,19 +195,25 @@ static void gather_version(attention_call *c, uint32_t version)
         c->ends[state][version] = c->lists[KVANT_ROLE_K][state].n;
 }
 
+/* The page of a sequence's next row. */
+static int32_t next_page(const attention_call *c, uint32_t sequence)
+{
+    return c->in_place ? (int32_t)c->layer->first_exact + c->in_place[sequence] : (int32_t)sequence;
+}
+
 /* The table as if there were one part. */
 static void make_table(attention_call *c)
 {
     const bool gathers = must_gather(c);
     c->any_open = c->centers_back || c->steps;
-    c->n_gathered = c->steps ? c->batch : 0;
+    c->n_gathered = c->steps && gathers ? c->batch : 0;
     for (uint32_t version = 0; c->centers_back && version < KVANT_MAX_VERSIONS; version++)
         gather_version(c, version);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
         const bool next = is_next(c, i), there = is_there(c, i);
         if (next || !there)
-            c->tables[i] = next ? -1 - (int32_t)(i / c->stride) : 0; /* behind a sequence's last block: not read */
-        if (next && there)
+            c->tables[i] = next ? -1 - next_page(c, i / c->stride) : 0; /* behind a sequence's last block: not read */
+        if (next && there && gathers)
             gather(c, i, i / c->stride);
         if (next || !there || c->centers_back)
             continue;

@@ -1,9 +1,10 @@
 /* cuda_steps.c - decode steps of a CUDA graph: what a step does on the device depends on nothing of the host but one copy of
  * lengths and slots (next).
  *
- * begin makes each layer's table and gathers open blocks, as for a call of attention. The block of a sequence's next row is
- * gathered, too, or begins empty: rows of steps are appended to this page. The cache does not know of them; the caller appends
- * them as rows when no step is left, so that states, versions and bytes are those of a cache without steps. */
+ * begin makes each layer's table, as for a call of attention. Rows of steps are appended to the exact page of their sequence's
+ * next block. Where a layer has none, or has blocks that are open for keys or values alone, open blocks are gathered, and rows of
+ * steps come to the gathered page. The cache does not know of them; the caller appends them as rows when no step is left, so that
+ * states, versions and bytes are those of a cache without steps. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -23,6 +24,8 @@ struct cuda_steps {
     uint32_t batch, most, stride; /* sequences, and how many there is room for; blocks of a table's row */
     uint32_t n_left, taken;
     int32_t *sequences;
+    bool in_place;  /* rows go to pages of the plan */
+    int32_t *pages; /* these, per sequence */
     int64_t *state; /* slots, then lengths of 32 bits: on the host, and on the device */
     cuda_buffer on_device;
     step_layer *layers;
@@ -50,6 +53,7 @@ static void free_layers(const kvant_cache *cache, cuda_steps *steps)
     kvant_cuda_memory_free(steps->on_device.at);
     kvant_free(steps->layers);
     kvant_free(steps->sequences);
+    kvant_free(steps->pages);
     kvant_free(steps->state);
 }
 
@@ -71,9 +75,10 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
     cuda_steps *steps = memory->steps = kvant_alloc(1, sizeof *steps);
     KVANT_RETURN_IF(!steps, no_memory());
     steps->sequences = kvant_alloc(n, sizeof *steps->sequences);
+    steps->pages = kvant_alloc(n, sizeof *steps->pages);
     steps->state = kvant_alloc(2 * (size_t)n, sizeof *steps->state);
     steps->layers = kvant_alloc(cache->params.n_layers, sizeof *steps->layers);
-    KVANT_RETURN_IF(!steps->sequences || !steps->state || !steps->layers, no_memory());
+    KVANT_RETURN_IF(!steps->sequences || !steps->pages || !steps->state || !steps->layers, no_memory());
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         steps->layers[i].rows = kvant_alloc(n, sizeof *steps->layers[i].rows);
         KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
@@ -140,6 +145,40 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
     return KVANT_OK;
 }
 
+/* Whether keys and values of a layer have the same open blocks of a sequence, and its next block has
+ * an exact page. */
+static bool fits_in_place(cuda_layer *l, const kvant_sequence *s, uint32_t next)
+{
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        if (s->table[i] >= 0 && s->table[i] != (int32_t)next &&
+            kvant_cuda_page_of(&l->parts[0], (uint32_t)s->table[i]) != kvant_cuda_page_of(&l->parts[1], (uint32_t)s->table[i]))
+            return false;
+    for (int role = 0; role < 2; role++)
+        if (l->parts[role].tensor->blocks[next].open_page >= 0 || kvant_cuda_exact_take(&l->parts[role], next, 0) < 0)
+            return false;
+    return true;
+}
+
+/* Finds a page for the next row of each sequence. */
+static void place_rows(kvant_cache *cache, cuda_steps *steps)
+{
+    const cuda_memory *memory = cache->memory;
+    for (uint32_t i = 0; i < steps->batch; i++) {
+        const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
+        const uint32_t length = length_of(cache, s);
+        cache->slots[i] = (int64_t)s->table[length / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + length % KVANT_PAGE_TOKENS;
+    }
+    kvant_cuda_exact_plan(cache, 0, steps->batch);
+    steps->in_place = memory->plan != NULL;
+    for (uint32_t i = 0; i < steps->batch && steps->in_place; i++) {
+        const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
+        const uint32_t next = (uint32_t)(cache->slots[i] / KVANT_PAGE_TOKENS);
+        steps->pages[i] = kvant_plan_page(memory->plan, next);
+        for (uint32_t layer = 0; layer < cache->params.n_layers && steps->in_place; layer++)
+            steps->in_place = !s->lengths[layer] || fits_in_place(kvant_cuda_layer(cache, layer), s, next);
+    }
+}
+
 /* Steps have one query token; which, is not known yet. */
 static kvant_attention_problem problem_of(const kvant_cache *cache)
 {
@@ -200,6 +239,7 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
         steps->stride = blocks + KVANT_PAGE_TOKENS; /* room for 4096 tokens, with the same graph */
     c.stride = steps->stride;
     c.steps = true;
+    c.in_place = steps->in_place ? steps->pages : NULL;
     c.gathered = &layer->pages;
     KVANT_FORWARD(kvant_cuda_call_stage(&c));
     find_versions(&c, layer);
@@ -231,7 +271,7 @@ static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
     const cuda_memory *memory = cache->memory;
     const void *at[] = { memory->partial.at, memory->queries.at, memory->turned.at, steps->on_device.at };
-    const uint32_t sizes[] = { steps->batch, steps->stride };
+    const uint32_t sizes[] = { steps->batch, steps->stride, steps->in_place };
     uint64_t state = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, at, sizeof at), sizes, sizeof sizes);
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         const step_layer *layer = &steps->layers[i];
@@ -254,7 +294,7 @@ static void find_state(const kvant_cache *cache, cuda_steps *steps)
         while (s->table[dropped] < 0)
             dropped++;
         lengths[i] = (int32_t)(length_of(cache, s) - dropped * KVANT_PAGE_TOKENS);
-        steps->state[i] = (int64_t)i * KVANT_PAGE_TOKENS + lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
+        steps->state[i] = (int64_t)(steps->in_place ? steps->pages[i] : (int32_t)i) * KVANT_PAGE_TOKENS + lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
     }
 }
 
@@ -270,6 +310,8 @@ kvant_status kvant_cuda_steps_begin(kvant_cache *cache, const int32_t *sequences
     steps->n_left = steps->taken = 0;
     memcpy(steps->sequences, sequences, n * sizeof *sequences);
     kvant_status status = reserve(cache, steps);
+    if (status == KVANT_OK)
+        place_rows(cache, steps);
     for (uint32_t i = 0; i < cache->params.n_layers && status == KVANT_OK; i++)
         status = begin_layer(cache, steps, i, info);
     if (status != KVANT_OK) {
@@ -320,7 +362,7 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
         a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
         *rows = kvant_cuda_rows_of(&a);
-        rows->pages = kvant_cuda_call_pages(c, role);
+        rows->pages = steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
         if (kvant_cuda_turns(a.part, a.version)) { /* turned already: in a call of its own */
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;
@@ -351,7 +393,7 @@ static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_s
     attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, p);
     c.stride = steps->stride;
     c.n_blocks = steps->batch * steps->stride;
-    c.n_gathered = steps->batch;
+    c.n_gathered = steps->in_place ? 0 : steps->batch;
     c.gathered = &layer->pages;
     c.any_open = c.steps = true;
     c.n_parts = layer->n_parts;
