@@ -232,6 +232,46 @@ static void idle_sequences_give_way(void **unused)
     end(&m);
 }
 
+/* First blocks alone fill the pool: rows of a step still have the pages that are kept for a step. */
+static void steps_have_pages_of_their_own(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ BLOCKS, 9, 3, 128, 64 }, 1);
+    for (uint32_t s = 0; s < SEQUENCES; s++)
+        assert_true(append(&m, &s, 1, 128));
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 192));
+        for (uint32_t back = 1; back <= 192; back++)
+            assert_true(is_exact(&m, &m.sequences[0], m.sequences[0].length - back));
+    }
+    end(&m);
+}
+
+/* A block that two sequences share is one of the newest as long as it is that to one of them. */
+static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ BLOCKS, 6, 2, 0, 64 }, 1);
+    for (int order = 0; order < 2; order++)
+        for (int32_t round = 0; round < 20; round++) {
+            int64_t slots[SLOTS];
+            int32_t positions[SLOTS], blocks[24] = { 0, 1 };
+            for (int32_t i = 0; i < 24; i++)
+                blocks[i] = i;
+            for (int32_t i = 0; i < SLOTS; i++) {
+                positions[i] = (round ? round + 1 : 0) * SLOTS + i;
+                slots[i] = positions[i];
+            }
+            const kvant_plan_view both[] = { { blocks, 1, SLOTS }, { blocks, (uint32_t)round + 2, positions[0] } },
+                                  turned[] = { both[1], both[0] };
+            take(&m, &(kvant_plan_step){ slots, positions, SLOTS, order ? turned : both, 2 });
+            assert_true(kvant_plan_page(m.plan, 0) >= 0);
+        }
+    end(&m);
+}
+
 /* A step that is longer than its pages: its last rows are exact, the first ones are encoded. */
 static void long_steps_keep_their_last_rows(void **unused)
 {
@@ -259,15 +299,15 @@ static void rows_without_a_step(void **unused)
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
     begin(&m, (kvant_plan_params){ BLOCKS, 5, 2, 64, 128 }, 1);
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < 2; round++) { /* then from another position on */
         for (int32_t block = 0; block < 20; block++) {
             for (int32_t i = 0; i < SLOTS; i++) {
-                positions[i] = block * SLOTS + i;
-                slots[i] = positions[i];
+                positions[i] = (block + 50 * round) * SLOTS + i;
+                slots[i] = block * SLOTS + i;
             }
             take(&m, &(kvant_plan_step){ slots, positions, SLOTS, NULL, 0 });
             for (int32_t back = 0; back <= block; back++)
-                if (back == block || back < 4)
+                if (back < 4 + round || (round == 0 && back == block))
                     assert_true(kvant_plan_page(m.plan, (uint32_t)(block - back)) >= 0);
         }
         for (int32_t block = 0; block < 20; block++)
@@ -345,6 +385,8 @@ int main(void)
         cmocka_unit_test(ends_and_steps_are_exact_where_there_is_room),
         cmocka_unit_test(old_blocks_are_sealed_in_runs),
         cmocka_unit_test(idle_sequences_give_way),
+        cmocka_unit_test(steps_have_pages_of_their_own),
+        cmocka_unit_test(shared_blocks_are_as_new_as_for_the_shortest),
         cmocka_unit_test(long_steps_keep_their_last_rows),
         cmocka_unit_test(rows_without_a_step),
         cmocka_unit_test(every_row_is_in_one_place),
