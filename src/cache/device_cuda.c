@@ -92,7 +92,7 @@ static kvant_status make_scratch(const cuda_layer *layer)
 static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
 {
     const kvant_cuda_pages to = scratch_of(a->part);
-    const kvant_cuda_rows from = { .codec = rows->codec,
+    const kvant_cuda_rows from = { .codec = a->part->codec,
                                    .pages = rows->pages,
                                    .rows = to.base,
                                    .token_stride = a->part->tensor->head_dim,

@@ -280,8 +280,7 @@ static uint64_t place_of(const kvant_tensor *tensor, int64_t slot)
 /* One of the first tokens, which a cache keeps fp16. */
 static bool is_kept(const kvant_tensor *tensor, int64_t slot)
 {
-    return tensor->blocks[slot / KVANT_PAGE_TOKENS].index < tensor->sink_blocks &&
-           place_of(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
+    return place_of(tensor, slot) < kvant_tensor_codec_info(tensor)->sink_tokens;
 }
 
 int32_t kvant_row_position(const kvant_tensor *tensor, const kvant_new_rows *rows, size_t i)
