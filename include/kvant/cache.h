@@ -24,14 +24,18 @@
  *              every call. append waits for the work before it, because it checks its rows, and returns before
  *              they are written; with params.asynchronous it waits for nothing. attend returns before its
  *              outputs are there.
- *   memory     All of max_tokens is allocated at creation. Other GPU memory is allocated when a call first
- *              needs more of it.
+ *   memory     All of max_tokens and the exact part (kvant_scheme_exact) are allocated at creation. Other
+ *              GPU memory is allocated when a call first needs more of it. Codecs that are given as k and v
+ *              have no exact part, but trellis and chunk codecs keep rows of one block per sequence and one
+ *              more as fp16 and as floats: 6 bytes per number.
+ *   exact      The first 64 and the newest 64 to 128 tokens of each sequence and the rows of an append of up
+ *              to 512 tokens are fp16, as on the CPU. Other blocks stay fp16 until another block needs their
+ *              page; then up to 8 blocks are encoded at once, in all layers.
  *   codecs     The presets and what cuda.h lists, with the same bytes as on the CPU. All kv heads of a layer
  *              and role have the same spec, v_head_dim is equal to head_dim. kvant_cache_create refuses others
  *              with KVANT_ERR_UNSUPPORTED and the codec's name: sketches, polar, tiers.
  *   speed      With center=first and norm=first every 64th token, or a longer append, waits for sums over its
- *              rows, from which centre and scale are learnt. Rows of trellis and chunk codecs are kept as floats
- *              until their block is full: 6 bytes per number of one block per sequence and one more.
+ *              rows, from which centre and scale are learnt.
  *   attention  At most 32767 query tokens per call, and no exact: the call then returns KVANT_ERR_UNSUPPORTED. A
  *              softcap over keys with a centre is slow: keys are decoded to fp16 in every call.
  *

@@ -212,7 +212,8 @@ static void make_table(attention_call *c)
     for (uint32_t i = 0; i < c->n_blocks; i++) {
         const bool next = is_next(c, i), there = is_there(c, i);
         if (next || !there)
-            c->tables[i] = next ? -1 - next_page(c, i / c->stride) : 0; /* behind a sequence's last block: not read */
+            c->tables[i] = next ? -1 - next_page(c, i / c->stride)
+                                : 0; /* behind a sequence's last block: not read */
         if (next && there && gathers)
             gather(c, i, i / c->stride);
         if (next || !there || c->centers_back)
@@ -361,7 +362,8 @@ static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_atten
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
 {
     const kvant_tensor *k = c->layer->parts[0].tensor, *v = c->layer->parts[1].tensor;
-    const bool own = !c->n_gathered && (c->layer->has_exact || (k->n_open_pages && v->n_open_pages));
+    const bool own =
+        !c->n_gathered && (c->layer->has_exact || (k->n_open_pages && v->n_open_pages));
     return !c->any_open ? (kvant_cuda_pages){ 0 }
            : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
                         : kvant_cuda_call_pages(c, role);

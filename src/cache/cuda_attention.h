@@ -29,7 +29,8 @@ typedef struct attention_call {
     const int32_t *lengths;   /* on the device */
     kvant_cuda_type type;     /* of queries and outputs */
     bool steps;               /* the block of each sequence's next row is its number's page of those gathered */
-    const int32_t *in_place;  /* of steps: the plan's pages of these blocks; NULL: they are gathered */
+    const int32_t
+        *in_place; /* of steps: the plan's pages of these blocks; NULL: they are gathered */
     bool any_open;            /* entries below 0 */
     bool merged;
     bool centers_back;                     /* keys are gathered with their centre */

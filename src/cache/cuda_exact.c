@@ -1,15 +1,15 @@
-/* cuda_exact.c - exact rows of a cache on a GPU: fp16 pages that attention reads, of blocks that are
- * sealed to their tensors. The plan (store/plan.h) decides which blocks have one. Here its decisions
- * are carried out, for all layers at once.
+/* cuda_exact.c - exact rows of a cache on a GPU: fp16 pages that attention reads, of blocks that
+ * are sealed to their tensors. The plan (store/plan.h) decides which blocks have one. Here its
+ * decisions are carried out, for all layers at once.
  *
  * A cache with an exact part (kvant_scheme_exact) has pages for it. Other caches have a page per
  * sequence and one more for codecs with a search (a trellis, chunks, feedback), which takes as long
  * for one token as for 64. Those keep their rows as floats, too, so that codes are those of rows
  * that were encoded at once.
  *
- * Keys and values have the same page numbers. A page's codes are brought up to date when the block
- * gives its page up or when somebody asks for the block's sealed bytes. Only rows that are newer
- * than their codes are encoded then. */
+ * Keys and values have the same page numbers. A page's codes are brought up to date when the
+ * block gives its page up or when somebody asks for the block's sealed bytes. Only rows that are
+ * newer than their codes are encoded then. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -25,15 +25,18 @@ static bool searches(const kvant_codec *codec)
 {
     const kvant_codec_view *view = kvant_codec_get_view(codec);
     return codec->info.block_tokens == 1 && codec->info.recent_tokens == 0 &&
-           (view->kind == KVANT_CODES_TRELLIS || view->kind == KVANT_CODES_CHUNK || view->feedback.pivots);
+           (view->kind == KVANT_CODES_TRELLIS || view->kind == KVANT_CODES_CHUNK ||
+            view->feedback.pivots);
 }
 
 /* Open pages of a role's tensor. */
 static kvant_status count_open_pages(const kvant_tensor_params *params, uint32_t *n)
 {
-    size_t bytes, sealed = (size_t)params->n_blocks * params->n_kv_heads * params->codecs[0]->info.page_bytes;
+    size_t bytes,
+        sealed = (size_t)params->n_blocks * params->n_kv_heads * params->codecs[0]->info.page_bytes;
     KVANT_FORWARD(kvant_tensor_size(params, &bytes));
-    *n = (uint32_t)((bytes - sealed) / (params->n_kv_heads * KVANT_PAGE_TOKENS * params->codecs[0]->info.head_dim * sizeof(uint16_t)));
+    *n = (uint32_t)((bytes - sealed) / (params->n_kv_heads * KVANT_PAGE_TOKENS *
+                                        params->codecs[0]->info.head_dim * sizeof(uint16_t)));
     return KVANT_OK;
 }
 
@@ -47,7 +50,8 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool always,
         KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
         KVANT_FORWARD(count_open_pages(&params, &l->parts[role].n_open));
         l->has_exact |= searches(params.codecs[0]);
-        l->first_exact = l->parts[role].n_open > l->first_exact ? l->parts[role].n_open : l->first_exact;
+        l->first_exact =
+            l->parts[role].n_open > l->first_exact ? l->parts[role].n_open : l->first_exact;
     }
     *any |= l->has_exact;
     return KVANT_OK;
@@ -62,7 +66,8 @@ static uint32_t blocks_of(uint32_t rows)
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part)
 {
     const uint32_t n = cache->params.max_sequences + 1, step = blocks_of(part->step),
-                   all = part->step ? blocks_of(part->total) + 1 + step : 0, pages = all > n ? all : n;
+                   all = part->step ? blocks_of(part->total) + 1 + step : 0,
+                   pages = all > n ? all : n;
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = pages < cache->n_blocks ? pages : cache->n_blocks,
                                 .step_pages = part->step ? step : pages,
@@ -95,7 +100,8 @@ kvant_status kvant_cuda_exact_create(kvant_cache *cache)
     cuda_memory *memory = cache->memory;
     kvant_exact_part part = { .size = sizeof part };
     bool any = false;
-    KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens, cache->params.max_sequences, &part));
+    KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens,
+                                     cache->params.max_sequences, &part));
     for (uint32_t i = 0; i < memory->n_layers; i++)
         KVANT_FORWARD(place_pages(cache, i, part.step > 0, &any));
     memory->keeps_floats = part.step == 0;
@@ -169,8 +175,10 @@ static kvant_cuda_rows stored_rows(const cuda_part *part, int32_t page)
     const size_t d = part->tensor->head_dim, rows = KVANT_PAGE_TOKENS * d;
     return (kvant_cuda_rows){ .codec = part->codec,
                               .pages = kvant_cuda_pages_of(part, false),
-                              .rows = part->floats ? (void *)(part->floats + (size_t)page * part->tensor->n_kv_heads * rows)
-                                                   : kvant_cuda_exact_at(part, page),
+                              .rows = part->floats
+                                          ? (void *)(part->floats +
+                                                     (size_t)page * part->tensor->n_kv_heads * rows)
+                                          : kvant_cuda_exact_at(part, page),
                               .token_stride = d,
                               .head_stride = rows };
 }
@@ -197,8 +205,10 @@ static void encode_rows(cuda_layer *layer, const bool roles[2], kvant_plan_chang
         args.centroids[role] = part->centroids;
         args.k_feedback = role == KVANT_ROLE_K ? part->feedback : args.k_feedback;
     }
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->waiting, slots, sizeof slots, memory->stream),
-                    "append");
+    kvant_cuda_note(
+        memory,
+        kvant_cuda_memory_copy(memory->arguments->waiting, slots, sizeof slots, memory->stream),
+        "append");
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
@@ -252,7 +262,9 @@ static void encode_blocks(cuda_layer *layer, int32_t lists[2][TOGETHER], uint32_
                                         .centroids = { k->centroids, v->centroids } };
     if (!n)
         return;
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->full, lists, sizeof memory->arguments->full, memory->stream),
+    kvant_cuda_note(memory,
+                    kvant_cuda_memory_copy(memory->arguments->full, lists,
+                                           sizeof memory->arguments->full, memory->stream),
                     "append");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "append");
 }
@@ -263,7 +275,8 @@ static void seal(cuda_layer *layer, const kvant_plan_change *list, uint32_t n)
     int32_t lists[2][TOGETHER]; /* pages, blocks */
     uint32_t n_whole = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const bool whole = fresh_rows(k, list[i]) == ALL_SLOTS && fresh_rows(v, list[i]) == ALL_SLOTS;
+        const bool whole =
+            fresh_rows(k, list[i]) == ALL_SLOTS && fresh_rows(v, list[i]) == ALL_SLOTS;
         if (whole) {
             lists[0][n_whole] = (int32_t)list[i].page;
             lists[1][n_whole++] = (int32_t)list[i].block;
@@ -287,9 +300,11 @@ static void carry_out(cuda_memory *memory, const kvant_plan_changes *changes)
             continue;
         seal(l, changes->seal, changes->n_seal);
         for (uint32_t i = 0; i < changes->n_seal; i++)
-            l->exact[0][changes->seal[i].page] = l->exact[1][changes->seal[i].page] = (cuda_exact){ 0 };
+            l->exact[0][changes->seal[i].page] = l->exact[1][changes->seal[i].page] =
+                (cuda_exact){ 0 };
         for (uint32_t i = 0; i < changes->n_open; i++)
-            l->exact[0][changes->open[i].page] = l->exact[1][changes->open[i].page] = (cuda_exact){ 0 };
+            l->exact[0][changes->open[i].page] = l->exact[1][changes->open[i].page] =
+                (cuda_exact){ 0 };
     }
 }
 
@@ -302,7 +317,8 @@ static uint32_t find_views(const kvant_cache *cache, uint32_t layer, uint32_t n,
     for (uint32_t i = 0; i < n; i++) {
         const kvant_block *b = &blocks[cache->slots[i] / KVANT_PAGE_TOKENS];
         const kvant_sequence *s = &cache->sequences[b->sequence];
-        positions[i] = (int32_t)(b->index * KVANT_PAGE_TOKENS + (uint32_t)(cache->slots[i] % KVANT_PAGE_TOKENS));
+        positions[i] = (int32_t)(b->index * KVANT_PAGE_TOKENS +
+                                 (uint32_t)(cache->slots[i] % KVANT_PAGE_TOKENS));
         if (!last || last->sequence != b->sequence)
             views[n_views++] = (kvant_plan_view){ s->table, s->n_blocks, positions[i] };
         last = b;
@@ -316,7 +332,8 @@ void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n)
     cuda_memory *memory = cache->memory;
     int32_t positions[KVANT_CACHE_BATCH];
     const size_t bytes = n * sizeof *cache->slots;
-    if (!memory->plan || (memory->planned.n == n && memcmp(memory->planned.slots, cache->slots, bytes) == 0))
+    if (!memory->plan ||
+        (memory->planned.n == n && memcmp(memory->planned.slots, cache->slots, bytes) == 0))
         return;
     memcpy(memory->planned.slots, cache->slots, bytes);
     memory->planned.n = n;
@@ -339,8 +356,8 @@ void kvant_cuda_exact_invite(cuda_part *part, uint32_t block)
             positions[n++] = (int32_t)(b->index * KVANT_PAGE_TOKENS + i);
         }
     memory->planned.n = 0;
-    const kvant_plan_changes changes =
-        kvant_plan_step_rows(memory->plan, &(kvant_plan_step){ .slots = slots, .positions = positions, .n = n });
+    const kvant_plan_changes changes = kvant_plan_step_rows(
+        memory->plan, &(kvant_plan_step){ .slots = slots, .positions = positions, .n = n });
     carry_out(memory, &changes);
 }
 
@@ -374,7 +391,8 @@ static void decode_block(cuda_part *part, uint32_t block, int32_t page)
                                           .centroids = part->centroids,
                                           .to = on_device + 1,
                                           .transformed = 1 };
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(on_device, lists, sizeof lists, memory->stream), "append");
+    kvant_cuda_note(memory, kvant_cuda_memory_copy(on_device, lists, sizeof lists, memory->stream),
+                    "append");
     kvant_cuda_note(memory, kvant_cuda_decode(&args, memory->stream), "append");
 }
 
@@ -398,7 +416,10 @@ bool kvant_cuda_exact_fill(cuda_part *part, uint32_t block, uint64_t fresh, cons
         return false;
     exact_of(part, page)->fresh = fresh;
     if (rows != kvant_cuda_exact_at(part, page))
-        kvant_cuda_note(part->memory, kvant_cuda_memory_copy(kvant_cuda_exact_at(part, page), rows, kvant_open_block_bytes(part->tensor), part->memory->stream),
+        kvant_cuda_note(part->memory,
+                        kvant_cuda_memory_copy(kvant_cuda_exact_at(part, page), rows,
+                                               kvant_open_block_bytes(part->tensor),
+                                               part->memory->stream),
                         "copying pages");
     return true;
 }

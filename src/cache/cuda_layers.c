@@ -354,7 +354,8 @@ void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
 
 /* Bytes of a part: pages of the tensor, exact pages behind the last open page, then exact rows as
  * floats. A role without open pages has none before the exact ones. */
-static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role, size_t *floats_at, size_t *total)
+static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role role,
+                              size_t *floats_at, size_t *total)
 {
     const cuda_memory *memory = cache->memory;
     cuda_layer *l = kvant_cuda_layer(cache, layer);
@@ -451,8 +452,10 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
     memory->arguments = arguments;
     for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
         memory->planned.slots[i] = i; /* nothing is planned yet */
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots, sizeof memory->arguments->rows, memory->stream),
-                                  "arguments"));
+    KVANT_FORWARD(
+        kvant_cuda_said(kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots,
+                                               sizeof memory->arguments->rows, memory->stream),
+                        "arguments"));
     if (cache->params.asynchronous)
         KVANT_FORWARD(kvant_cuda_said(kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
     memory->refused = refused;

@@ -134,7 +134,8 @@ void kvant_cuda_steps_destroy(kvant_cache *cache);
 
 /* cuda_exact.c */
 
-/* Counts pages and makes the plan, before there are pages. destroy: also what a failed create left. */
+/* Counts pages and makes the plan, before there are pages. destroy: also what a failed create
+ * left. */
 kvant_status kvant_cuda_exact_create(kvant_cache *cache);
 void kvant_cuda_exact_destroy(cuda_memory *memory);
 
@@ -147,20 +148,21 @@ void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block);
 int32_t kvant_cuda_exact_page(const cuda_part *part, uint32_t block);
 int32_t kvant_cuda_exact_take(cuda_part *part, uint32_t block, uint64_t slots);
 
-/* The block's rows, which `rows` has as fp16, come to its exact page; `fresh` has no codes yet. False:
- * the plan gives it none. invite: lets the plan give it one, outside of any step. */
+/* The block's rows, which `rows` has as fp16, come to its exact page; `fresh` has no codes yet.
+ * False: the plan gives it none. invite: lets the plan give it one, outside of any step. */
 bool kvant_cuda_exact_fill(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows);
 void kvant_cuda_exact_invite(cuda_part *part, uint32_t block);
 
-/* settle: brings the block's sealed bytes up to date. forget: these, or its open page, count from now
- * on. */
+/* settle: brings the block's sealed bytes up to date. forget: these, or its open page, count
+ * from now on. */
 void kvant_cuda_exact_settle(cuda_part *part, uint32_t block);
 void kvant_cuda_exact_forget(cuda_part *part, uint32_t block);
 
 kvant_cuda_pages kvant_cuda_exact_pages(const cuda_part *part);
 void *kvant_cuda_exact_at(const cuda_part *part, int32_t page);
 
-/* The number of a block's fp16 page: the tensor's open page or an exact one; KVANT_NO_PAGE: codes. */
+/* The number of a block's fp16 page: the tensor's open page or an exact one; KVANT_NO_PAGE:
+ * codes. */
 int32_t kvant_cuda_page_of(const cuda_part *part, uint32_t block);
 
 /* device_cuda.c */

@@ -19,7 +19,8 @@ static kvant_status decode(const reading *r, uint32_t version, bool open)
     int32_t lists[2][TOGETHER]; /* from, to */
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n; i++) {
-        const int32_t block = r->table[i], page = block < 0 ? 0 : kvant_cuda_page_of(r->part, (uint32_t)block);
+        const int32_t block = r->table[i],
+                      page = block < 0 ? 0 : kvant_cuda_page_of(r->part, (uint32_t)block);
         if (block < 0 || r->part->tensor->blocks[block].version != version || (page >= 0) != open)
             continue;
         lists[0][n] = open ? page : block;

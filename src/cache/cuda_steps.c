@@ -1,10 +1,11 @@
-/* cuda_steps.c - decode steps of a CUDA graph: what a step does on the device depends on nothing of the host but one copy of
- * lengths and slots (next).
+/* cuda_steps.c - decode steps of a CUDA graph: what a step does on the device depends on nothing of
+ * the host but one copy of lengths and slots (next).
  *
- * begin makes each layer's table, as for a call of attention. Rows of steps are appended to the exact page of their sequence's
- * next block. Where a layer has none, or has blocks that are open for keys or values alone, open blocks are gathered, and rows of
- * steps come to the gathered page. The cache does not know of them; the caller appends them as rows when no step is left, so that
- * states, versions and bytes are those of a cache without steps. */
+ * begin makes each layer's table, as for a call of attention. Rows of steps are appended to the
+ * exact page of their sequence's next block. Where a layer has none, or has blocks that are open
+ * for keys or values alone, open blocks are gathered, and rows of steps come to the gathered
+ * page. The cache does not know of them; the caller appends them as rows when no step is left,
+ * so that states, versions and bytes are those of a cache without steps. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -78,7 +79,8 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
     steps->pages = kvant_alloc(n, sizeof *steps->pages);
     steps->state = kvant_alloc(2 * (size_t)n, sizeof *steps->state);
     steps->layers = kvant_alloc(cache->params.n_layers, sizeof *steps->layers);
-    KVANT_RETURN_IF(!steps->sequences || !steps->pages || !steps->state || !steps->layers, no_memory());
+    KVANT_RETURN_IF(!steps->sequences || !steps->pages || !steps->state || !steps->layers,
+                    no_memory());
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         steps->layers[i].rows = kvant_alloc(n, sizeof *steps->layers[i].rows);
         KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
@@ -145,16 +147,18 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
     return KVANT_OK;
 }
 
-/* Whether keys and values of a layer have the same open blocks of a sequence, and its next block has
- * an exact page. */
+/* Whether keys and values of a layer have the same open blocks of a sequence, and its next block
+ * has an exact page. */
 static bool fits_in_place(cuda_layer *l, const kvant_sequence *s, uint32_t next)
 {
     for (uint32_t i = 0; i < s->n_blocks; i++)
         if (s->table[i] >= 0 && s->table[i] != (int32_t)next &&
-            kvant_cuda_page_of(&l->parts[0], (uint32_t)s->table[i]) != kvant_cuda_page_of(&l->parts[1], (uint32_t)s->table[i]))
+            kvant_cuda_page_of(&l->parts[0], (uint32_t)s->table[i]) !=
+                kvant_cuda_page_of(&l->parts[1], (uint32_t)s->table[i]))
             return false;
     for (int role = 0; role < 2; role++)
-        if (l->parts[role].tensor->blocks[next].open_page >= 0 || kvant_cuda_exact_take(&l->parts[role], next, 0) < 0)
+        if (l->parts[role].tensor->blocks[next].open_page >= 0 ||
+            kvant_cuda_exact_take(&l->parts[role], next, 0) < 0)
             return false;
     return true;
 }
@@ -166,7 +170,8 @@ static void place_rows(kvant_cache *cache, cuda_steps *steps)
     for (uint32_t i = 0; i < steps->batch; i++) {
         const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
         const uint32_t length = length_of(cache, s);
-        cache->slots[i] = (int64_t)s->table[length / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + length % KVANT_PAGE_TOKENS;
+        cache->slots[i] = (int64_t)s->table[length / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS +
+                          length % KVANT_PAGE_TOKENS;
     }
     kvant_cuda_exact_plan(cache, 0, steps->batch);
     steps->in_place = memory->plan != NULL;
@@ -175,7 +180,8 @@ static void place_rows(kvant_cache *cache, cuda_steps *steps)
         const uint32_t next = (uint32_t)(cache->slots[i] / KVANT_PAGE_TOKENS);
         steps->pages[i] = kvant_plan_page(memory->plan, next);
         for (uint32_t layer = 0; layer < cache->params.n_layers && steps->in_place; layer++)
-            steps->in_place = !s->lengths[layer] || fits_in_place(kvant_cuda_layer(cache, layer), s, next);
+            steps->in_place =
+                !s->lengths[layer] || fits_in_place(kvant_cuda_layer(cache, layer), s, next);
     }
 }
 
@@ -294,7 +300,9 @@ static void find_state(const kvant_cache *cache, cuda_steps *steps)
         while (s->table[dropped] < 0)
             dropped++;
         lengths[i] = (int32_t)(length_of(cache, s) - dropped * KVANT_PAGE_TOKENS);
-        steps->state[i] = (int64_t)(steps->in_place ? steps->pages[i] : (int32_t)i) * KVANT_PAGE_TOKENS + lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
+        steps->state[i] =
+            (int64_t)(steps->in_place ? steps->pages[i] : (int32_t)i) * KVANT_PAGE_TOKENS +
+            lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
     }
 }
 
@@ -362,7 +370,8 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
         a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
         *rows = kvant_cuda_rows_of(&a);
-        rows->pages = steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
+        rows->pages =
+            steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
         if (kvant_cuda_turns(a.part, a.version)) { /* turned already: in a call of its own */
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;

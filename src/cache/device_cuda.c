@@ -73,8 +73,11 @@ static bool is_turned(const cuda_append *a)
 /* fp16 rows of a role in scratch memory, kv head after kv head. */
 static kvant_cuda_pages scratch_of(const cuda_part *part)
 {
-    const size_t page = part->tensor->open_page_bytes, head = KVANT_CACHE_BATCH / KVANT_PAGE_TOKENS * page;
-    return (kvant_cuda_pages){ (uint8_t *)part->memory->gathered.at + (size_t)part->role * part->tensor->n_kv_heads * head, page, head };
+    const size_t page = part->tensor->open_page_bytes,
+                 head = KVANT_CACHE_BATCH / KVANT_PAGE_TOKENS * page;
+    return (kvant_cuda_pages){ (uint8_t *)part->memory->gathered.at +
+                                   (size_t)part->role * part->tensor->n_kv_heads * head,
+                               page, head };
 }
 
 static bool rounds(const cuda_part *part)
@@ -86,7 +89,8 @@ static kvant_status make_scratch(const cuda_layer *layer)
 {
     const cuda_part *part = &layer->parts[0];
     const size_t bytes = 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride;
-    return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "memory for rows") : KVANT_OK;
+    return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "memory for rows")
+                        : KVANT_OK;
 }
 
 static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
@@ -102,9 +106,10 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
     return from;
 }
 
-/* Rows without a page in a cache with an exact part are rounded to fp16 all the same: their codes are
- * those of rows that were exact for a while. */
-static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v, kvant_cuda_append_args *args)
+/* Rows without a page in a cache with an exact part are rounded to fp16 all the same: their
+ * codes are those of rows that were exact for a while. */
+static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v,
+                       kvant_cuda_append_args *args)
 {
     kvant_cuda_append_args first = *args;
     if (k)
@@ -128,7 +133,8 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
                                     .n_kv_heads = any->part->tensor->n_kv_heads,
                                     .slots = copy_slots(memory, any),
                                     .refused = memory->refused,
-                                    .exact = { k && k->exact ? k->part->floats : NULL, v && v->exact ? v->part->floats : NULL } };
+                                    .exact = { k && k->exact ? k->part->floats : NULL,
+                                               v && v->exact ? v->part->floats : NULL } };
     if (k)
         args.k = kvant_cuda_rows_of(k);
     if (v)
@@ -145,8 +151,8 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && k->open == v->open && k->exact == v->exact && is_turned(k) == is_turned(v) &&
-        memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
+    if (k->part && v->part && k->n == v->n && k->open == v->open && k->exact == v->exact &&
+        is_turned(k) == is_turned(v) && memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
         launch(memory, k, v);
     } else {
         if (k->part)
@@ -221,9 +227,11 @@ static void encode(const kvant_tensor *tensor, const kvant_batch *batch)
         a->open |= a->exact;
         for (uint32_t j = i; j < batch->n_runs; j++) {
             const kvant_block *block = &tensor->blocks[batch->runs[j].block];
-            if (taken >> j & 1 || (exact[j] >= 0) != a->exact || !same_kind(&tensor->blocks[run->block], block))
+            if (taken >> j & 1 || (exact[j] >= 0) != a->exact ||
+                !same_kind(&tensor->blocks[run->block], block))
                 continue;
-            add_slots(a, batch, &batch->runs[j], a->exact ? exact[j] : block->open_page, run->first);
+            add_slots(a, batch, &batch->runs[j], a->exact ? exact[j] : block->open_page,
+                      run->first);
             taken |= (uint64_t)1 << j;
         }
     }
@@ -237,7 +245,8 @@ static uint32_t n_written(uint64_t written)
     return n;
 }
 
-/* Whether blocks that their tensor seals may stay exact: rows are encoded from fp16 then, one by one. */
+/* Whether blocks that their tensor seals may stay exact: rows are encoded from fp16 then, one by
+ * one. */
 static bool keeps_sealed(const kvant_tensor *tensor)
 {
     return rounds(part_of(tensor)) && kvant_tensor_codec_info(tensor)->block_tokens == 1;
@@ -248,8 +257,9 @@ static bool keeps_sealed(const kvant_tensor *tensor)
 static bool stays_exact(const kvant_tensor *tensor, int32_t page, uint32_t block)
 {
     kvant_cuda_exact_forget(part_of(tensor), block);
-    return keeps_sealed(tensor) && kvant_cuda_exact_fill(part_of(tensor), block, tensor->blocks[block].written,
-                                                         kvant_open_page_of(tensor, page, 0));
+    return keeps_sealed(tensor) &&
+           kvant_cuda_exact_fill(part_of(tensor), block, tensor->blocks[block].written,
+                                 kvant_open_page_of(tensor, page, 0));
 }
 
 static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n_pages)
@@ -357,7 +367,8 @@ static const void *exact(const kvant_tensor *tensor, uint32_t block)
     return page >= 0 ? kvant_cuda_exact_at(part, page) : NULL;
 }
 
-static bool take_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages)
+static bool take_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+                       const void *pages)
 {
     cuda_part *part = part_of(tensor);
     if (!keeps_sealed(tensor) || !pages)

@@ -113,11 +113,13 @@ typedef struct kvant_page_device {
     /* A batch's rows on the host; NULL when they cannot be read. */
     const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
-    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact: those of a block, or
-     * NULL. take_exact: the block, whose written rows `pages` has as fp16, gets such pages; `fresh` has
-     * no codes yet. With pages NULL nothing happens. False: the device keeps none. */
+    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact: those of a
+     * block, or NULL. take_exact: the block, whose written rows `pages` has as fp16, gets such
+     * pages; `fresh` has no codes yet. With pages NULL nothing happens. False: the device keeps
+     * none. */
     const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
-    bool (*take_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages);
+    bool (*take_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+                       const void *pages);
 } kvant_page_device;
 
 struct kvant_tensor {
@@ -281,7 +283,8 @@ static inline const void *kvant_exact_page(const kvant_tensor *tensor, uint32_t 
     return tensor->device ? tensor->device->exact(tensor, block) : NULL;
 }
 
-static inline bool kvant_exact_take(const kvant_tensor *tensor, uint32_t block, uint64_t fresh, const void *pages)
+static inline bool kvant_exact_take(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+                                    const void *pages)
 {
     return tensor->device && tensor->device->take_exact(tensor, block, fresh, pages);
 }
@@ -374,8 +377,8 @@ void kvant_steps_release(kvant_tensor *tensor);
 
 /* slots.c */
 
-/* Whether kvant_slots_read writes open pages: the block is open or exact on its device, or its sealed
- * rows of `slots` have scales that rows of other slots gave, too. */
+/* Whether kvant_slots_read writes open pages: the block is open or exact on its device, or its
+ * sealed rows of `slots` have scales that rows of other slots gave, too. */
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
 /* Writes the pages that the block would have if rows of `slots` alone had been written to it, at

@@ -261,7 +261,9 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
         return 0;
     const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
     const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
-    size_t open = tensor->n_open_pages || kvant_exact_take(tensor, 0, 0, NULL) ? bytes_of(tensor, OPEN_PAGES | shifted, learnt) : 0,
+    size_t open = tensor->n_open_pages || kvant_exact_take(tensor, 0, 0, NULL)
+                      ? bytes_of(tensor, OPEN_PAGES | shifted, learnt)
+                      : 0,
            sealed = bytes_of(tensor, shifted, learnt);
     return open > sealed ? open : sealed;
 }
@@ -465,7 +467,8 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     if (open)
         KVANT_FORWARD(check_open_rows(tensor, pages));
     /* Rows that wait for a first transform wait in the tensor's own pages. */
-    const bool exact = open && (header.learnt || !tensor->learns) && kvant_exact_take(tensor, block, 0, NULL);
+    const bool exact =
+        open && (header.learnt || !tensor->learns) && kvant_exact_take(tensor, block, 0, NULL);
     KVANT_RETURN_IF(open && !exact && !kvant_open_can_take(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));

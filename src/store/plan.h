@@ -1,8 +1,8 @@
 /* plan.h - decides which blocks of a cache are exact (fp16 pages) and which are sealed (codes).
  *
  * A plan owns the numbers of the exact pages. It knows neither bytes nor devices: its caller seals
- * and opens the blocks that the plan names. Decisions depend on the calls and their arguments alone,
- * so the same calls give the same decisions everywhere.
+ * and opens the blocks that the plan names. Decisions depend on the calls and their arguments
+ * alone, so the same calls give the same decisions everywhere.
  *
  * Rules, in this order:
  *
@@ -26,9 +26,9 @@
 #define KVANT_PLAN_RUN 8u
 
 typedef struct kvant_plan_params {
-    uint32_t n_blocks; /* of 64 slots */
-    uint32_t n_pages;  /* exact blocks at most */
-    uint32_t step_pages; /* of these, for rows of a step that are neither first nor newest */
+    uint32_t n_blocks;      /* of 64 slots */
+    uint32_t n_pages;       /* exact blocks at most */
+    uint32_t step_pages;    /* of these, for rows of a step that are neither first nor newest */
     uint32_t first, newest; /* tokens of each sequence that are exact */
 } kvant_plan_params;
 
@@ -55,7 +55,8 @@ typedef struct kvant_plan_change {
 } kvant_plan_change;
 
 typedef struct kvant_plan_changes {
-    const kvant_plan_change *seal, *open; /* seal comes first: opened blocks take these pages, too */
+    const kvant_plan_change *seal,
+        *open; /* seal comes first: opened blocks take these pages, too */
     uint32_t n_seal, n_open;
 } kvant_plan_changes;
 

@@ -106,39 +106,50 @@ static const spec_pair pairs[] = {
     { "int-4", "int-4", NULL, false, false, false, NULL, 0 },
     { "turboquant-4", "int-4", NULL, false, false, false, NULL, 0 },
     { "trellis-4", "trellis-4", NULL, false, false, false, NULL, 0 },
-    { "int-4:norm=file,sink=0", "int-4:center=file,norm=file,sink=0", NULL, true, false, false, NULL, 0 },
-    { "trellis-4:transform=file,sink=0", "trellis-4:center=file,sink=0", "trellis-4:rotate=none", true, false, false, NULL, 0 },
+    { "int-4:norm=file,sink=0", "int-4:center=file,norm=file,sink=0", NULL, true, false, false,
+      NULL, 0 },
+    { "trellis-4:transform=file,sink=0", "trellis-4:center=file,sink=0", "trellis-4:rotate=none",
+      true, false, false, NULL, 0 },
     /* the presets small, balanced and quality, without and with a calibration */
     { "trellis-3:center=first,norm=first", "trellis-3", NULL, false, false, false, NULL, 0 },
     { "trellis-4:center=first,norm=first", "trellis-4", NULL, false, false, false, NULL, 0 },
-    { "turboquant-6:center=first,norm=first", "trellis-4:center=first", NULL, false, true, false, NULL, 0 },
-    { "trellis-4:transform=file", "trellis-4", "trellis-4:rotate=none", true, false, false, NULL, 0 },
-    { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true, true, false, NULL, 0 },
-    /* groups of tokens, windows, sinks */
+    { "turboquant-6:center=first,norm=first", "trellis-4:center=first", NULL, false, true, false,
+      NULL, 0 },
+    { "trellis-4:transform=file", "trellis-4", "trellis-4:rotate=none", true, false, false, NULL,
+      0 },
+    { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true,
+      true, false, NULL, 0 },
+/* groups of tokens, windows, sinks */
 #if KVANT_PAPERS
     { "kivi-2", "kivi-2", NULL, false, false, false, NULL, 0 },
     { "innerq-base", "innerq-base", NULL, false, false, false, NULL, 0 },
     { "innerq-small", "innerq-small", NULL, false, false, false, NULL, 0 },
 #endif
     { "trellis-3:sink=3,recent=100", "trellis-3", NULL, false, false, false, NULL, 0 },
-    { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false, NULL, 0 },
+    { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false,
+      NULL, 0 },
 #if KVANT_PAPERS
     { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false, NULL, 0 },
     /* the general form */
     { "turboquant-2.5", "turboquant-3.5", NULL, false, false, false, NULL, 0 },
-    { "turboquant-3:qjl,rotate=hadamard,center=first", "innerq-hybrid", NULL, false, false, false, NULL, 0 },
-    { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false, NULL, 0 },
+    { "turboquant-3:qjl,rotate=hadamard,center=first", "innerq-hybrid", NULL, false, false, false,
+      NULL, 0 },
+    { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false, NULL,
+      0 },
     { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true, NULL, 0 },
     /* rotations of a calibration: each kv head's own, and one of a layer */
     { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false, NULL, 0 },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false, NULL, 0 },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
-    { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL, false, false, false, NULL, 0 },
+    { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL,
+      false, false, false, NULL, 0 },
     { "turboquant-4", "turboquant-4:rotate=dense,recent=30", NULL, false, false, false, NULL, 0 },
     /* feedback, at once behind open pages and in whole blocks */
-    { "turboquant-4:transform=file,feedback", "turboquant-4", "turboquant-4:rotate=none", true, false, false, NULL, 0 },
-    { "turboquant-3:transform=file,feedback,recent=20", "int-4", "turboquant-3:rotate=none", true, false, false, NULL, 0 },
+    { "turboquant-4:transform=file,feedback", "turboquant-4", "turboquant-4:rotate=none", true,
+      false, false, NULL, 0 },
+    { "turboquant-3:transform=file,feedback,recent=20", "int-4", "turboquant-3:rotate=none", true,
+      false, false, NULL, 0 },
     /* nobody waits for appended rows */
     { "turboquant-4", "int-4", NULL, false, false, true, NULL, 0 },
     { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true, NULL, 0 },
@@ -468,11 +479,29 @@ static void first_and_newest_tokens_are_exact(void **unused)
 {
     (void)unused;
     static const spec_pair presets[] = {
-        { .preset = "balanced", .k = "trellis-4:transform=first", .v = "trellis-4", .max_tokens = 2048 },
-        { .preset = "quality", .k = "turboquant-6:transform=first", .v = "trellis-4:center=first", .max_tokens = 2048 },
-        { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3", .asynchronous = true, .max_tokens = 2048 },
-        { .preset = "balanced", .k = "trellis-4:transform=file", .v = "trellis-4", .calibrated = true, .max_tokens = 2048 },
-        { .preset = "quality", .k = "turboquant-6:transform=file", .v = "trellis-4:center=file", .calibrated = true, .max_tokens = 2048 },
+        { .preset = "balanced",
+          .k = "trellis-4:transform=first",
+          .v = "trellis-4",
+          .max_tokens = 2048 },
+        { .preset = "quality",
+          .k = "turboquant-6:transform=first",
+          .v = "trellis-4:center=first",
+          .max_tokens = 2048 },
+        { .preset = "small",
+          .k = "trellis-3:transform=first",
+          .v = "trellis-3",
+          .asynchronous = true,
+          .max_tokens = 2048 },
+        { .preset = "balanced",
+          .k = "trellis-4:transform=file",
+          .v = "trellis-4",
+          .calibrated = true,
+          .max_tokens = 2048 },
+        { .preset = "quality",
+          .k = "turboquant-6:transform=file",
+          .v = "trellis-4:center=file",
+          .calibrated = true,
+          .max_tokens = 2048 },
     };
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
         twins_exact(&presets[i]);
@@ -483,10 +512,21 @@ static void presets_agree(void **unused)
 {
     (void)unused;
     static const spec_pair presets[] = {
-        { .preset = "balanced", .k = "trellis-4:transform=file", .v = "trellis-4", .transformed = "trellis-4:rotate=none", .calibrated = true },
-        { .preset = "quality", .k = "turboquant-6:transform=file", .v = "trellis-4:center=file", .transformed = "turboquant-6:rotate=none",
-          .calibrated = true, .decoded = true },
-        { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3", .asynchronous = true },
+        { .preset = "balanced",
+          .k = "trellis-4:transform=file",
+          .v = "trellis-4",
+          .transformed = "trellis-4:rotate=none",
+          .calibrated = true },
+        { .preset = "quality",
+          .k = "turboquant-6:transform=file",
+          .v = "trellis-4:center=file",
+          .transformed = "turboquant-6:rotate=none",
+          .calibrated = true,
+          .decoded = true },
+        { .preset = "small",
+          .k = "trellis-3:transform=first",
+          .v = "trellis-3",
+          .asynchronous = true },
     };
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         random_calls(&presets[i], presets[i].calibrated);

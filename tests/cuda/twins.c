@@ -4,12 +4,14 @@
 #include "../../src/cache/device.h"
 #include "../../src/cache/tensor.h"
 
-static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const spec_pair *spec, uint32_t n_sequences, bool asynchronous)
+static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const spec_pair *spec,
+                               uint32_t n_sequences, bool asynchronous)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
-    params.max_tokens = spec->max_tokens ? spec->max_tokens : MOST, params.max_sequences = n_sequences, params.n_threads = 2;
+    params.max_tokens = spec->max_tokens ? spec->max_tokens : MOST,
+    params.max_sequences = n_sequences, params.n_threads = 2;
     params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
     if (kvant_cache_create(&params, &cache) != KVANT_OK)
         fail_msg("%s: %s", device, kvant_error_message());
@@ -176,13 +178,14 @@ static void compare_bytes(const twins *t, int32_t s, uint32_t block, size_t from
 {
     for (size_t i = from; i < end; i++)
         if (t->of_cpu[i] != t->of_gpu[i])
-            fail_msg("%s / %s: sequence %d, block %u: byte %zu of its export is %02x, the CPU's %02x", t->spec->k,
-                     t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
+            fail_msg(
+                "%s / %s: sequence %d, block %u: byte %zu of its export is %02x, the CPU's %02x",
+                t->spec->k, t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
 }
 
-/* Of a preset's cache. Both devices keep the same tokens exact at least, but not the same blocks, and
- * rows of a block that was opened again came from codes on one of them. Where nothing is learnt, codes
- * are the same wherever both have some. */
+/* Of a preset's cache. Both devices keep the same tokens exact at least, but not the same
+ * blocks, and rows of a block that was opened again came from codes on one of them. Where
+ * nothing is learnt, codes are the same wherever both have some. */
 static void compare_codes(const twins *t, int32_t s, uint32_t block)
 {
     size_t cpu = sizeof(uint64_t), gpu = cpu;
@@ -194,8 +197,10 @@ static void compare_codes(const twins *t, int32_t s, uint32_t block)
         cpu += sizeof *bytes, gpu += sizeof *bytes;
         memcpy(&open[0], t->of_cpu + cpu + 32, sizeof *open);
         memcpy(&open[1], t->of_gpu + gpu + 32, sizeof *open);
-        if (!open[0] && !open[1] && (bytes[0] != bytes[1] || memcmp(t->of_cpu + cpu, t->of_gpu + gpu, bytes[0]) != 0))
-            fail_msg("%s: sequence %d, block %u: tensor %u has other codes than on the CPU", t->spec->preset, s, block, i);
+        if (!open[0] && !open[1] &&
+            (bytes[0] != bytes[1] || memcmp(t->of_cpu + cpu, t->of_gpu + gpu, bytes[0]) != 0))
+            fail_msg("%s: sequence %d, block %u: tensor %u has other codes than on the CPU",
+                     t->spec->preset, s, block, i);
         cpu += bytes[0], gpu += bytes[1];
     }
 }

@@ -55,7 +55,8 @@ static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size
 }
 
 /* Whether a row of an exact page is what its block's codes decode to: it came from them. */
-static bool came_from_codes(const kvant_codec *codec, const uint8_t *page, uint32_t slot, const uint16_t *row)
+static bool came_from_codes(const kvant_codec *codec, const uint8_t *page, uint32_t slot,
+                            const uint16_t *row)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float y[DIM];
@@ -67,10 +68,11 @@ static bool came_from_codes(const kvant_codec *codec, const uint8_t *page, uint3
     return memcmp(half, row, sizeof half) == 0;
 }
 
-/* Rows of a block with an exact page (cuda_exact.c): attention reads them as fp16, not what an export
- * makes of them. They are the rounded ones of the rows that are encoded, or came from codes when the
- * block got its page. */
-static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uint32_t index, stored *block)
+/* Rows of a block with an exact page (cuda_exact.c): attention reads them as fp16, not what an
+ * export makes of them. They are the rounded ones of the rows that are encoded, or came from
+ * codes when the block got its page. */
+static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uint32_t index,
+                       stored *block)
 {
     const cuda_part *part = &kvant_cuda_layer(t->gpu, layer)->parts[role];
     const uint32_t number = (uint32_t)t->gpu->sequences[s].table[index];
@@ -81,13 +83,16 @@ static void read_exact(twins *t, int32_t s, uint32_t layer, kvant_role role, uin
         return;
     float *floats = malloc(n * sizeof *floats);
     uint16_t *rounded = malloc(n * sizeof *rounded), *rows = malloc(n * sizeof *rows);
-    device_read(rows, (uint8_t *)kvant_cuda_exact_pages(part).base + (size_t)at * n * sizeof *rows, n * sizeof *rows);
+    device_read(rows, (uint8_t *)kvant_cuda_exact_pages(part).base + (size_t)at * n * sizeof *rows,
+                n * sizeof *rows);
     device_read(floats, part->floats + (size_t)at * n, n * sizeof *floats);
     kvant_kernels_get(KVANT_CPU_AUTO)->float_to_half(floats, rounded, n);
     for (uint32_t i = 0; i < 64 * KV_HEADS; i++)
-        if (64 * index + i % 64 < twins_length(t, s) && memcmp(rows + i * DIM, rounded + i * DIM, 2 * DIM) != 0)
+        if (64 * index + i % 64 < twins_length(t, s) &&
+            memcmp(rows + i * DIM, rounded + i * DIM, 2 * DIM) != 0)
             assert_true(came_from_codes(part->tensor->codecs[i / 64],
-                                        block->pages + part->tensor->page_offsets[i / 64], i % 64, rows + i * DIM));
+                                        block->pages + part->tensor->page_offsets[i / 64], i % 64,
+                                        rows + i * DIM));
     free(block->pages);
     block->open = true;
     block->bytes = n * sizeof *rows;

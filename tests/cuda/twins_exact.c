@@ -1,4 +1,5 @@
-/* twins_exact.c - see twins.h: caches of presets, which keep their first and newest tokens exact. */
+/* twins_exact.c - see twins.h: caches of presets, which keep their first and newest tokens
+ * exact. */
 #include <math.h>
 
 #include "twins.h"
@@ -11,7 +12,8 @@ enum { STEP = 256, NEWEST = 64 };
 /* What was appended, by layer. */
 typedef struct given {
     uint32_t n;
-    bool lost[MOST]; /* rows of a block whose transform changed: on a GPU they passed through codes */
+    bool lost
+        [MOST]; /* rows of a block whose transform changed: on a GPU they passed through codes */
     float k[LAYERS][MOST][WIDTH], v[LAYERS][MOST][WIDTH];
 } given;
 
@@ -27,14 +29,16 @@ static void append(twins *t, int32_t s, given *g, uint32_t n)
     for (uint32_t layer = 0; layer < LAYERS && g->n; layer++)
         before[layer] = transform_of(t, s, g->n - 1, layer);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        float *k = twins_rows(t, (size_t)n * WIDTH, 0.5f), *v = twins_rows(t, (size_t)n * WIDTH, 0.5f);
+        float *k = twins_rows(t, (size_t)n * WIDTH, 0.5f),
+              *v = twins_rows(t, (size_t)n * WIDTH, 0.5f);
         memcpy(g->k[layer][g->n], k, n * sizeof *g->k[layer]);
         memcpy(g->v[layer][g->n], v, n * sizeof *g->v[layer]);
         if (twins_append_rows(t, s, layer, k, v, n) != KVANT_OK)
             fail_msg("%s: %s", t->spec->preset, kvant_error_message());
         free(k);
         free(v);
-        for (uint32_t i = g->n / 64 * 64; i < g->n; i++) /* the first transform is made of exact rows */
+        for (uint32_t i = g->n / 64 * 64; i < g->n;
+             i++) /* the first transform is made of exact rows */
             g->lost[i] |= before[layer] && transform_of(t, s, i, layer) != before[layer];
     }
     g->n += n;
@@ -61,7 +65,8 @@ static void find_exact(twins *t, int32_t s, const given *g, bool exact[MOST])
     void *on_gpu[] = { device_new(bytes, 0xff), device_new(bytes, 0xff) };
     memset(exact, 1, MOST * sizeof *exact);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_int_equal(kvant_cache_read(t->gpu, layer, s, 0, g->n, on_gpu[0], on_gpu[1]), KVANT_OK);
+        assert_int_equal(kvant_cache_read(t->gpu, layer, s, 0, g->n, on_gpu[0], on_gpu[1]),
+                         KVANT_OK);
         device_read(k, on_gpu[0], bytes);
         device_read(v, on_gpu[1], bytes);
         for (uint32_t i = 0; i < g->n; i++)
@@ -82,7 +87,8 @@ static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
         if (g->lost[i])
             continue;
         if ((i < 64 || i + step + NEWEST >= g->n) && !exact[i])
-            fail_msg("%s: token %u of %u is not exact after a step of %u", t->spec->preset, i, g->n, step);
+            fail_msg("%s: token %u of %u is not exact after a step of %u", t->spec->preset, i, g->n,
+                     step);
     }
     assert_true(n <= 64 * ((cuda_memory *)t->gpu->memory)->n_exact);
 }
@@ -100,7 +106,8 @@ static void compare_codes(twins *t, int32_t s)
             assert_int_equal(t->cpu->sequences[s].table[j], block);
             kvant_pages_read(gpu, bytes, kvant_sealed_page(gpu, block, 0), gpu->block_bytes);
             if (memcmp(bytes, kvant_sealed_page(cpu, block, 0), gpu->block_bytes) != 0)
-                fail_msg("%s: block %u of tensor %u has other codes than on the CPU", t->spec->preset, j, i);
+                fail_msg("%s: block %u of tensor %u has other codes than on the CPU",
+                         t->spec->preset, j, i);
         }
         free(bytes);
     }
@@ -123,7 +130,8 @@ static void import_exact(twins *t, const kvant_cache *from, const given *g)
     both = *g;
     both.n = 64 + g->n - last;
     for (uint32_t i = 0; i < 2; i++) {
-        assert_int_equal(kvant_sequence_export(from, 1, i ? last / 64 : 0, t->of_cpu, t->room, &used), KVANT_OK);
+        assert_int_equal(
+            kvant_sequence_export(from, 1, i ? last / 64 : 0, t->of_cpu, t->room, &used), KVANT_OK);
         if (kvant_sequence_import(other.gpu, 0, t->of_cpu, used) != KVANT_OK)
             fail_msg("%s: %s", t->spec->preset, kvant_error_message());
     }

@@ -35,8 +35,10 @@ static bool differs(const twins *t, uint32_t layer, int32_t s, uint32_t token)
     const cuda_layer *l = kvant_cuda_layer(t->gpu, layer);
     const uint32_t block = (uint32_t)t->gpu->sequences[s].table[token / 64];
     const kvant_tensor *const *cpu = (const kvant_tensor *const *)&t->cpu->tensors[2 * layer];
-    return kvant_cuda_exact_page(&l->parts[0], block) >= 0 || kvant_cuda_exact_page(&l->parts[1], block) >= 0 ||
-           (t->spec->preset && (cpu[0]->blocks[block].open_page >= 0 || cpu[1]->blocks[block].open_page >= 0));
+    return kvant_cuda_exact_page(&l->parts[0], block) >= 0 ||
+           kvant_cuda_exact_page(&l->parts[1], block) >= 0 ||
+           (t->spec->preset &&
+            (cpu[0]->blocks[block].open_page >= 0 || cpu[1]->blocks[block].open_page >= 0));
 }
 
 /* The GPU's rows are those of the CPU, except for rounding, where both are codes. */

@@ -21,7 +21,7 @@ typedef struct model {
     int32_t owner[PAGES]; /* the block of a page, or -1 */
     bool used[BLOCKS];
     sequence sequences[SEQUENCES];
-    uint64_t digest; /* of all decisions */
+    uint64_t digest;            /* of all decisions */
     uint32_t n_sealed, n_seals; /* blocks; steps that sealed some */
 } model;
 
@@ -97,7 +97,8 @@ static void take(model *m, const kvant_plan_step *step)
     c = kvant_plan_step_rows(m->plan, step);
     assert_int_equal(c.n_seal + c.n_open, 0);
     for (uint32_t i = 0; i < step->n; i++) {
-        const uint32_t block = (uint32_t)(step->slots[i] / SLOTS), slot = (uint32_t)(step->slots[i] % SLOTS);
+        const uint32_t block = (uint32_t)(step->slots[i] / SLOTS),
+                       slot = (uint32_t)(step->slots[i] % SLOTS);
         const int32_t page = kvant_plan_page(m->plan, block);
         m->want[block][slot] = ++m->writes;
         *(page >= 0 ? &m->pages[page][slot] : &m->codes[block][slot]) = m->writes;
@@ -232,7 +233,8 @@ static void idle_sequences_give_way(void **unused)
     end(&m);
 }
 
-/* First blocks alone fill the pool: rows of a step still have the pages that are kept for a step. */
+/* First blocks alone fill the pool: rows of a step still have the pages that are kept for a
+ * step. */
 static void steps_have_pages_of_their_own(void **unused)
 {
     (void)unused;
@@ -264,7 +266,8 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
                 positions[i] = (round ? round + 1 : 0) * SLOTS + i;
                 slots[i] = positions[i];
             }
-            const kvant_plan_view both[] = { { blocks, 1, SLOTS }, { blocks, (uint32_t)round + 2, positions[0] } },
+            const kvant_plan_view both[] = { { blocks, 1, SLOTS },
+                                             { blocks, (uint32_t)round + 2, positions[0] } },
                                   turned[] = { both[1], both[0] };
             take(&m, &(kvant_plan_step){ slots, positions, SLOTS, order ? turned : both, 2 });
             assert_true(kvant_plan_page(m.plan, 0) >= 0);
