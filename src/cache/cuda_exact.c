@@ -29,43 +29,54 @@ static bool searches(const kvant_codec *codec)
             view->feedback.pivots);
 }
 
-/* Open pages of a role's tensor. */
-static kvant_status count_open_pages(const kvant_tensor_params *params, uint32_t *n)
-{
-    size_t bytes,
-        sealed = (size_t)params->n_blocks * params->n_kv_heads * params->codecs[0]->info.page_bytes;
-    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
-    *n = (uint32_t)((bytes - sealed) / (params->n_kv_heads * KVANT_PAGE_TOKENS *
-                                        params->codecs[0]->info.head_dim * sizeof(uint16_t)));
-    return KVANT_OK;
-}
-
-/* Where a layer's exact pages stand: behind the open pages of both roles. */
-static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool always, bool *any)
-{
-    cuda_layer *l = kvant_cuda_layer(cache, layer);
-    l->has_exact = always;
-    for (int role = 0; role < 2; role++) {
-        kvant_tensor_params params;
-        KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
-        KVANT_FORWARD(count_open_pages(&params, &l->parts[role].n_open));
-        l->has_exact |= searches(params.codecs[0]);
-        l->first_exact =
-            l->parts[role].n_open > l->first_exact ? l->parts[role].n_open : l->first_exact;
-    }
-    *any |= l->has_exact;
-    return KVANT_OK;
-}
-
 static uint32_t blocks_of(uint32_t rows)
 {
     return (rows + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
 }
 
-/* A page more than the rows of the exact part fill, because they begin anywhere in a block. */
-static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part)
+/* Open pages of a part's tensor. Pages for first tokens that the plan keeps exact are left out. */
+static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tensor_params *params,
+                                     cuda_part *part)
 {
-    const uint32_t n = cache->params.max_sequences + 1, step = blocks_of(part->step),
+    const cuda_memory *memory = cache->memory;
+    const kvant_codec_info *info = &params->codecs[0]->info;
+    const size_t block = (size_t)params->n_kv_heads * info->page_bytes,
+                 open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * info->head_dim *
+                        sizeof(uint16_t);
+    const uint32_t sinks = blocks_of(info->sink_tokens);
+    size_t bytes;
+    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    part->n_open = (uint32_t)((bytes - params->n_blocks * block) / open);
+    if (info->block_tokens == 1 && info->sink_tokens <= memory->n_first)
+        part->n_unused =
+            params->n_sequences * (sinks < params->n_blocks ? sinks : params->n_blocks);
+    return KVANT_OK;
+}
+
+/* Where a layer's exact pages stand: behind the open pages of both roles. */
+static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_searches)
+{
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    for (int role = 0; role < 2; role++) {
+        cuda_part *part = &l->parts[role];
+        kvant_tensor_params params;
+        KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
+        KVANT_FORWARD(count_open_pages(cache, &params, part));
+        l->has_exact |= searches(params.codecs[0]);
+        l->first_exact = part->n_open > l->first_exact ? part->n_open : l->first_exact;
+    }
+    *any_searches |= l->has_exact;
+    l->has_exact |= !((cuda_memory *)cache->memory)->keeps_floats;
+    return KVANT_OK;
+}
+
+/* An exact part has a page more than its rows fill, because they begin anywhere in a block. Where
+ * there are more sequences than pages, codecs with a search have a page for each. */
+static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
+                                     bool any_searches)
+{
+    const uint32_t n = any_searches ? cache->params.max_sequences + 1 : 0,
+                   step = blocks_of(part->step),
                    all = part->step ? blocks_of(part->total) + 1 + step : 0,
                    pages = all > n ? all : n;
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
@@ -99,14 +110,15 @@ kvant_status kvant_cuda_exact_create(kvant_cache *cache)
 {
     cuda_memory *memory = cache->memory;
     kvant_exact_part part = { .size = sizeof part };
-    bool any = false;
+    bool any_searches = false;
     KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens,
                                      cache->params.max_sequences, &part));
-    for (uint32_t i = 0; i < memory->n_layers; i++)
-        KVANT_FORWARD(place_pages(cache, i, part.step > 0, &any));
     memory->keeps_floats = part.step == 0;
-    const kvant_plan_params params = plan_params(cache, &part);
-    if (any && create_plan(cache, &params) != KVANT_OK)
+    memory->n_first = part.first;
+    for (uint32_t i = 0; i < memory->n_layers; i++)
+        KVANT_FORWARD(place_pages(cache, i, &any_searches));
+    const kvant_plan_params params = plan_params(cache, &part, any_searches);
+    if (params.n_pages && create_plan(cache, &params) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     return KVANT_OK;
 }

@@ -368,6 +368,7 @@ static kvant_status size_part(kvant_cache *cache, uint32_t layer, kvant_role rol
     const size_t open = (size_t)params.n_kv_heads * KVANT_PAGE_TOKENS * params.codecs[0]->info.head_dim * sizeof(uint16_t);
     part->n_absent = n && !part->n_open ? l->first_exact : 0;
     bytes += n ? (n + (part->n_open ? l->first_exact - part->n_open : 0)) * open : 0;
+    bytes -= part->n_unused * open;
     *floats_at = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
     bytes = *floats_at + (memory->keeps_floats ? 2 * n * open : 0);
     *total = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
@@ -420,8 +421,11 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
-    if (!memory->keeps_floats) /* first tokens are exact by the plan, for keys and values alike */
+    if (part->n_unused) {
         part->tensor->sink_blocks = 0;
+        part->tensor->open = (uint8_t *)((uintptr_t)part->tensor->open -
+                                         part->n_unused * kvant_open_block_bytes(part->tensor));
+    }
     KVANT_FORWARD(create_statistics(part));
     KVANT_FORWARD(create_numbers(part));
     KVANT_FORWARD(create_feedback(part));

@@ -31,7 +31,8 @@ typedef struct cuda_part {
     bool owns_codecs;                     /* else an earlier layer's */
     void *pages;     /* in the memory's pages: of the tensor, then exact ones */
     float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
-    uint32_t n_open; /* pages of the tensor that are open, with their numbers */
+    uint32_t n_open;   /* numbers of the tensor's open pages */
+    uint32_t n_unused; /* the first of these, which have no memory: the plan keeps such rows */
     uint32_t n_absent; /* page numbers that the other role alone has */
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
@@ -94,7 +95,8 @@ struct cuda_memory {
     uint32_t n_layers;
     kvant_plan *plan;   /* NULL: no row is exact */
     uint32_t n_exact;   /* pages */
-    bool keeps_floats;
+    uint32_t n_first;   /* first tokens of a sequence that are exact; 0: no exact part */
+    bool keeps_floats;  /* no exact part */
     kvant_plan_view *views; /* of a step */
     struct {
         size_t n;
