@@ -4,8 +4,8 @@
  *
  * A cache with an exact part (kvant_scheme_exact) has pages for it. Other caches have a page per
  * sequence and one more for codecs with a search (a trellis, chunks, feedback), which takes as long
- * for one token as for 64. Those keep their rows as floats, too, so that codes are those of rows
- * that were encoded at once.
+ * for one token as for 64. These caches keep rows as floats, too. So their codes are equal to
+ * the codes of rows that were encoded at once.
  *
  * Keys and values have the same page numbers. A page's codes are brought up to date when the
  * block gives its page up or when somebody asks for the block's sealed bytes. Only rows that are
@@ -53,7 +53,7 @@ static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tenso
     return KVANT_OK;
 }
 
-/* Where a layer's exact pages stand: behind the open pages of both roles. */
+/* A layer's exact pages stand behind the open pages of both roles. */
 static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_searches)
 {
     cuda_layer *l = kvant_cuda_layer(cache, layer);
@@ -70,8 +70,8 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_se
     return KVANT_OK;
 }
 
-/* An exact part has a page more than its rows fill, because they begin anywhere in a block. Where
- * there are more sequences than pages, codecs with a search have a page for each. */
+/* An exact part has a page more than its rows fill, because they begin anywhere in a block. If
+ * there are more sequences than pages, codecs with a search have a page for each sequence. */
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
                                      bool any_searches)
 {
@@ -172,7 +172,7 @@ int32_t kvant_cuda_page_of(const cuda_part *part, uint32_t block)
     return page >= 0 ? (int32_t)part->layer->first_exact + page : open;
 }
 
-void kvant_cuda_exact_forget(cuda_part *part, uint32_t block)
+void kvant_cuda_exact_drop(cuda_part *part, uint32_t block)
 {
     const int32_t page = planned(part, block);
     if (page >= 0)
@@ -181,7 +181,7 @@ void kvant_cuda_exact_forget(cuda_part *part, uint32_t block)
 
 /* Encoding */
 
-/* A run of rows that are stored as fp16, or as floats; they are encoded from the latter. */
+/* Returns the rows of a page as append takes them: as floats where the cache keeps floats. */
 static kvant_cuda_rows stored_rows(const cuda_part *part, int32_t page)
 {
     const size_t d = part->tensor->head_dim, rows = KVANT_PAGE_TOKENS * d;
@@ -240,7 +240,7 @@ static void encode_fresh(cuda_part *part, kvant_plan_change of)
     exact_of(part, (int32_t)of.page)->fresh = 0;
 }
 
-void kvant_cuda_exact_settle(cuda_part *part, uint32_t block)
+void kvant_cuda_exact_encode(cuda_part *part, uint32_t block)
 {
     const int32_t page = kvant_cuda_exact_page(part, block);
     if (page >= 0)
@@ -320,7 +320,7 @@ static void carry_out(cuda_memory *memory, const kvant_plan_changes *changes)
     }
 }
 
-/* Positions of rows, and the sequences that they are of. */
+/* Finds the position and the sequence of each row. */
 static uint32_t find_views(const kvant_cache *cache, uint32_t layer, uint32_t n, int32_t *positions)
 {
     const kvant_block *blocks = cache->tensors[2 * layer]->blocks, *last = NULL;
@@ -355,7 +355,7 @@ void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n)
     carry_out(memory, &changes);
 }
 
-void kvant_cuda_exact_invite(cuda_part *part, uint32_t block)
+void kvant_cuda_exact_plan_block(cuda_part *part, uint32_t block)
 {
     cuda_memory *memory = part->memory;
     const kvant_block *b = &part->tensor->blocks[block];
@@ -408,7 +408,7 @@ static void decode_block(cuda_part *part, uint32_t block, int32_t page)
     kvant_cuda_note(memory, kvant_cuda_decode(&args, memory->stream), "append");
 }
 
-int32_t kvant_cuda_exact_take(cuda_part *part, uint32_t block, uint64_t slots)
+int32_t kvant_cuda_exact_page_for(cuda_part *part, uint32_t block, uint64_t slots)
 {
     const int32_t page = planned(part, block);
     cuda_exact *e = page >= 0 ? exact_of(part, page) : NULL;
@@ -421,9 +421,10 @@ int32_t kvant_cuda_exact_take(cuda_part *part, uint32_t block, uint64_t slots)
     return page;
 }
 
-bool kvant_cuda_exact_fill(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows)
+bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows)
 {
-    const int32_t page = kvant_cuda_exact_take(part, block, part->tensor->blocks[block].written);
+    const uint64_t written = part->tensor->blocks[block].written;
+    const int32_t page = kvant_cuda_exact_page_for(part, block, written);
     if (page < 0)
         return false;
     exact_of(part, page)->fresh = fresh;

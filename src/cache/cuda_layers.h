@@ -33,7 +33,7 @@ typedef struct cuda_part {
     float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
     uint32_t n_open;   /* numbers of the tensor's open pages */
     uint32_t n_unused; /* the first of these, which have no memory: the plan keeps such rows */
-    uint32_t n_absent; /* page numbers that the other role alone has */
+    uint32_t n_absent; /* page numbers that only the other role uses */
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
@@ -136,35 +136,44 @@ void kvant_cuda_steps_destroy(kvant_cache *cache);
 
 /* cuda_exact.c */
 
-/* Counts pages and makes the plan, before there are pages. destroy: also what a failed create
- * left. */
+/* kvant_cuda_exact_create counts pages and makes the plan, before memory for pages is allocated.
+ * kvant_cuda_exact_destroy also frees what a create that failed left. */
 kvant_status kvant_cuda_exact_create(kvant_cache *cache);
 void kvant_cuda_exact_destroy(cuda_memory *memory);
 
-/* Plans for the n rows of cache->slots, of a layer; release: the block holds no rows any more. */
+/* Plans for the n rows of cache->slots, which a layer is about to get, and carries the plan out in
+ * all layers. */
 void kvant_cuda_exact_plan(kvant_cache *cache, uint32_t layer, uint32_t n);
+
+/* Plans for the rows of a block that come without a step: a copy, or an imported block. */
+void kvant_cuda_exact_plan_block(cuda_part *part, uint32_t block);
+
+/* The block holds no rows any more. */
 void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block);
 
-/* The exact page of a block's rows, or KVANT_NO_PAGE. take: of rows that are about to be written to
- * these slots, which the block has as written already. */
+/* Returns the exact page that holds a block's rows, or KVANT_NO_PAGE. */
 int32_t kvant_cuda_exact_page(const cuda_part *part, uint32_t block);
-int32_t kvant_cuda_exact_take(cuda_part *part, uint32_t block, uint64_t slots);
 
-/* The block's rows, which `rows` has as fp16, come to its exact page; `fresh` has no codes yet.
- * False: the plan gives it none. invite: lets the plan give it one, outside of any step. */
-bool kvant_cuda_exact_fill(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows);
-void kvant_cuda_exact_invite(cuda_part *part, uint32_t block);
+/* Returns the exact page for rows that the caller is about to write to `slots`, or KVANT_NO_PAGE:
+ * the plan gives the block no page. The tensor counts these slots as written already. Other rows of
+ * the block are decoded into the page first. */
+int32_t kvant_cuda_exact_page_for(cuda_part *part, uint32_t block, uint64_t slots);
 
-/* settle: brings the block's sealed bytes up to date. forget: these, or its open page, count
- * from now on. */
-void kvant_cuda_exact_settle(cuda_part *part, uint32_t block);
-void kvant_cuda_exact_forget(cuda_part *part, uint32_t block);
+/* Copies a block's fp16 rows to its exact page. Slots in `fresh` have no codes yet. Returns false
+ * when the plan gives the block no page. */
+bool kvant_cuda_exact_store(cuda_part *part, uint32_t block, uint64_t fresh, const void *rows);
+
+/* Brings the codes of a block's exact rows up to date. */
+void kvant_cuda_exact_encode(cuda_part *part, uint32_t block);
+
+/* Makes the block's codes, or its tensor's open page, count in place of its exact page. */
+void kvant_cuda_exact_drop(cuda_part *part, uint32_t block);
 
 kvant_cuda_pages kvant_cuda_exact_pages(const cuda_part *part);
 void *kvant_cuda_exact_at(const cuda_part *part, int32_t page);
 
-/* The number of a block's fp16 page: the tensor's open page or an exact one; KVANT_NO_PAGE:
- * codes. */
+/* Returns the number of a block's fp16 page, which is an open page of its tensor or an exact page,
+ * or KVANT_NO_PAGE when the block's codes count. */
 int32_t kvant_cuda_page_of(const cuda_part *part, uint32_t block);
 
 /* device_cuda.c */

@@ -1,11 +1,11 @@
-/* cuda_steps.c - decode steps of a CUDA graph: what a step does on the device depends on nothing of
- * the host but one copy of lengths and slots (next).
+/* cuda_steps.c - decode steps of a CUDA graph. Only one copy of lengths and slots (next) differs
+ * from step to step.
  *
- * begin makes each layer's table, as for a call of attention. Rows of steps are appended to the
- * exact page of their sequence's next block. Where a layer has none, or has blocks that are open
- * for keys or values alone, open blocks are gathered, and rows of steps come to the gathered
- * page. The cache does not know of them; the caller appends them as rows when no step is left,
- * so that states, versions and bytes are those of a cache without steps. */
+ * kvant_cuda_steps_begin makes each layer's table, as for a call of attention. Steps append
+ * their rows to the exact page of each sequence's next block. If a layer has no such page, or
+ * has blocks that are open for keys or values alone, begin gathers open blocks and steps append
+ * to the gathered pages. The cache does not know of these rows. The caller appends them when no
+ * step is left, so that states, transforms and bytes are the same as without steps. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -158,7 +158,7 @@ static bool fits_in_place(cuda_layer *l, const kvant_sequence *s, uint32_t next)
             return false;
     for (int role = 0; role < 2; role++)
         if (l->parts[role].tensor->blocks[next].open_page >= 0 ||
-            kvant_cuda_exact_take(&l->parts[role], next, 0) < 0)
+            kvant_cuda_exact_page_for(&l->parts[role], next, 0) < 0)
             return false;
     return true;
 }

@@ -106,8 +106,8 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
     return from;
 }
 
-/* Rows without a page in a cache with an exact part are rounded to fp16 all the same: their
- * codes are those of rows that were exact for a while. */
+/* A cache with an exact part rounds rows without a page to fp16, too. So a row has the same codes
+ * whether it was exact for a while or not. */
 static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v,
                        kvant_cuda_append_args *args)
 {
@@ -204,8 +204,8 @@ static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run 
 static int32_t exact_page(cuda_part *part, const kvant_run *run)
 {
     if (part->tensor->blocks[run->block].open_page < 0)
-        return kvant_cuda_exact_take(part, run->block, run->mask);
-    kvant_cuda_exact_forget(part, run->block);
+        return kvant_cuda_exact_page_for(part, run->block, run->mask);
+    kvant_cuda_exact_drop(part, run->block);
     return KVANT_NO_PAGE;
 }
 
@@ -256,9 +256,9 @@ static bool keeps_sealed(const kvant_tensor *tensor)
  * the plan has a page for them. */
 static bool stays_exact(const kvant_tensor *tensor, int32_t page, uint32_t block)
 {
-    kvant_cuda_exact_forget(part_of(tensor), block);
+    kvant_cuda_exact_drop(part_of(tensor), block);
     return keeps_sealed(tensor) &&
-           kvant_cuda_exact_fill(part_of(tensor), block, tensor->blocks[block].written,
+           kvant_cuda_exact_store(part_of(tensor), block, tensor->blocks[block].written,
                                  kvant_open_page_of(tensor, page, 0));
 }
 
@@ -310,7 +310,7 @@ static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_exact_settle);
+    touch(tensor, from, bytes, kvant_cuda_exact_encode);
     kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream), "reading pages");
 }
 
@@ -318,8 +318,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, from, bytes, kvant_cuda_exact_settle);
-    touch(tensor, to, bytes, kvant_cuda_exact_forget);
+    touch(tensor, from, bytes, kvant_cuda_exact_encode);
+    touch(tensor, to, bytes, kvant_cuda_exact_drop);
     kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream), "copying pages");
 }
 
@@ -327,7 +327,7 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
-    touch(tensor, at, bytes, kvant_cuda_exact_forget);
+    touch(tensor, at, bytes, kvant_cuda_exact_drop);
     kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
 }
 
@@ -367,15 +367,15 @@ static const void *exact(const kvant_tensor *tensor, uint32_t block)
     return page >= 0 ? kvant_cuda_exact_at(part, page) : NULL;
 }
 
-static bool take_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+static bool store_exact(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
                        const void *pages)
 {
     cuda_part *part = part_of(tensor);
     if (!keeps_sealed(tensor) || !pages)
         return keeps_sealed(tensor);
     flush(part->memory);
-    kvant_cuda_exact_invite(part, block);
-    return kvant_cuda_exact_fill(part, block, fresh, pages);
+    kvant_cuda_exact_plan_block(part, block);
+    return kvant_cuda_exact_store(part, block, fresh, pages);
 }
 
 static kvant_status status_of(const cuda_memory *memory)
@@ -397,7 +397,7 @@ const kvant_page_device kvant_cuda_page_device = { .read = read_bytes,
                                                    .look = look,
                                                    .status = status,
                                                    .exact = exact,
-                                                   .take_exact = take_exact };
+                                                   .store_exact = store_exact };
 
 /* Rows */
 

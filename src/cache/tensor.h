@@ -113,12 +113,12 @@ typedef struct kvant_page_device {
     /* A batch's rows on the host; NULL when they cannot be read. */
     const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
-    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact: those of a
-     * block, or NULL. take_exact: the block, whose written rows `pages` has as fp16, gets such
-     * pages; `fresh` has no codes yet. With pages NULL nothing happens. False: the device keeps
-     * none. */
+    /* A device may keep fp16 pages of blocks that are sealed to the tensor. exact returns a
+     * block's fp16 pages, or NULL. store_exact copies `pages` to a block's fp16 pages. Slots in
+     * `fresh` have no codes yet. It returns false when the device keeps no such pages. With pages
+     * NULL it only says whether the device does. */
     const void *(*exact)(const kvant_tensor *tensor, uint32_t block);
-    bool (*take_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+    bool (*store_exact)(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
                        const void *pages);
 } kvant_page_device;
 
@@ -283,10 +283,10 @@ static inline const void *kvant_exact_page(const kvant_tensor *tensor, uint32_t 
     return tensor->device ? tensor->device->exact(tensor, block) : NULL;
 }
 
-static inline bool kvant_exact_take(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
+static inline bool kvant_exact_store(const kvant_tensor *tensor, uint32_t block, uint64_t fresh,
                                     const void *pages)
 {
-    return tensor->device && tensor->device->take_exact(tensor, block, fresh, pages);
+    return tensor->device && tensor->device->store_exact(tensor, block, fresh, pages);
 }
 
 /* tensor.c: kvant_tensor_create in a device's memory. device and context outlive the tensor. */

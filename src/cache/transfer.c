@@ -131,7 +131,7 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
     fill(to, target, version, block->position, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
     const void *exact = kvant_exact_page(from, source);
     if (exact)
-        kvant_exact_take(to, target, 0, exact);
+        kvant_exact_store(to, target, 0, exact);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -261,7 +261,7 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
         return 0;
     const uint32_t learnt = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
     const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
-    size_t open = tensor->n_open_pages || kvant_exact_take(tensor, 0, 0, NULL)
+    size_t open = tensor->n_open_pages || kvant_exact_store(tensor, 0, 0, NULL)
                       ? bytes_of(tensor, OPEN_PAGES | shifted, learnt)
                       : 0,
            sealed = bytes_of(tensor, shifted, learnt);
@@ -468,7 +468,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         KVANT_FORWARD(check_open_rows(tensor, pages));
     /* Rows that wait for a first transform wait in the tensor's own pages. */
     const bool exact =
-        open && (header.learnt || !tensor->learns) && kvant_exact_take(tensor, block, 0, NULL);
+        open && (header.learnt || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
     KVANT_RETURN_IF(open && !exact && !kvant_open_can_take(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
@@ -487,7 +487,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     fill(tensor, block, version, position_of(tensor, data, &header), header.written,
          open ? NULL : pages);
     if (exact)
-        tensor->blocks[block].touched = kvant_exact_take(tensor, block, header.written, pages);
+        tensor->blocks[block].touched = kvant_exact_store(tensor, block, header.written, pages);
     if (shifted)
         kvant_shifts_set_block(tensor, block, shifts);
     return kvant_pages_status(tensor);

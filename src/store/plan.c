@@ -157,8 +157,8 @@ static int32_t next_to_go(const kvant_plan *plan, rank most)
     return best;
 }
 
-/* What a block of the step may push out: blocks of its own rank, and any block while the step has
- * fewer pages than are kept for it. */
+/* A block of the step may push out blocks up to its own rank. While the step has fewer pages than
+ * are kept for it, the block may push out any other block. */
 static rank most_for(const kvant_plan *plan, const plan_block *b)
 {
     return plan->n_step < plan->params.step_pages ? FIRST : rank_of(plan, b);

@@ -8,7 +8,7 @@
  *
  *   budget  At most n_pages blocks are exact.
  *   step    Rows of a step are exact until the step is over, as far as step_pages last.
- *   ends    The first and the newest tokens of a sequence are exact. Where there is no room for all
+ *   ends    The first and the newest tokens of a sequence are exact. If there is no room for all
  *           sequences, the sequence that no query saw for longest gives way.
  *   rest    Other blocks stay exact until another block needs their page. Then the oldest are
  *           sealed, up to KVANT_PLAN_RUN at once. */
@@ -40,7 +40,7 @@ typedef struct kvant_plan_view {
     int32_t query; /* the position of the first query */
 } kvant_plan_view;
 
-/* Rows of a step, or rows that come without one, as those of a restored block: no views then. */
+/* Rows of a step, with views, or rows that come without a step, such as a restored block's. */
 typedef struct kvant_plan_step {
     const int64_t *slots; /* 64 x block + offset, in any order */
     const int32_t *positions;

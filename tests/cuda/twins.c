@@ -183,9 +183,9 @@ static void compare_bytes(const twins *t, int32_t s, uint32_t block, size_t from
                 t->spec->k, t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
 }
 
-/* Of a preset's cache. Both devices keep the same tokens exact at least, but not the same
- * blocks, and rows of a block that was opened again came from codes on one of them. Where
- * nothing is learnt, codes are the same wherever both have some. */
+/* Compares a block of a preset's cache. Both devices keep the same tokens exact at least, but not
+ * the same blocks, and rows of a block that was opened again came from codes on one of the devices.
+ * In caches that learn nothing, codes are equal when both devices have codes. */
 static void compare_codes(const twins *t, int32_t s, uint32_t block)
 {
     size_t cpu = sizeof(uint64_t), gpu = cpu;

@@ -9,7 +9,7 @@
 /* Tokens of a step at most, of 2048 of a context: twins.c. */
 enum { STEP = 256, NEWEST = 64 };
 
-/* What was appended, by layer. */
+/* The rows that a sequence got, by layer. */
 typedef struct given {
     uint32_t n;
     bool lost
@@ -76,7 +76,7 @@ static void find_exact(twins *t, int32_t s, const given *g, bool exact[MOST])
     cudaFree(on_gpu[1]);
 }
 
-/* The first tokens, those of a step of `step` tokens, and the newest ones before it. */
+/* The first 64 tokens, the last `step` tokens, and the newest tokens before them are exact. */
 static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
 {
     bool exact[MOST];

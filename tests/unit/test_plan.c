@@ -163,7 +163,7 @@ static bool is_exact(const model *m, const sequence *s, uint32_t position)
     return kvant_plan_page(m->plan, (uint32_t)s->blocks[position / SLOTS]) >= 0;
 }
 
-/* The first tokens, the newest ones and those of the step, all of them or a fault. */
+/* All first and newest tokens and all tokens of the step are exact. */
 static void check_ends(const model *m, uint32_t which, uint32_t step)
 {
     const sequence *s = &m->sequences[which];
@@ -176,7 +176,7 @@ static void check_ends(const model *m, uint32_t which, uint32_t step)
 
 static const kvant_plan_params usual = { BLOCKS, 12, 8, 64, 128 };
 
-/* 12 pages are those of 192 tokens that begin anywhere in a block, and of a step of 512. */
+/* 12 pages hold 192 tokens that begin anywhere in a block, and a step of 512 tokens. */
 static void ends_and_steps_are_exact_where_there_is_room(void **unused)
 {
     (void)unused;
@@ -212,7 +212,7 @@ static void old_blocks_are_sealed_in_runs(void **unused)
     end(&m);
 }
 
-/* With pages for some of the sequences, the others keep no newest part; those in use have one. */
+/* With too few pages, idle sequences lose their newest part before a busy one does. */
 static void idle_sequences_give_way(void **unused)
 {
     (void)unused;
