@@ -177,6 +177,18 @@ void twins_attend_rows(twins *t, int32_t s, uint32_t n)
     }
 }
 
+/* The fp16 keys of a sequence's next token in its exact page. */
+static void read_next(const twins *t, int32_t s, uint16_t keys[DIM])
+{
+    const cuda_part *part = &kvant_cuda_layer(t->gpu, 0)->parts[KVANT_ROLE_K];
+    const uint32_t length = twins_length(t, s);
+    const int32_t page =
+        kvant_cuda_exact_page(part, (uint32_t)t->gpu->sequences[s].table[length / 64]);
+    assert_true(page >= 0);
+    device_read(keys, (uint16_t *)kvant_cuda_exact_at(part, page) + length % 64 * DIM,
+                DIM * sizeof *keys);
+}
+
 static void append_taken(twins *t, uint32_t layer, int32_t s, const rows *r)
 {
     const uint32_t first = kvant_sequence_length(t->gpu, s, layer), n = r->n - first;
@@ -194,10 +206,17 @@ static void take_steps(twins *t, uint32_t most, uint32_t window)
     assert_int_equal(info.n_steps, 64 - (twins_length(t, 0) % 64 > twins_length(t, 1) % 64 ? twins_length(t, 0) : twins_length(t, 1)) % 64);
     for (uint32_t i = 0; i < LAYERS * BATCH; i++)
         read_rows(t, i / BATCH, sequences[i % BATCH], &state[i / BATCH][i % BATCH]);
+    uint16_t before[BATCH][DIM], after[DIM];
+    for (int i = 0; i < BATCH && t->spec->preset; i++)
+        read_next(t, i, before[i]);
     for (uint32_t i = 0; i < info.n_steps && i < most; i++) {
         assert_int_equal(kvant_steps_next(t->gpu), KVANT_OK);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             take_step(t, layer, state[layer], window);
+    }
+    for (int i = 0; i < BATCH && t->spec->preset; i++) { /* rows of a preset's steps are in place */
+        read_next(t, i, after);
+        assert_memory_not_equal(after, before[i], sizeof after);
     }
     if (info.n_steps <= most)
         assert_int_equal(kvant_steps_next(t->gpu), KVANT_ERR_ARGUMENT);
