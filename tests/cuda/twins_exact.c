@@ -47,14 +47,19 @@ static void append(twins *t, int32_t s, given *g, uint32_t n)
 /* Rows of fp16 pass through a rotation and a matrix: each number is off by at most 2^-11 of the
  * transformed row's. At 6 bits, the most that presets have, the error of normal numbers is 2^-6 of
  * them in the mean. */
-static bool is_exact(const float *got, const float *want)
+static double error_of(const float *got, const float *want)
 {
     double off = 0, size = 0;
     for (uint32_t i = 0; i < WIDTH; i++) {
         off += pow((double)got[i] - (double)want[i], 2);
         size += pow((double)want[i], 2);
     }
-    return sqrt(off / size) < 0x1p-8;
+    return sqrt(off / size);
+}
+
+static bool is_exact(const float *got, const float *want)
+{
+    return error_of(got, want) < 0x1p-8;
 }
 
 /* Tokens whose keys and values are exact in every layer. */
@@ -69,8 +74,10 @@ static void find_exact(twins *t, int32_t s, const given *g, bool exact[MOST])
                          KVANT_OK);
         device_read(k, on_gpu[0], bytes);
         device_read(v, on_gpu[1], bytes);
-        for (uint32_t i = 0; i < g->n; i++)
+        for (uint32_t i = 0; i < g->n; i++) {
             exact[i] = exact[i] && is_exact(k[i], g->k[layer][i]) && is_exact(v[i], g->v[layer][i]);
+            assert_true(error_of(k[i], g->k[layer][i]) < 0.5 && error_of(v[i], g->v[layer][i]) < 0.5);
+        }
     }
     cudaFree(on_gpu[0]);
     cudaFree(on_gpu[1]);
@@ -156,6 +163,35 @@ static void copies_stay_exact(twins *t, given *g)
     import_exact(t, t->gpu, g);
 }
 
+/* A sequence that is cut in a block of codes gets a page for its next rows: the block's other rows
+ * come from their codes. */
+static void cut(twins *t, given *g, uint32_t length)
+{
+    bool exact[MOST];
+    find_exact(t, 1, g, exact);
+    assert_false(exact[length - 1]);
+    assert_int_equal(kvant_sequence_truncate(t->cpu, 1, length), KVANT_OK);
+    assert_int_equal(kvant_sequence_truncate(t->gpu, 1, length), KVANT_OK);
+    g->n = length;
+    append(t, 1, g, 3);
+    find_exact(t, 1, g, exact);
+    assert_true(exact[length] && exact[length + 2]);
+}
+
+/* A batch of rows with more blocks than there are pages. */
+static void append_long(const spec_pair *spec, given *g)
+{
+    twins t;
+    memset(g, 0, sizeof *g);
+    twins_new(&t, spec, SEQUENCES);
+    kvant_sequence_create(t.cpu);
+    kvant_sequence_create(t.gpu);
+    append(&t, 0, g, 512);
+    check_exact(&t, 0, g, 192);
+    compare_codes(&t, 0);
+    twins_free(&t);
+}
+
 void twins_exact(const spec_pair *spec)
 {
     static given g;
@@ -176,5 +212,8 @@ void twins_exact(const spec_pair *spec)
     copies_stay_exact(&t, &g);
     if (spec->calibrated)
         compare_codes(&t, 0);
+    cut(&t, &g, 132);
     twins_free(&t);
+    if (spec->calibrated)
+        append_long(spec, &g);
 }
