@@ -46,6 +46,7 @@ static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tenso
     const uint32_t sinks = blocks_of(info->sink_tokens);
     size_t bytes;
     KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    part->stores_fp16 = block >= open;
     part->n_open = (uint32_t)((bytes - params->n_blocks * block) / open);
     if (info->block_tokens == 1 && info->sink_tokens <= memory->n_first)
         part->n_unused =
@@ -151,7 +152,7 @@ kvant_cuda_pages kvant_cuda_exact_pages(const cuda_part *part)
 /* The page that the plan gives a block of a layer, or KVANT_NO_PAGE. */
 static int32_t planned(const cuda_part *part, uint32_t block)
 {
-    return part->layer->has_exact ? kvant_plan_page(part->memory->plan, block) : KVANT_NO_PAGE;
+    return kvant_cuda_has_exact(part) ? kvant_plan_page(part->memory->plan, block) : KVANT_NO_PAGE;
 }
 
 static cuda_exact *exact_of(const cuda_part *part, int32_t page)

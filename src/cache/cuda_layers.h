@@ -33,6 +33,7 @@ typedef struct cuda_part {
     float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
     uint32_t n_open;   /* numbers of the tensor's open pages */
     uint32_t n_unused; /* the first of these, which have no memory: the plan keeps such rows */
+    bool stores_fp16;  /* codes are as large as fp16 rows: no row has an exact page */
     uint32_t n_absent; /* page numbers that only the other role uses */
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
@@ -150,6 +151,11 @@ void kvant_cuda_exact_plan_block(cuda_part *part, uint32_t block);
 
 /* The block holds no rows any more. */
 void kvant_cuda_exact_release(kvant_cache *cache, uint32_t block);
+
+static inline bool kvant_cuda_has_exact(const cuda_part *part)
+{
+    return part->layer->has_exact && !part->stores_fp16;
+}
 
 /* Returns the exact page that holds a block's rows, or KVANT_NO_PAGE. */
 int32_t kvant_cuda_exact_page(const cuda_part *part, uint32_t block);

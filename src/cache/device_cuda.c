@@ -82,12 +82,12 @@ static kvant_cuda_pages scratch_of(const cuda_part *part)
 
 static bool rounds(const cuda_part *part)
 {
-    return part->layer->has_exact && !part->floats;
+    return kvant_cuda_has_exact(part) && !part->floats;
 }
 
 static kvant_status make_scratch(const cuda_layer *layer)
 {
-    const cuda_part *part = &layer->parts[0];
+    const cuda_part *part = &layer->parts[rounds(&layer->parts[0]) ? 0 : 1];
     const size_t bytes = 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride;
     return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "memory for rows")
                         : KVANT_OK;
@@ -148,11 +148,18 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
+/* Whether one launch can append keys and values. */
+static bool go_together(const cuda_append *k, const cuda_append *v)
+{
+    return k->n == v->n && k->open == v->open && k->exact == v->exact &&
+           rounds(k->part) == rounds(v->part) && is_turned(k) == is_turned(v) &&
+           memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0;
+}
+
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && k->open == v->open && k->exact == v->exact &&
-        is_turned(k) == is_turned(v) && memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
+    if (k->part && v->part && go_together(k, v)) {
         launch(memory, k, v);
     } else {
         if (k->part)

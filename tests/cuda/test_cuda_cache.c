@@ -505,6 +505,7 @@ static void first_and_newest_tokens_are_exact(void **unused)
     };
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
         twins_exact(&presets[i]);
+    twins_plain_keys();
 }
 
 /* With pages for the exact part of one sequence of 640 tokens, which four sequences share. */

@@ -75,6 +75,7 @@ void twins_steps(const spec_pair *spec);
 void twins_read(twins *t, int32_t s);
 /* A preset's cache: which rows are exact, and that codes are the CPU's (twins_exact.c). */
 void twins_exact(const spec_pair *spec);
+void twins_plain_keys(void);
 /* n newest tokens' attention, against a softmax over rows. */
 void twins_attend_rows(twins *t, int32_t s, uint32_t n);
 

@@ -4,6 +4,8 @@
 
 #include "twins.h"
 
+#include <kvant/settings.h>
+
 #include "../../src/cache/cuda_layers.h"
 
 /* Tokens of a step at most, of 2048 of a context: twins.c. */
@@ -217,4 +219,54 @@ void twins_exact(const spec_pair *spec)
     twins_free(&t);
     if (spec->calibrated)
         append_long(spec, &g);
+}
+
+static void save_plain_keys(const char *path)
+{
+    kvant_settings_layer layers[2 * LAYERS];
+    const kvant_settings_config config = { .size = sizeof config,
+                                           .n_layers = LAYERS,
+                                           .layers = layers };
+    kvant_settings *settings;
+    for (uint32_t i = 0; i < 2 * LAYERS; i++)
+        layers[i] = (kvant_settings_layer){ i % 2 ? "trellis-4" : "f32", KV_HEADS, DIM, NULL };
+    assert_int_equal(kvant_settings_create(&config, &settings, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_settings_save(settings, path, NULL, 0), KVANT_OK);
+    kvant_settings_free(&settings);
+}
+
+/* Keys that are stored as floats do not become fp16 next to values that have an exact part. */
+void twins_plain_keys(void)
+{
+    static float got[150][WIDTH], values[150][WIDTH];
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    kvant_cache *cache;
+    char path[64];
+    snprintf(path, sizeof path, "test_plain_keys_%d.json", DIM);
+    save_plain_keys(path);
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS;
+    params.head_dim = DIM, params.max_tokens = MOST, params.device = "cuda:0",
+    params.settings = path;
+    if (kvant_cache_create(&params, &cache) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    kvant_sequence_create(cache);
+    float *k = random_rows(150 * WIDTH, 0.5f), *v = random_rows(150 * WIDTH, 0.5f);
+    void *on_gpu[] = { device_copy(k, sizeof got), device_copy(v, sizeof got),
+                       device_new(sizeof got, 0xff), device_new(sizeof got, 0xff) };
+    for (uint32_t first = 0; first < 150; first += 75)
+        assert_int_equal(kvant_cache_append(cache, 0, 0, (float *)on_gpu[0] + first * WIDTH,
+                                            (float *)on_gpu[1] + first * WIDTH, 75),
+                         KVANT_OK);
+    assert_int_equal(kvant_cache_read(cache, 0, 0, 0, 150, on_gpu[2], on_gpu[3]), KVANT_OK);
+    device_read(got, on_gpu[2], sizeof got);
+    device_read(values, on_gpu[3], sizeof values);
+    assert_memory_equal(got, k, sizeof got);
+    for (uint32_t i = 0; i < 150; i++)
+        assert_true(i >= 64 || is_exact(values[i], v + i * WIDTH));
+    kvant_cache_free(&cache);
+    for (int i = 0; i < 4; i++)
+        cudaFree(on_gpu[i]);
+    free(k);
+    free(v);
+    remove(path);
 }
