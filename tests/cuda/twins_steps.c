@@ -49,14 +49,16 @@ void twins_read(twins *t, int32_t s)
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         read_rows(t, layer, s, &all);
         assert_int_equal(kvant_cache_read(t->cpu, layer, s, 0, all.n, k[0], v[0]), KVANT_OK);
-        for (uint32_t i = 0; i < all.n * WIDTH; i++) {
-            if (differs(t, layer, s, i / WIDTH))
-                continue;
-            const float bounds[] = { 1e-3f * (1 + fabsf(k[0][i])), 1e-3f * (0.1f + fabsf(v[0][i])) };
-            if (!(fabsf(all.k[0][i] - k[0][i]) <= bounds[0]) || !(fabsf(all.v[0][i] - v[0][i]) <= bounds[1]))
-                fail_msg("%s / %s: token %u, channel %u: %g and %g, on the CPU %g and %g", t->spec->k, t->spec->v, i / WIDTH,
-                         i % WIDTH, (double)all.k[0][i], (double)all.v[0][i], (double)k[0][i], (double)v[0][i]);
-        }
+        for (uint32_t token = 0; token < all.n; token++)
+            for (uint32_t i = 0; i < WIDTH && !differs(t, layer, s, token); i++) {
+                const float cpu[] = { k[token][i], v[token][i] },
+                            gpu[] = { all.k[token][i], all.v[token][i] };
+                if (!(fabsf(gpu[0] - cpu[0]) <= 1e-3f * (1 + fabsf(cpu[0]))) ||
+                    !(fabsf(gpu[1] - cpu[1]) <= 1e-3f * (0.1f + fabsf(cpu[1]))))
+                    fail_msg("%s / %s: token %u, channel %u: %g and %g, on the CPU %g and %g",
+                             t->spec->k, t->spec->v, token, i, (double)gpu[0], (double)gpu[1],
+                             (double)cpu[0], (double)cpu[1]);
+            }
     }
 }
 
