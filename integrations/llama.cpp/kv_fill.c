@@ -104,5 +104,5 @@ size_t kvp_kv_room_in_place(const kvp_kv *kv)
     return kvp_kv_fits_in_place(
         &shape, kv->settings,
         kv->remote != NULL ? kv->reserved
-                           : kvp_kv_reserve_in(kv->layers, &shape, err, sizeof(err)));
+                           : kvp_kv_reserve_with(kv->settings, &shape, err, sizeof(err)));
 }
