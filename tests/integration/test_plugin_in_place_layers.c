@@ -98,7 +98,8 @@ static void layers_go_one_by_one(void **state)
         ours = hear(a_text, 100, cases[i].spec, EXACT, 1);
         unsetenv("KVANT_PRESET");
         assert_int_equal(end_layers(cells, &ready), N_LAYERS);
-        assert_in_range(ready, 1, first_to_go() - 1);
+        /* Threads have the time of many tokens, so matrices come in force when the room ends. */
+        assert_in_range(ready, ROOM - 4 * n_layers(), first_to_go() - 1);
         for (int layer = 0; layer < N_LAYERS; layer++)
             assert_int_equal(cells[layer],
                              layer < n_layers() ? first_to_go() + layer : ROOM - 1);

@@ -86,7 +86,7 @@ void kvp_gpu_place_forget(kvp_gpu_cache *cache)
         place->positions[i] = KVP_NO_ROW;
     place->n = 0;
     place->n_prompts = place->n_asked = 0;
-    place->begun = place->n_ready = place->n_plain = place->asked_at = 0;
+    place->begun = place->n_alone = place->n_ready = place->n_plain = place->asked_at = 0;
     place->learns = place->planned = place->short_of_memory = false;
 }
 

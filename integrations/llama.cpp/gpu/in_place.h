@@ -35,6 +35,7 @@ struct kvp_gpu_place {
     cu_event ready;
     bool learns;        /* threads make the first matrices of these rows */
     size_t begun;       /* n when they began; 0: they did not */
+    size_t n_alone;     /* steps of few tokens since then */
     size_t n_ready;     /* tensors whose transforms are in force */
     size_t n_plain;     /* tensors that have no centre because none could be learned */
     size_t asked_at;    /* n when threads began to make the matrix of a further range; 0: never */
