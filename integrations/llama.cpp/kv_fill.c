@@ -23,24 +23,6 @@ static uint32_t positions_of(const kvp_kv *kv, double tokens)
     return n;
 }
 
-/* Bytes of the matrices that the tensor has learned then, at most (info_when_full in kv_size.c says
- * why it is asked with a rope). */
-static size_t learned_bytes(const kvp_kv *kv, double tokens)
-{
-    static const float still = 0;
-    const kvant_rope rope = { .size = sizeof(rope),
-                              .n_dims = 2,
-                              .frequencies = &still,
-                              .n_positions = positions_of(kv, tokens),
-                              .block_centers = 1 };
-    kvant_tensor_info info = { .size = sizeof(info) };
-
-    if (kvant_tensor_set_rope(kv->tensor, &rope) == KVANT_OK)
-        kvant_tensor_get_info(kv->tensor, &info);
-    kvant_tensor_set_rope(kv->tensor, NULL);
-    return info.learnt_most;
-}
-
 /* Cells of a stream that have a row. A sliding window's cache has fewer cells than tokens. */
 static double cells_of(const kvp_kv *kv, double tokens)
 {
@@ -48,16 +30,18 @@ static double cells_of(const kvp_kv *kv, double tokens)
 }
 
 /* Pages of the computer's memory are there once they are written: codes of all blocks that have a
- * row, and fp16 pages until all of them are in use. */
+ * row, and the tensor's fp16 pages until all of them are in use. The pages that tensors share for
+ * the rows of a step count in full, as kvp_kv_count counts them. */
 static void shrink_computers(const kvp_kv *kv, double tokens, kvp_kv_size *size)
 {
     const double n_blocks = blocks_of(cells_of(kv, tokens)) * kv->shape.n_streams;
-    const double fp16_block = (double)KVANT_PAGE_TOKENS * kv->shape.row * sizeof(uint16_t);
+    const double rows = n_blocks * KVANT_PAGE_TOKENS * (double)kvp_kv_row_bytes(kv);
     const double codes = size->bytes - size->exact - size->transforms;
+    const double own = size->exact - (double)kv->shared;
 
-    if (size->exact > n_blocks * fp16_block)
-        size->exact = n_blocks * fp16_block;
-    size->transforms = (double)(learned_bytes(kv, tokens) + kv->calibrated);
+    size->exact = (double)kv->shared + (own < rows ? own : rows);
+    size->transforms =
+        (double)(kvp_kv_info_up_to(kv, positions_of(kv, tokens)).learnt_most + kv->calibrated);
     size->bytes =
         codes * n_blocks / kvp_kv_blocks(&kv->shape) + size->exact + size->transforms;
 }

@@ -38,15 +38,15 @@ static double codec_bits(const kvant_codec *const *codecs, uint32_t n)
     return bits;
 }
 
-/* The most that the tensor's matrices and its learning take. The graph tells how RoPE rotates keys
- * only later. Most versions are made where it does, so the tensor is asked as if it did. */
-static kvant_tensor_info info_when_full(const kvp_kv *kv)
+/* The graph tells how RoPE rotates keys only later. Most versions are made where it does, so the
+ * tensor is asked as if it did. */
+kvant_tensor_info kvp_kv_info_up_to(const kvp_kv *kv, uint32_t n_positions)
 {
     static const float still = 0;
     const kvant_rope rope = { .size = sizeof(rope),
                               .n_dims = 2,
                               .frequencies = &still,
-                              .n_positions = kvp_kv_n_positions(kv),
+                              .n_positions = n_positions,
                               .block_centers = 1 };
     kvant_tensor_info info = { .size = sizeof(info) };
 
@@ -83,7 +83,7 @@ static double page_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, uin
 static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                           double sealed, kvp_kv_size *size)
 {
-    const kvant_tensor_info full = info_when_full(kv);
+    const kvant_tensor_info full = kvp_kv_info_up_to(kv, kvp_kv_n_positions(kv));
 
     size->transforms = (double)(full.learnt_most + kvp_kv_calibrated_bytes(codecs, n_kv_heads));
     size->bytes = page_bytes(kv, codecs, n_kv_heads, sealed) + (double)kv->shared;

@@ -219,6 +219,9 @@ const kvp_settings *kvp_kv_current_settings(void);
 bool kvp_kv_full_size(const kvp_kv *kv, const kvant_codec *const *codecs, bool on_gpu,
                       kvp_kv_size *size);
 size_t kvp_kv_calibrated_bytes(const kvant_codec *const *codecs, uint32_t n_kv_heads);
+/* Tells the most that a tensor's matrices and its learning take for the first n_positions positions
+ * of a sequence. The tensor forgets how RoPE rotates its keys. */
+kvant_tensor_info kvp_kv_info_up_to(const kvp_kv *kv, uint32_t n_positions);
 void kvp_kv_size_add(kvp_kv_size *sum, const kvp_kv_size *part);
 bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size);
 
