@@ -38,9 +38,6 @@ static const report_column size_columns[] = {
 };
 enum { N_SIZES = sizeof size_columns / sizeof *size_columns, AT_BYTES = 6, N_SHORT = 2, FULL = 2 };
 
-/* llama.cpp's graphs look at cells in steps of 256, and a cache is in place while these fit. */
-#define CELLS_PADDING 256
-
 static void fill_facts(const inspect_facts *f, const kv_config *config, double bits,
                        report_cell *cells)
 {
@@ -52,11 +49,6 @@ static void fill_facts(const inspect_facts *f, const kv_config *config, double b
     };
     configs_fill_cells(config, cells);
     memcpy(cells + N_CONFIG_COLUMNS, facts, sizeof facts);
-}
-
-static bool in_place(const engine_fill *fill)
-{
-    return ceil(fill->size.cells / CELLS_PADDING) * CELLS_PADDING <= fill->in_place;
 }
 
 static void fill_sizes(uint32_t n_ctx, const kv_config *config, size_t share,
@@ -76,7 +68,7 @@ static void fill_sizes(uint32_t n_ctx, const kv_config *config, size_t share,
         CELL_NUMBER(size->working),
         CELL_NUMBER(floor(size->cells * 1073741824 / size->bytes)),
         CELL_NUMBER(has_forms ? fill->in_place : NAN),
-        CELL_NUMBER(has_forms ? in_place(fill) : NAN),
+        CELL_NUMBER(has_forms ? size->cells <= fill->in_place : NAN),
     };
     memcpy(cells, sizes, sizeof sizes);
 }

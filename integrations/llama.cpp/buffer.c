@@ -232,11 +232,10 @@ bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double
     for (const struct region *region = live; region != NULL; region = region->next)
         for (size_t i = 0; i < region->n_tensors && all; i++) {
             const kvp_kv *kv = region->tensors[i];
-            const size_t fit = kvp_kv_room_in_place(kv);
+            const size_t fit = kvp_kv_tokens_in_place(kv);
             all = kvp_kv_is_bound(kv) && kvp_kv_size_at(kv, on_gpu, tokens, &part);
             kvp_kv_size_add(&sum, &part);
-            if (kv->shape.n_cells == kvp_kv_n_positions(kv) && fit < room)
-                room = fit;
+            room = fit < room ? fit : room;
         }
     pthread_mutex_unlock(&live_lock);
     if (all) {

@@ -29,10 +29,10 @@ struct kvp_layers {
     uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
     uint32_t n_positions;                 /* of the longest cache, one stream */
     kvp_kv_size full;                     /* of what is bound, when all cells are written */
-    size_t in_place; /* tokens that the longest cache keeps as f16 itself; SIZE_MAX: none is bound */
+    size_t in_place; /* tokens that are f16 itself in all that is bound; SIZE_MAX: nothing is */
     uint32_t n_streams; /* of a tensor that is bound */
     bool on_gpu;        /* a tensor that is bound lies on a GPU */
-    kvant_exact_part exact; /* of that cache, once rows no longer fit as f16 */
+    kvant_exact_part exact; /* of the longest cache, once rows no longer fit as f16 */
     bool told;
     bool rotated;     /* a GPU's codecs rotate by other matrices */
     bool refused;     /* a graph showed that its cache cannot serve the model */
@@ -227,24 +227,9 @@ uint32_t kvp_kv_n_positions(const kvp_kv *kv)
     return kv->layers->n_positions;
 }
 
-#define CELLS_PADDING 256u
-
-size_t kvp_kv_fits_in_place(const kvp_kv_shape *shape, const kvp_settings *settings,
-                            size_t reserved)
+uint32_t kvp_kv_n_layers(const kvp_kv *kv)
 {
-    const size_t most = settings->exact;
-    size_t n = reserved / (shape->row * sizeof(uint16_t));
-
-    if (shape->n_streams != 1)
-        return 0;
-    n = shape->n_cells < n ? shape->n_cells : n;
-    n = most < n ? most : n;
-    return n / CELLS_PADDING * CELLS_PADDING;
-}
-
-size_t kvp_kv_cells_in_place(const kvp_kv *kv)
-{
-    return kv->remote != NULL ? kvp_kv_fits_in_place(&kv->shape, kv->settings, kv->reserved) : 0;
+    return kv->layers->n_here;
 }
 
 bool kvp_kv_is_first(const kvp_kv *kv)
@@ -453,16 +438,18 @@ static void note_bound(kvp_kv *kv)
     const kvant_codec *const *codecs = kvp_kv_codecs(kv);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
     bool alike = true;
+    size_t in_place;
 
     if (codecs == NULL || !kvp_kv_full_size(kv, codecs, kv->remote != NULL, &kv->full))
         return;
     kvp_kv_size_add(&kv->layers->full, &kv->full);
     kv->layers->on_gpu = kv->layers->on_gpu || kv->remote != NULL;
     kv->layers->n_streams = kv->shape.n_streams;
-    if (kv->shape.n_cells == kv->layers->n_positions && kvp_kv_cells_in_place(kv) < kv->layers->in_place) {
-        kv->layers->in_place = kvp_kv_cells_in_place(kv);
+    in_place = kv->remote != NULL ? kvp_kv_tokens_in_place(kv) : 0;
+    if (in_place < kv->layers->in_place)
+        kv->layers->in_place = in_place;
+    if (kv->shape.n_cells == kv->layers->n_positions)
         kv->layers->exact = kvp_kv_exact(&kv->shape, kv->settings, kv->shape.n_streams);
-    }
     kv->calibrated = kv->remote == NULL ? kvp_kv_calibrated_bytes(codecs, n_kv_heads) : 0;
     kvp_kv_count(kv);
     kvant_codec_get_info(codecs[0], &first);
@@ -476,8 +463,7 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* Describes how KVANT_EXACT acts on this context, or why it does nothing. A layer is compressed
- * before each of the last tokens that fit (gpu/in_place.h), so these do not count. */
+/* Describes how KVANT_EXACT acts on this context, or why it does nothing. */
 static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
 {
     const kvp_kv_size *full = &layers->full;
@@ -489,16 +475,17 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
                  layers->exact.first, layers->exact.newest);
     if (layers->in_place >= layers->n_positions && layers->in_place < SIZE_MAX)
         snprintf(text, size, "; f16 itself for all %llu tokens", (unsigned long long)full->cells);
-    else if (layers->in_place > layers->n_here && layers->in_place < SIZE_MAX)
+    else if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
         snprintf(text, size, "; f16 itself for the first %zu of %llu tokens, then %.1f bits%s",
-                 layers->in_place - layers->n_here, (unsigned long long)full->cells,
+                 layers->in_place, (unsigned long long)full->cells,
                  full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);
     else if (asked && !layers->on_gpu)
         snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here");
     else if (asked && layers->n_streams > 1)
         snprintf(text, size, "; KVANT_EXACT does nothing with several streams");
     else if (asked)
-        snprintf(text, size, "; KVANT_EXACT does nothing below %u tokens", CELLS_PADDING);
+        snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit",
+                 KVP_CELLS_PADDING);
 }
 
 /* Once per context, when all of its tensors are bound. llama.cpp may give the first or the last

@@ -1,4 +1,5 @@
-/* kv_fill.c - see kv_fill.h. Sizes of one tensor; buffer.c adds tensors up.
+/* kv_fill.c - see kv_fill.h. Sizes of one tensor, and how long it is f16 in place; buffer.c adds
+ * tensors up.
  *
  * All numbers follow from kvp_kv_full_size, or come from kvant_tensor and gpu/size.c. */
 #include <math.h>
@@ -79,14 +80,41 @@ bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *s
     return true;
 }
 
-size_t kvp_kv_room_in_place(const kvp_kv *kv)
+/* In place */
+
+static size_t fit_in(const kvp_kv *kv, size_t reserved)
+{
+    const size_t fit = reserved / kvp_kv_row_bytes(kv), most = kv->settings->exact;
+    size_t n = kv->shape.n_cells;
+
+    if (kv->shape.n_streams != 1)
+        return 0;
+    n = fit < n ? fit : n;
+    n = most < n ? most : n;
+    return n / KVP_CELLS_PADDING * KVP_CELLS_PADDING;
+}
+
+size_t kvp_kv_cells_in_place(const kvp_kv *kv)
+{
+    return kv->remote != NULL ? fit_in(kv, kv->reserved) : 0;
+}
+
+/* What the tensor reserves on a GPU, or would. */
+static size_t reserved_there(const kvp_kv *kv)
 {
     kvp_kv_shape shape = kv->shape;
     char err[512];
 
     shape.in_order = true;
-    return kvp_kv_fits_in_place(
-        &shape, kv->settings,
-        kv->remote != NULL ? kv->reserved
-                           : kvp_kv_reserve_with(kv->settings, &shape, err, sizeof(err)));
+    return kv->remote != NULL ? kv->reserved
+                              : kvp_kv_reserve_with(kv->settings, &shape, err, sizeof(err));
+}
+
+size_t kvp_kv_tokens_in_place(const kvp_kv *kv)
+{
+    const size_t room = fit_in(kv, reserved_there(kv)), n_layers = kvp_kv_n_layers(kv);
+
+    if (room >= kv->shape.n_cells)
+        return kvp_kv_n_positions(kv);
+    return room > n_layers ? room - n_layers : 0;
 }

@@ -175,19 +175,29 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 /* Positions that a sequence of the tensor's context may have: a sliding window's cache has fewer cells. */
 uint32_t kvp_kv_n_positions(const kvp_kv *kv);
 
+/* Layers whose keys are in caches of the tensor's context. */
+uint32_t kvp_kv_n_layers(const kvp_kv *kv);
+
 /* Bytes of a cell's row as fp16. */
 static inline size_t kvp_kv_row_bytes(const kvp_kv *kv)
 {
     return (size_t)kv->shape.row * sizeof(uint16_t);
 }
 
-/* How many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp puts them, and the user
- * allows (KVANT_EXACT): a multiple of 256, as llama.cpp's n_kv is. 0 with several streams, whose views lie at
- * nominal strides, and in the computer's memory. */
+/* llama.cpp's n_kv is a multiple of it, so a cache is in place while so many cells fit. */
+#define KVP_CELLS_PADDING 256u
+
+/* kv_fill.c. How many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp puts
+ * them, and the user allows (KVANT_EXACT): a multiple of 256. 0 with several streams, whose views
+ * lie at nominal strides, and in the computer's memory. */
 size_t kvp_kv_cells_in_place(const kvp_kv *kv);
-/* The same for a cache of this shape on a GPU, in its reserved bytes. */
-size_t kvp_kv_fits_in_place(const kvp_kv_shape *shape, const kvp_settings *settings,
-                            size_t reserved);
+
+/* Tells up to how many tokens of a sequence the tensor's cache would be f16 itself on a GPU. One
+ * layer is compressed before each of the last tokens that fit (gpu/in_place.h), so these do not
+ * count. All layers of the context count as one cache's: where a window has a cache of its own, or
+ * each GPU has one, the cache may be f16 for some tokens more. A cache that fits as a whole stays
+ * f16. */
+size_t kvp_kv_tokens_in_place(const kvp_kv *kv);
 
 /* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */
 bool kvp_kv_is_first(const kvp_kv *kv);
@@ -229,9 +239,8 @@ bool kvp_kv_size_now(const kvp_kv *kv, bool on_gpu, kvp_kv_size *size);
 const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv);
 
 /* kv_fill.c. Tells the bytes of a bound tensor when each of its streams has `tokens` tokens
- * (kv_fill.h). kvp_kv_room_in_place: how many of its cells a GPU would keep in place. */
+ * (kv_fill.h). */
 bool kvp_kv_size_at(const kvp_kv *kv, bool on_gpu, double tokens, kvp_kv_size *size);
-size_t kvp_kv_room_in_place(const kvp_kv *kv);
 
 void kvp_kv_free(kvp_kv *kv);
 

@@ -1,4 +1,4 @@
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _POSIX_C_SOURCE 200809L /* setenv, mkstemp, dup */
 /* test_plugin_fill.c - what the plug-in says that a cache takes with a part of its tokens
  * (kvant_kv_size_at: `kvant inspect`), compared with the bytes that are counted when a text has
  * come so far; and up to which token it says that a GPU's cache is f16 itself. */
@@ -234,9 +234,9 @@ static void transforms_come_with_positions(void **state)
     llama_free(context);
 }
 
-static double room(bool on_gpu, const char *exact)
+static double room(bool on_gpu, const char *spec, const char *exact)
 {
-    const harness_options options = { .spec = "", .n_ctx = 1024, .unified = true };
+    const harness_options options = { .spec = spec, .n_ctx = 1024, .unified = true };
     struct llama_context *context;
     kvp_kv_size size;
     double in_place;
@@ -276,23 +276,59 @@ static bool answers_as_f16(int n)
     return same;
 }
 
-/* Any machine tells it. The mock of a GPU computes as the CPU does. There the answers after these
- * tokens are f16's, bit by bit, and after 256 more tokens they are not. */
+/* Whether the line at a context's start says what kvant_kv_size_at does. A GPU tells its line. */
+static bool is_told(const char *exact, double n)
+{
+    FILE *lines = tmpfile();
+    const int former = dup(STDERR_FILENO);
+    char line[1024], said[64];
+    bool found = false;
+
+    assert_true(lines != NULL && former >= 0);
+    snprintf(said, sizeof(said), "; f16 itself for the first %.0f of 1024 tokens,", n);
+    fflush(stderr);
+    dup2(fileno(lines), STDERR_FILENO);
+    assert_true(room(true, "", exact) == n);
+    fflush(stderr);
+    dup2(former, STDERR_FILENO);
+    close(former);
+    rewind(lines);
+    while (fgets(line, sizeof(line), lines) != NULL)
+        found = found || strstr(line, said) != NULL;
+    fclose(lines);
+    return found;
+}
+
+/* Any machine tells it. A layer is compressed before each of the last tokens that fit, and a
+ * multiple of 256 tokens fits. The mock of a GPU computes as the CPU does. There the answers after
+ * these tokens are f16's, bit by bit, and after one more token they are not. */
 static void f16_in_place(void **state)
 {
-    const double n = room(true, "auto");
+    const int n_layers = llama_model_n_layer(harness_model());
+    const double n = room(true, "", "auto");
 
     (void)state;
-    assert_true(n >= 256 && n <= 768 && (int)n % 256 == 0);
-    assert_true(room(true, "300") == 256 && room(true, "0") == 0);
+    assert_true(n >= 256 - n_layers && n <= 768 && ((int)n + n_layers) % 256 == 0);
+    assert_true(room(true, "", "300") == 256 - n_layers && room(true, "", "0") == 0);
     if (!harness_on_gpu())
-        assert_true(room(false, "auto") == 0);
+        assert_true(room(false, "", "auto") == 0);
+    else
+        assert_true(is_told("auto", n) && is_told("300", 256 - n_layers));
     if (!harness_has_standin())
         return;
     setenv("KVANT_EXACT", "auto", 1);
     assert_true(answers_as_f16((int)n));
-    assert_false(answers_as_f16((int)n + 256));
+    assert_false(answers_as_f16((int)n + 1));
     unsetenv("KVANT_EXACT");
+}
+
+/* A cache that fits as a whole is never compressed. */
+static void f16_for_all_tokens(void **state)
+{
+    (void)state;
+    assert_true(room(true, "f16", "auto") == 1024);
+    assert_true(room(true, "f16", "1024") == 1024);
+    assert_true(room(true, "f16", "1000") == 768 - llama_model_n_layer(harness_model()));
 }
 
 int main(void)
@@ -302,6 +338,7 @@ int main(void)
         cmocka_unit_test_teardown(the_room_of_a_step_does_not_grow, forget_config),
         cmocka_unit_test(transforms_come_with_positions),
         cmocka_unit_test(f16_in_place),
+        cmocka_unit_test(f16_for_all_tokens),
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
