@@ -234,15 +234,26 @@ static void transforms_come_with_positions(void **state)
     llama_free(context);
 }
 
+/* Tokens of a context that may be f16 in place. */
+static uint32_t n_cells = 1024;
+
+static struct llama_context *new_context(const char *spec)
+{
+    const harness_options options = {
+        .spec = spec, .n_ctx = n_cells, .unified = true, .window = true
+    };
+
+    return harness_context(&options);
+}
+
 static double room(bool on_gpu, const char *spec, const char *exact)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 1024, .unified = true };
     struct llama_context *context;
     kvp_kv_size size;
     double in_place;
 
     setenv("KVANT_EXACT", exact, 1);
-    context = harness_context(&options);
+    context = new_context(spec);
     assert_true(ask(on_gpu, 512, &size, &in_place));
     llama_free(context);
     unsetenv("KVANT_EXACT");
@@ -251,9 +262,8 @@ static double room(bool on_gpu, const char *spec, const char *exact)
 
 static float *logits_after(const char *spec, int n)
 {
-    const harness_options options = { .spec = spec, .n_ctx = 1024, .unified = true };
     const size_t bytes = harness_n_vocab() * sizeof(float);
-    struct llama_context *context = harness_context(&options);
+    struct llama_context *context = new_context(spec);
     llama_token *tokens = malloc((size_t)n * sizeof(*tokens));
     float *logits = malloc(bytes);
 
@@ -331,6 +341,26 @@ static void f16_for_all_tokens(void **state)
     assert_true(room(true, "f16", "1000") == 768 - llama_model_n_layer(harness_model()));
 }
 
+/* The cache of a sliding window has 768 cells here, for a window of 64 tokens and a batch of 512,
+ * and fewer rows fit in it than in the cache of all 4096 tokens. The number counts the layers of
+ * both caches. The window's cache has two of the four, so f16 holds for two tokens more. */
+static void f16_in_a_windows_cache(void **state)
+{
+    int n;
+
+    (void)state;
+    harness_load_tiny("gemma3");
+    n_cells = 4096;
+    n = (int)room(true, "", "auto");
+    assert_true(n > 0 && n < 768 && (n + llama_model_n_layer(harness_model())) % 256 == 0);
+    if (!harness_has_standin())
+        return;
+    setenv("KVANT_EXACT", "auto", 1);
+    assert_true(answers_as_f16(n + 2));
+    assert_false(answers_as_f16(n + 3));
+    unsetenv("KVANT_EXACT");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -339,6 +369,7 @@ int main(void)
         cmocka_unit_test(transforms_come_with_positions),
         cmocka_unit_test(f16_in_place),
         cmocka_unit_test(f16_for_all_tokens),
+        cmocka_unit_test(f16_in_a_windows_cache),
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
