@@ -346,9 +346,9 @@ class Inspect(unittest.TestCase):
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
         self.assertGreater(there[0]["working_bytes"], 2 * SMALL_LAYERS * 32 * page)
-        # In the computer's memory: the first block, the newest 64 tokens and a step's 256, which
-        # begin anywhere in a block.
-        self.assertEqual(here[0]["exact_bytes"], 2 * SMALL_LAYERS * (1 + 1 + 4 + 1) * page)
+        # In the computer's memory: the first block, and the newest 64 tokens, which begin anywhere
+        # in a block. The rows of a step have 8 blocks once for all keys, and once for all values.
+        self.assertEqual(here[0]["exact_bytes"], (2 * SMALL_LAYERS * (1 + 1 + 1) + 2 * 8) * page)
 
     def test_windows_and_other_layers(self):
         """Two of four layers have a window of 64 tokens: 64 and one graph of 512, in steps of 256.
