@@ -99,7 +99,7 @@ size_t kvp_kv_cells_in_place(const kvp_kv *kv)
     return kv->remote != NULL ? fit_in(kv, kv->reserved) : 0;
 }
 
-/* What the tensor reserves on a GPU, or would. */
+/* Bytes that the tensor reserves on a GPU, or would reserve there. */
 static size_t reserved_there(const kvp_kv *kv)
 {
     kvp_kv_shape shape = kv->shape;

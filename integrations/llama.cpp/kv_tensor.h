@@ -184,19 +184,19 @@ static inline size_t kvp_kv_row_bytes(const kvp_kv *kv)
     return (size_t)kv->shape.row * sizeof(uint16_t);
 }
 
-/* llama.cpp's n_kv is a multiple of it, so a cache is in place while so many cells fit. */
+/* llama.cpp's graphs read a multiple of this number of cells (n_kv), which must fit in place. */
 #define KVP_CELLS_PADDING 256u
 
-/* kv_fill.c. How many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp puts
- * them, and the user allows (KVANT_EXACT): a multiple of 256. 0 with several streams, whose views
- * lie at nominal strides, and in the computer's memory. */
+/* kv_fill.c. Tells how many of the tensor's cells fit into its memory as fp16 rows, where llama.cpp
+ * puts them. KVANT_EXACT may allow fewer. The number is a multiple of 256. It is 0 with several
+ * streams, whose views lie at nominal strides, and in the computer's memory. */
 size_t kvp_kv_cells_in_place(const kvp_kv *kv);
 
 /* Tells up to how many tokens of a sequence the tensor's cache would be f16 itself on a GPU. One
  * layer is compressed before each of the last tokens that fit (gpu/in_place.h), so these do not
- * count. All layers of the context count as one cache's: where a window has a cache of its own, or
- * each GPU has one, the cache may be f16 for some tokens more. A cache that fits as a whole stays
- * f16. */
+ * count. The number subtracts all layers of the context. A cache that has only some of them, for a
+ * sliding window or on one of several GPUs, is f16 for a few tokens more. A cache that fits as a
+ * whole stays f16. */
 size_t kvp_kv_tokens_in_place(const kvp_kv *kv);
 
 /* Whether a tensor is of the model's first layer, or of the first one with keys and values: only recurrent ones are before it. */

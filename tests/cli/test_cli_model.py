@@ -320,8 +320,8 @@ class Inspect(unittest.TestCase):
         self.assertEqual(len({row["transform_bytes"] for row in rows}), 3)
 
     def test_until_when_a_gpus_cache_is_f16(self):
-        """At 4096 tokens, pages take as many bytes as f16 rows of so many tokens. A layer is
-        compressed before each of the last ones."""
+        """Pages for 4096 tokens take as many bytes as f16 rows of `fit` tokens. A layer is
+        compressed before each of the last tokens that fit."""
         words = ("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json", "--gpu")
         rows = rows_of(run(*words, "--exact", "auto"))
         pages = (rows[0]["code_bytes"] + rows[0]["exact_bytes"]) / (2 * SMALL_LAYERS)

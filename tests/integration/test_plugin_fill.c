@@ -341,9 +341,9 @@ static void f16_for_all_tokens(void **state)
     assert_true(room(true, "f16", "1000") == 768 - llama_model_n_layer(harness_model()));
 }
 
-/* The cache of a sliding window has 768 cells here, for a window of 64 tokens and a batch of 512,
- * and fewer rows fit in it than in the cache of all 4096 tokens. The number counts the layers of
- * both caches. The window's cache has two of the four, so f16 holds for two tokens more. */
+/* The cache of a sliding window has 768 cells here: for the window and a batch, in steps of 256.
+ * Fewer rows fit in it than in the cache of all tokens. The number subtracts the layers of both
+ * caches. The window's cache has two of the four, so f16 holds for two tokens more. */
 static void f16_in_a_windows_cache(void **state)
 {
     int n;
