@@ -286,6 +286,17 @@ class CudaAppendArgs(Struct):
     """)
 
 
+class CudaTurning(c.Structure):
+    _fields_ = _fields("ptr pairs start phases numbers")
+
+
+class CudaTurned(c.Structure):
+    _fields_ = _fields("""
+        ptr q; int type; size q_batch_stride q_token_stride q_head_stride; CudaTurning turning;
+        ptr offsets
+    """)
+
+
 class CudaAttentionArgs(Struct):
     _fields_ = _fields("""
         ptr k_codec v_codec; CudaPages k v k_open v_open; ptr block_table; size table_stride;
@@ -295,7 +306,7 @@ class CudaAttentionArgs(Struct):
         ptr query_starts; size q_token_stride out_token_stride; u32 causal window;
         float logit_softcap max_bias; ptr mask; size mask_token_stride; ptr sinks centroids[2];
         u32 table_ready; ptr new_cells; i64 new_first new_stride; ptr k_center; u32 n_matrices;
-        ptr matrices; size q_matrix_stride; u8 q_numbers[24]; ptr page_offsets
+        ptr matrices; size q_matrix_stride; u8 q_numbers[24]; ptr page_offsets; CudaTurned turned
     """)
 
 
