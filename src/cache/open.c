@@ -531,13 +531,17 @@ void kvant_open_abandon(kvant_tensor *tensor, uint32_t block)
 
 bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads)
 {
+    const void *exact = kvant_exact_page(tensor, block);
     int32_t page = kvant_open_take(tensor, block, n_threads);
     if (page < 0)
         return false;
     kvant_pages_clear(tensor, kvant_open_page_of(tensor, page, 0), kvant_open_block_bytes(tensor));
     if (!tensor->blocks[block].written)
         return true;
-    if (!change(tensor, block, version, true, false, n_threads)) {
+    if (exact) /* on a GPU: rows that are exact there stay exact */
+        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), exact,
+                         kvant_open_block_bytes(tensor));
+    if (!change(tensor, block, version, !exact, false, n_threads)) {
         kvant_open_abandon(tensor, block);
         return false;
     }

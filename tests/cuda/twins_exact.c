@@ -14,22 +14,11 @@ enum { STEP = 256, NEWEST = 64 };
 /* The rows that a sequence got, by layer. */
 typedef struct given {
     uint32_t n;
-    bool lost
-        [MOST]; /* rows of a block whose transform changed: on a GPU they passed through codes */
     float k[LAYERS][MOST][WIDTH], v[LAYERS][MOST][WIDTH];
 } given;
 
-static uint8_t transform_of(const twins *t, int32_t s, uint32_t token, uint32_t layer)
-{
-    const kvant_tensor *keys = *kvant_cache_tensor(t->gpu, layer, KVANT_ROLE_K);
-    return keys->blocks[t->gpu->sequences[s].table[token / 64]].version;
-}
-
 static void append(twins *t, int32_t s, given *g, uint32_t n)
 {
-    uint8_t before[LAYERS] = { 0 };
-    for (uint32_t layer = 0; layer < LAYERS && g->n; layer++)
-        before[layer] = transform_of(t, s, g->n - 1, layer);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         float *k = twins_rows(t, (size_t)n * WIDTH, 0.5f),
               *v = twins_rows(t, (size_t)n * WIDTH, 0.5f);
@@ -39,9 +28,6 @@ static void append(twins *t, int32_t s, given *g, uint32_t n)
             fail_msg("%s: %s", t->spec->preset, kvant_error_message());
         free(k);
         free(v);
-        for (uint32_t i = g->n / 64 * 64; i < g->n;
-             i++) /* the first transform is made of exact rows */
-            g->lost[i] |= before[layer] && transform_of(t, s, i, layer) != before[layer];
     }
     g->n += n;
 }
@@ -94,8 +80,6 @@ static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
     find_exact(t, s, g, exact);
     for (uint32_t i = 0; i < g->n; i++) {
         n += exact[i];
-        if (g->lost[i])
-            continue;
         if ((i < 64 || i + step + NEWEST >= g->n) && !exact[i])
             fail_msg("%s: token %u of %u is not exact after a step of %u", t->spec->preset, i, g->n,
                      step);
@@ -151,7 +135,7 @@ static void import_exact(twins *t, const kvant_cache *from, const given *g)
     }
     find_exact(&other, 0, &both, exact);
     for (uint32_t i = 0; i < both.n; i++)
-        assert_true(exact[i] || (i >= 64 && g->lost[i - 64 + last]));
+        assert_true(exact[i]);
     twins_free(&other);
 }
 
