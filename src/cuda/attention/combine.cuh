@@ -25,31 +25,6 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.q, line);
 }
 
-/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces
- * but the last have `size` pages. */
-struct Share {
-    int first, last, begin, end, size;
-
-    KVANT_INLINE bool whole() const
-    {
-        return first >= begin && last <= end;
-    }
-    KVANT_INLINE int first_block() const
-    {
-        return (unsigned)first / (unsigned)size;
-    }
-    KVANT_INLINE int n_blocks() const
-    {
-        return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
-    }
-    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
-     * the middle of it. */
-    KVANT_INLINE int partial(int i) const
-    {
-        return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
-    }
-};
-
 template <int WARPS, int COLUMNS> struct WarpResults {
     int at
         [WARPS]; /* where the warp's rows begin, in numbers from the first slot; below 0: it had no page of this pair */

@@ -142,6 +142,31 @@ template <bool GENERAL> struct Piece {
     Cursor<GENERAL> cursor;
 };
 
+/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces
+ * but the last have `size` pages. */
+struct Share {
+    int first, last, begin, end, size;
+
+    KVANT_INLINE bool whole() const
+    {
+        return first >= begin && last <= end;
+    }
+    KVANT_INLINE int first_block() const
+    {
+        return (unsigned)first / (unsigned)size;
+    }
+    KVANT_INLINE int n_blocks() const
+    {
+        return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
+    }
+    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
+     * the middle of it. */
+    KVANT_INLINE int partial(int i) const
+    {
+        return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
+    }
+};
+
 /* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that
  * lets no piece reach over the end of a pair, if such a one is at most a tenth longer. A block that
  * ends one pair and begins another one stops in between, and all others wait for it in the end. */

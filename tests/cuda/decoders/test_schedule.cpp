@@ -1,0 +1,217 @@
+/* test_schedule.cpp - which pages thread blocks of decode attention take (schedule.cuh), and what centres of pages add to
+ * scores (further_tiles.cuh), without a GPU: by the warp of warp.h.
+ *
+ * Every page of every pair is taken once. Where several blocks share a pair, each knows how many they are and where its
+ * partial result lies. */
+#include "warp.h"
+
+struct ushort2 {
+    uint16_t x, y;
+};
+static const struct {
+    unsigned x;
+} blockIdx = { 0 };
+
+#include "device/attention/further_tiles.cuh"
+
+#include <climits>
+#include <random>
+#include <vector>
+
+Warp warp;
+
+using namespace kvant;
+
+static constexpr int WARPS = 8;
+static std::mt19937 numbers(7);
+
+static int below(int n)
+{
+    return (int)(numbers() % (unsigned)n);
+}
+
+/* ---- pieces ---- */
+
+static struct {
+    AttentionArgs args;
+    int index, count;
+} task;
+
+template <bool GENERAL> static Piece<GENERAL> piece;
+
+template <bool GENERAL> static void find()
+{
+    const Lengths<GENERAL, TILE_COLUMNS> lengths{ task.args };
+    const auto found = find_piece(lengths, task.index, task.count, WARPS, warp.lane);
+    if (warp.lane == 0)
+        piece<GENERAL> = found;
+}
+
+/* A block's part of a pair. */
+struct Part {
+    int block;
+    Share share;
+};
+
+struct OfPair {
+    std::vector<int> taken; /* of each page: how often */
+    std::vector<Part> parts;
+};
+
+template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs)
+{
+    const Lengths<GENERAL, TILE_COLUMNS> lengths{ task.args };
+    const Piece<GENERAL> &found = piece<GENERAL>;
+    auto cursor = found.cursor;
+    for (int i = found.begin, end; i < found.end; i = end) {
+        cursor.seek(lengths, i);
+        const int head = cursor.head(i), first = cursor.first + head * cursor.pages;
+        end = min(found.end, first + cursor.pages);
+        if (cursor.b >= (int)pairs.size() || head >= (int)pairs[cursor.b].size())
+            return false;
+        OfPair &pair = pairs[cursor.b][head];
+        for (int page = i - first; page < end - first; page++) {
+            if (page >= (int)pair.taken.size())
+                return false;
+            pair.taken[page]++;
+        }
+        pair.parts.push_back({ task.index, { first, first + cursor.pages, found.begin, found.end, found.size } });
+    }
+    return true;
+}
+
+static bool is_right(const OfPair &pair)
+{
+    const int n = (int)pair.parts.size();
+    for (const int times : pair.taken)
+        if (times != 1)
+            return false;
+    if (n == 1)
+        return pair.parts[0].share.whole();
+    for (int i = 0; i < n; i++) {
+        const Share &share = pair.parts[i].share;
+        const int block = pair.parts[i].block, at = share.begin > share.first ? 2 * block : 2 * block + 1;
+        if (share.whole() || share.n_blocks() != n || share.first_block() + i != block || share.partial(i) != at)
+            return false;
+    }
+    return true;
+}
+
+template <bool GENERAL> static int check()
+{
+    const Lengths<GENERAL, TILE_COLUMNS> lengths{ task.args };
+    std::vector<std::vector<OfPair>> pairs(task.args.batch);
+    bool empty = false, right = true;
+    for (int b = 0; b < task.args.batch; b++) {
+        pairs[b].resize(lengths.heads(b));
+        empty |= lengths.pages(b) * lengths.heads(b) == 0;
+        for (OfPair &pair : pairs[b])
+            pair.taken.resize(lengths.pages(b));
+    }
+    for (task.index = 0; task.index < task.count; task.index++) {
+        run_lanes(find<GENERAL>);
+        right &= walk<GENERAL>(pairs) && (piece<GENERAL>.any_empty == empty);
+    }
+    for (const auto &of_sequence : pairs)
+        for (const OfPair &pair : of_sequence)
+            right &= is_right(pair);
+    if (!right)
+        printf("FAILED pieces of %d sequences, %d pairs each, %d blocks, general %d\n", task.args.batch, lengths.heads(0),
+               task.count, GENERAL);
+    return !right;
+}
+
+/* Sequences of one length, of lengths that take the same pages, or of any. */
+static int check_pieces()
+{
+    int failed = 0;
+    for (int i = 0; i < 400; i++) {
+        AttentionArgs &p = task.args;
+        p = AttentionArgs{};
+        const int most = i % 3 == 0 ? 40000 : i % 3 == 1 ? 2000 : 200, all = 1 + below(most), kind = below(3);
+        p.batch = i % 2 ? 1 : 1 + below(40);
+        p.kv_heads = 1 + below(9);
+        p.heads_a_kv = 1 + below(20);
+        p.max_tokens = most + 64;
+        p.query_tokens = 1;
+        p.window = INT_MAX;
+        p.groups = (p.heads_a_kv + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        p.heads_a_group = (p.heads_a_kv + p.groups - 1) / p.groups;
+        std::vector<int32_t> lengths(p.batch);
+        for (int32_t &length : lengths)
+            length = kind == 0 ? all : kind == 1 ? (all + 63) / 64 * 64 - below(64) : below(most);
+        p.lengths = lengths.data();
+        task.count = 1 + below(132);
+        failed += check<false>();
+        p.query_tokens = 1 + below(6);
+        p.window = below(2) ? INT_MAX : 1 + below(most);
+        failed += check<true>();
+    }
+    return failed;
+}
+
+/* ---- offsets of pages ---- */
+
+static struct {
+    Pair pair;
+    int page;
+    float found[LANES][2];
+} offsets;
+
+template <int D> static void find_offsets()
+{
+    PageOffsets own;
+    own.template find<D>(task.args, offsets.pair, offsets.page, 0, warp.lane);
+    memcpy(offsets.found[warp.lane], own.x, sizeof own.x);
+}
+
+/* Sums of D products of numbers that are rounded four times at most, in any order: (D + 4) 2^-24 of their sizes. */
+template <int D> static int check_offsets()
+{
+    constexpr int PAGES = 3, HEADS = 2, NUMBERS = 2;
+    std::normal_distribution<float> normal;
+    std::vector<float> phases(PAGES * D), start(NUMBERS * HEADS * D), q(HEADS * 8 * D);
+    std::vector<uint8_t> of_page = { 1, 0, 1 };
+    std::vector<uint16_t> channels(D);
+    for (auto *some : { &phases, &start, &q })
+        for (float &x : *some)
+            x = normal(numbers);
+    for (int i = 0; i < D; i++)
+        channels[i] = (uint16_t)(i % 2 ? i / 2 + D / 2 : i / 2);
+    AttentionArgs &p = task.args;
+    int failed = 0;
+    p = AttentionArgs{};
+    p.kv_heads = HEADS;
+    p.table_stride = PAGES;
+    p.turning = { channels.data(), start.data(), phases.data(), of_page.data() };
+    p.plain_q = q.data();
+    p.plain_head_stride = D;
+    for (p.heads_a_kv = 1; p.heads_a_kv <= 8; p.heads_a_kv++)
+        for (offsets.page = 0; offsets.page < PAGES; offsets.page++) {
+            offsets.pair = Pair{ 0, 1, 0, p.heads_a_kv };
+            run_lanes(find_offsets<D>);
+            for (int n = 0; n < p.heads_a_kv; n++) {
+                double sum = 0, size = 0;
+                for (int i = 0; i < D / 2; i++) {
+                    const int x = channels[2 * i], y = channels[2 * i + 1];
+                    const float *from = &start[(of_page[offsets.page] * HEADS + 1) * D], *row = &q[(p.heads_a_kv + n) * D];
+                    const double cosine = phases[offsets.page * D + i], sine = phases[offsets.page * D + D / 2 + i];
+                    sum += row[x] * (from[x] * cosine - from[y] * sine) + row[y] * (from[y] * cosine + from[x] * sine);
+                    size += fabs(row[x]) * (fabs(from[x] * cosine) + fabs(from[y] * sine)) +
+                            fabs(row[y]) * (fabs(from[y] * cosine) + fabs(from[x] * sine));
+                }
+                for (int lane = n / 2; lane < LANES; lane += 4)
+                    failed += !(fabs(offsets.found[lane][n % 2] - sum) <= (D + 4) * 0x1p-24 * size);
+            }
+        }
+    if (failed)
+        printf("FAILED offsets of pages at head_dim %d\n", D);
+    return failed;
+}
+
+int main()
+{
+    const int failed = check_pieces() + check_offsets<64>() + check_offsets<96>() + check_offsets<128>() + check_offsets<256>();
+    printf("%d failed\n", failed);
+    return failed != 0;
+}
