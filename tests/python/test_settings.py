@@ -94,8 +94,15 @@ class Scheme(WithFolder):
         self.assertEqual({scheme.specs(layer, "v") for layer in range(8)}, {scheme.specs(0, "v")})
         self.assertEqual(scheme.true_bits, 2.25)
 
+    @staticmethod
+    def pages(scheme):
+        """Bytes of a block's codes in all three layers."""
+        layers = [scheme.codecs(layer, role) for layer in range(3) for role in "kv"]
+        return sum(codec.page_bytes for codecs in layers for codec in codecs)
+
     def test_memory_of_a_context(self):
-        """What tensors of the same codecs take."""
+        """What tensors of the same codecs take, but for the rows of a step: 64 of a tensor that
+        shares nothing. All keys of a cache share room for 512 rows, and so do all values."""
         scheme = kvant.Scheme("small", v_head_dim=32, **SHAPE)
         exact = scheme.exact(1000)
         self.assertEqual(exact, kvant.ExactPart(first=64, newest=64, total=128, step=64))
@@ -106,8 +113,40 @@ class Scheme(WithFolder):
             for layer in range(3)
             for role in "kv"
         ]
-        self.assertEqual(scheme.context_bytes(1000), sum(tensor.info.bytes for tensor in tensors))
+        alone = sum(tensor.info.bytes for tensor in tensors)
+        row = 2 * (64 + 32) * 2  # keys and values of two kv heads, as fp16
+        self.assertEqual(scheme.context_bytes(1000), alone - 3 * 64 * row + 512 * row)
         self.assertEqual(tensors[1].info.head_dim, 32)
+        # The room is for no more rows than there are. Those of 256 tokens are in 4 blocks; three
+        # sequences may end in two blocks more. The exact part of 128 rows begins within a block, so
+        # each tensor has 3 fp16 pages of its own. Several sequences have room for 64 rows more.
+        pages = self.pages(scheme)
+        self.assertEqual(scheme.context_bytes(256), 4 * pages + (3 * 3 * 64 + 256) * row)
+        self.assertEqual(scheme.context_bytes(256, 3), 6 * pages + (3 * 4 * 64 + 384) * row)
+        three = dict(max_tokens=256, max_sequences=3, n_heads=2, v_head_dim=32)
+        self.assertEqual(kvant.Cache(scheme=scheme, **three, **SHAPE).info.n_blocks, 6)
+        plain = kvant.Scheme(k="int-4", v="int-4", **SHAPE)
+        # Without an exact part.
+        self.assertEqual(plain.context_bytes(1000), 16 * self.pages(plain))
+
+    def test_a_cache_uses_all_memory_of_its_context(self):
+        """Of 2048 tokens each of three layers has pages for 32 blocks, and 3 fp16 pages of its own,
+        for the first block and for the newest 64 rows, which begin within a block. The layer that
+        is written last has the 8 shared ones, too. Blocks in use count once, as fp16 or as codes;
+        the pages for codes of the fp16 ones are there as well."""
+        path, shape = self.folder / "m.kvant", dict(SHAPE, v_head_dim=32)
+        layer = ("turboquant-4", 2, 64), ("turboquant-4", 2, 32)
+        kvant.Settings([layer] * 3, model="m").save(path)
+        scheme = kvant.Scheme(settings=path, **shape)
+        cache = kvant.Cache(n_heads=2, max_tokens=2048, scheme=scheme, **shape)
+        sequence = cache.new_sequence()
+        for part in range(2):  # 2040 tokens, so that the last block is not full
+            for layer in range(3):
+                cache.append(layer, sequence, normal(part, 1020, 2, 64), normal(part, 1020, 2, 32))
+        n_open = 3 * 3 + 8
+        codes = self.pages(scheme) // 3
+        self.assertEqual(scheme.context_bytes(2048), cache.bytes + n_open * codes)
+        self.assertEqual(cache.bytes, (3 * 32 - n_open) * codes + n_open * 64 * 2 * (64 + 32) * 2)
 
     def test_a_calibration_beside_the_model(self):
         """Is used if it was made with this very file."""

@@ -46,21 +46,54 @@ class Bytes(unittest.TestCase):
         self.assertEqual(sensitivity.n_cells(sliding, 640), 640)
 
     def test_pages_that_stay_fp16_count(self):
-        """Settings files keep the first and newest tokens as fp16, and the rows of a step. These
-        pages count next to those for codes, and so do windows that a codec asks for."""
+        """Settings files keep the first and newest tokens as fp16. These pages count next to those
+        for codes, and so do windows that a codec asks for. Those for a step are shared."""
         for cells in (640, 4096):
             exact = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(cells)
-            step, fp16, n = exact.step // 64, 64 * 64 * 2, cells // 64
-            opened = exact.total // 64 + 1 + step
+            fp16, n = 64 * 64 * 2, cells // 64
+            opened = exact.total // 64 + 1
             plain = kvant.Codec("turboquant-4", 64, "k")
             codes = n * plain.page_bytes
             self.assertEqual(sensitivity.bytes_of(plain, cells), codes + opened * fp16)
             # Windows of 256 rows end within a block, and two blocks are in reserve.
             recent = kvant.Codec("turboquant-4:recent=256", 64, "k")
-            more = max(opened, 256 // 64 + 1 + 2 + step)
+            more = max(opened, 256 // 64 + 1 + 2)
             self.assertEqual(sensitivity.bytes_of(recent, cells), codes + more * fp16)
         plain = kvant.Codec("turboquant-4", 64, "k")
         self.assertEqual(sensitivity.bytes_of(plain, 64), plain.page_bytes + 64 * 64 * 2)
+
+    def test_layers_share_the_pages_of_a_step(self):
+        """512 rows of keys and 512 of values, or as many as there are cells: 128 numbers each, of 2
+        bytes. Layers with a window have a cache of their own; the widest layer of one counts."""
+        wide, narrow = SHAPE._replace(n_kv_heads=4), SHAPE._replace(head_dim=(64, 32))
+        sliding = SHAPE._replace(window=512)
+
+        def made(*shapes, cells=4096):
+            mix = [mixes.Mix(5.0, 0.1, (0, 0)), mixes.Mix(3.0, 0.2, (1, 1))]
+            return [
+                sensitivity.Site(layer, role, shape, cells, ["a", "b"], mix)
+                for layer, shape in enumerate(shapes) for role in "kv"
+            ]
+
+        room = 512 * 128 * 2
+        for sites, bytes in (
+            (made(SHAPE), 2 * room),
+            (made(SHAPE, SHAPE, SHAPE), 2 * room),
+            (made(SHAPE, cells=200), 2 * 256 * 128 * 2),  # 200 cells are 4 blocks of 64
+            (made(SHAPE, wide), 2 * 2 * room),
+            (made(narrow), room + room // 2),
+            (made(SHAPE, sliding, sliding, SHAPE), 4 * room),
+        ):
+            self.assertEqual(sensitivity.shared_bytes(sites), bytes)
+            choice = [0] * len(sites)
+            self.assertEqual(sensitivity.total_bytes(sites, choice), bytes + 5 * len(sites))
+            self.assertEqual(sensitivity.least_bytes(sites), bytes + 3 * len(sites))
+
+    def test_a_budget_pays_for_the_shared_pages(self):
+        sites = [site("k", 0.01, 0.1), site("v", 0.01, 0.1)]  # of a byte each
+        least = 2 + 2 * 512 * 128 * 2
+        self.assertIsNone(sensitivity.choose(sites, least - 1))
+        self.assertEqual(sensitivity.choose(sites, least), [0, 0])
 
 
 class Candidates(unittest.TestCase):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .calibration import Calibration
 
+_STEP_ROWS = 512  # KVANT_CACHE_BATCH of the library's cache, STEP_ROWS of llama.cpp's
 _CENTERS = {0: "none", 1: "first", 2: "file"}
 
 
@@ -307,7 +308,16 @@ def tensor_params(
 
 
 def tensor_bytes(codecs: Sequence[Codec], n_sequences: int, n_blocks: int, exact: ExactPart) -> int:
-    """Memory of the keys or the values of a layer: pages, and fp16 blocks (kvant_tensor_size)."""
+    """Memory of the keys or the values of a layer in a cache on a CPU: pages, and fp16 blocks
+    (kvant_tensor_size). The rows of a step lie in memory that layers share: step_bytes."""
     made, size = tensor_params(codecs, n_sequences, n_blocks, 0, 0, exact=exact), c.c_size_t()
+    made.steps = c.pointer(s.StepPages.new())
     check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
     return size.value
+
+
+def step_bytes(n_blocks: int, width: int) -> int:
+    """Memory for the rows of a step, which the keys of all layers of a cache on a CPU share, and so
+    do the values; a cache without an exact part has none. width: numbers of a row of all kv
+    heads."""
+    return min(n_blocks * PAGE_TOKENS, _STEP_ROWS) * width * 2

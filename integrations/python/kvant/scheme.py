@@ -8,7 +8,7 @@ import os
 
 from . import checks
 from . import structs as s
-from .codec import Codec, ExactPart, tensor_bytes
+from .codec import Codec, ExactPart, step_bytes, tensor_bytes
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
 
 
@@ -112,12 +112,15 @@ class Scheme(Owned):
         return ExactPart(part.first, part.newest, part.total, part.step)
 
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
-        """Memory of tensors for n_tokens tokens of all sequences together: pages, and the fp16
-        blocks of the exact part, of a step's rows, and of what the codecs need."""
+        """Memory of a kvant.Cache on a CPU for n_tokens tokens of all sequences together: pages,
+        the fp16 blocks of the exact part and of what the codecs need, and a step's rows, for which
+        layers share memory."""
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         exact = self.exact(n_tokens, n_sequences)
-        for layer in range(self.n_layers):
-            for role in ROLES:
+        n_blocks += n_sequences - 1  # every sequence may end in a block of its own
+        for role, head_dim in zip(ROLES, (self.head_dim, self.v_head_dim)):
+            total += step_bytes(n_blocks, self.n_kv_heads * head_dim) if exact.step else 0
+            for layer in range(self.n_layers):
                 total += tensor_bytes(self.codecs(layer, role), n_sequences, n_blocks, exact)
         return total
 

@@ -102,10 +102,14 @@ class ExactPart(Struct):
     _fields_ = _fields("u32 first newest total step")
 
 
+class StepPages(Struct):
+    _fields_ = _fields("ptr memory; size bytes; ptr owner")
+
+
 class TensorParams(Struct):
     _fields_ = _fields("""
         ptr* codecs; u32 n_kv_heads n_sequences n_blocks blocks_per_sequence n_open_blocks;
-        size block_stride; ExactPart* exact; ptr steps
+        size block_stride; ExactPart* exact; StepPages* steps
     """)
 
 

@@ -212,7 +212,8 @@ class Tune(TestCase):
         # Some of the 16 blocks of 1024 tokens have a page of 16 bits per number, too.
         scheme = kvant.Scheme("balanced", n_layers=4, n_kv_heads=2, head_dim=64)
         exact = scheme.exact(1024)
-        opened = exact.total // 64 + 1 + exact.step // 64
+        # The 8 pages for the rows of a write belong to 4 layers together.
+        opened = exact.total // 64 + 1 + 8 // 4
         path, expected = self.tuned(model, 5.5 + opened)
         self.assertEqual(model.config._attn_implementation, "eager")
         settings = kvant.Settings.load(path)
@@ -225,25 +226,35 @@ class Tune(TestCase):
         kvant.Settings([(("turboquant-5", 2, 64),) * 2] * 4, model="tiny").save(uniform)
         caches = [{"settings": path}, {"settings": uniform}]
         rows = kvant.evaluate(model, text(1024, 2), None, caches, context=1024)
-        # The last 512 rows are one write, which fills every fp16 page of a cache of 1024 tokens.
         tuned = kvant.Scheme(settings=path, n_layers=4, n_kv_heads=2, head_dim=64)
         self.assertEqual(tuned.exact(1024), exact)
         numbers = 1024 * 4 * 2 * 2 * 64
         self.assertEqual(tuned.context_bytes(1024), (sum(bits) / len(bits) + opened) / 8 * numbers)
         self.assertTrue(0 < opened < 8)
-        whole = (opened * 16 + (16 - opened) * sum(bits) / len(bits)) / 16
-        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, whole)
+        # Blocks in use count once. Two of a layer are fp16: its first and its newest one. The last
+        # layer has the pages that all share. The last 512 rows are one write, which they hold, and
+        # the newest rows before it are fp16, too.
+        n_open = [2, 2, 2, 1 + 1 + 8]
+        whole = sum(
+            n_open[layer] * 16 + (16 - n_open[layer]) * (int(spec[-1]) + 0.25)
+            for (layer, _), of_site in heads.items()
+            for spec in of_site
+        )
+        self.assertEqual(rows[1].bytes * 16 / rows[1].f16_bytes, whole / 16 / len(bits))
         self.assertLess(rows[1].kld, rows[2].kld)  # 5.5 bits to 5.25
         self.assertTrue(rows[1].kld / 3 < expected < 3 * rows[1].kld, (rows[1], expected))
 
     def test_windows_softcaps_and_calibrations(self):
-        for kind in ("gemma2", "mistral", "qwen2"):
+        # Each layer has fp16 pages for 3 of the 10 blocks of 640 tokens. Those of gemma2 are in two
+        # caches of two layers, the others in one of four: a write's 8 pages are 4 or 2 of a layer.
+        for kind, pages in (("gemma2", 3 + 4), ("mistral", 3 + 2), ("qwen2", 3 + 2)):
             model = models.make(kind)
             with tempfile.TemporaryDirectory() as folder:
                 calibration = pathlib.Path(folder, "model.kvcal")
                 kvant.calibrate(model, text(600)).save(calibration)
                 path = pathlib.Path(folder, "model.kvant")
-                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"], bits=12)
+                options = dict(k=["int-2:center=file", "int-4"], v=["int-2", "int-4"])
+                options |= dict(bits=16 * pages / 10 + 5.6)
                 options |= dict(context=640, n_ctx=640, path=path, calibration=calibration)
                 found = kvant.tune(model, text(1280), **options)
                 self.assertTrue(0 < found < math.inf)

@@ -146,10 +146,12 @@ def import_tuning(options):
 class Setting:
     """A choice for each site, and what is known of it. k, v: specs of uniform ones."""
 
-    def __init__(self, sites, choice, zero, k=None, v=None):
+    def __init__(self, tune, choice, k=None, v=None):
         self.name, self.choice, self.k, self.v = "tuned", choice, k, v
-        self.bytes = sum(site.choices[c].bytes for site, c in zip(sites, choice))  # in the planned context
-        self.predicted = zero + sum(site.cost(c) for site, c in zip(sites, choice))  # on the tuning text
+        # In the planned context.
+        self.bytes = tune.tuning.sensitivity.total_bytes(tune.sites, choice)
+        costs = (site.cost(c) for site, c in zip(tune.sites, choice))
+        self.predicted = tune.zero + sum(costs)  # on the tuning text
         self.kld = self.kld_se = None  # measured on other tokens
 
 
@@ -317,7 +319,7 @@ class Tune:
             cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
                      f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
                      "a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates")
-        self.settings = [Setting(self.sites, choice, self.zero)]
+        self.settings = [Setting(self, choice)]
         self._add_uniform(budget)
 
     def _add_uniform(self, budget):
@@ -335,7 +337,7 @@ class Tune:
 
     def _uniform(self, k, v):
         choice = [k if site.role == "k" else v for site in self.sites]
-        return Setting(self.sites, choice, self.zero, self.candidates["k"][k], self.candidates["v"][v])
+        return Setting(self, choice, self.candidates["k"][k], self.candidates["v"][v])
 
 
 def leave_if_interrupted():

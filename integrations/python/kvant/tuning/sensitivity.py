@@ -9,7 +9,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 from .. import Codec, Scheme, checks
-from ..codec import tensor_bytes
+from ..codec import step_bytes, tensor_bytes
 from ..library import PAGE_TOKENS
 from . import allocate, layer_error, mixes, probes
 
@@ -59,6 +59,8 @@ class Site:
         self.layer, self.role, self.candidates, self.choices = layer, role, candidates, choices
         self.n_kv_heads, self.head_dim = shape.n_kv_heads, shape.head_dim["kv".index(role)]
         self.numbers = shape.n_kv_heads * self.head_dim * n_cells
+        self.window = shape.window
+        self.step_bytes = step_bytes(_n_blocks(n_cells), shape.n_kv_heads * self.head_dim)
         self.probe_error = math.nan  # of the first candidate, on the tokens of the probe
         self.measured = self.measured_se = math.nan  # divergence with the first candidate, less that without any
         self.weight = math.nan  # divergence for each unit of error
@@ -77,12 +79,16 @@ def n_cells(shape, n_ctx):
     return min(ring, n_ctx) if shape.window > 0 else n_ctx
 
 
+def _n_blocks(cells):
+    return -(-cells // PAGE_TOKENS)
+
+
 def bytes_of(codec, cells):
     """Memory of a kv head's rows in a cache that a settings file chooses. It has pages for all
-    cells, and fp16 pages: those of Scheme.exact, or more where the codec asks for more."""
-    n_blocks = -(-cells // PAGE_TOKENS)
+    cells, and fp16 pages: those of Scheme.exact, or more where the codec asks for more. Those for
+    the rows of a step are not a kv head's own: shared_bytes."""
     exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=codec.head_dim).exact(cells)
-    return tensor_bytes([codec], 1, n_blocks, exact)
+    return tensor_bytes([codec], 1, _n_blocks(cells), exact)
 
 
 def kind_of(codec):
@@ -151,11 +157,26 @@ def sites_of(store, candidates, calibration, n_ctx):
 def choose(sites, budget):
     """The choice of each site, or None when the budget is below least_bytes. The sites are measured."""
     weigh(sites)
-    return allocate.allocate([[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites], budget)
+    choices = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in sites]
+    return allocate.allocate(choices, budget - shared_bytes(sites))
+
+
+def shared_bytes(sites):
+    """Memory for the rows of a step. The keys of all layers of a cache share it, and so do the
+    values. It is large enough for each layer. A sliding window's layers are in a second cache."""
+    rooms = {}
+    for site in sites:
+        cache = site.window, site.role
+        rooms[cache] = max(rooms.get(cache, 0), site.step_bytes)
+    return sum(rooms.values())
+
+
+def total_bytes(sites, choice):
+    return shared_bytes(sites) + sum(site.choices[c].bytes for site, c in zip(sites, choice))
 
 
 def least_bytes(sites):
-    return sum(min(mix.bytes for mix in site.choices) for site in sites)
+    return shared_bytes(sites) + sum(min(mix.bytes for mix in site.choices) for site in sites)
 
 
 def weigh(sites):
