@@ -92,6 +92,16 @@ class Tune(unittest.TestCase):
         # A step is at most a bit of one site; what is left is less than one of them.
         self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] - EXACT <= 3)
 
+    def test_probes_see_rows_that_were_encoded(self):
+        """A layer's candidate of 2 bits costs more than two standard errors. If probes saw fp16 rows
+        alone, chance would do that in one layer of 40; half of the layers have to."""
+        seen = 0
+        for layer in range(N_LAYERS):
+            both = [site for site in self.sites if site["layer"] == layer]
+            cost, error = (sum(site[name] for site in both) for name in ("probe_kld", "probe_se"))
+            seen += cost > 2 * error
+        self.assertGreater(seen, N_LAYERS / 2)
+
     def test_predictions(self):
         """More bits never cost more, and the chosen setting is predicted to be better than every uniform one of its size."""
         for site in self.sites:

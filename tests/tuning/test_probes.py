@@ -16,7 +16,9 @@ def checks(texts, parts, n_checks, report=None):
 
 class WhichContexts(unittest.TestCase):
     def test_checks_take_what_follows(self):
-        self.assertEqual(probes.probe_contexts(["a", "b"], 3, 64), Contexts(("a", "b"), 3, 0, 1, probes.Window(32, 8)))
+        half = probes.Window(32, 8)
+        probed = probes.probe_contexts(["a", "b"], 3, 64)
+        self.assertEqual(probed, Contexts(("a", "b"), 3, 0, 1, half, 64))
         self.assertEqual(checks(["a"], 1, 2), [Contexts(("a",), 1, 1, 2, WINDOW)])
         self.assertEqual(checks(["a"], 3, 4), [Contexts(("a",), 3, 3, 4, WINDOW)])
         self.assertEqual(checks(["a"], 3, 0), [])
@@ -24,7 +26,7 @@ class WhichContexts(unittest.TestCase):
 
     def test_a_probe_is_longer_than_the_fp16_part(self):
         """Half of the context is probed. A cache of 256 tokens keeps 4 blocks as fp16: the first
-        block, two for the newest 64 tokens, and one for a step."""
+        block, two for the newest 64 tokens, and one for the 64 that a probe writes at once."""
         for n_ctx in (64, 512):
             self.assertEqual(probes.least_context(n_ctx), 640)
         for n_ctx in (640, 1000, 2048):
@@ -42,6 +44,7 @@ class WhichContexts(unittest.TestCase):
     def test_words(self):
         words = "-f a -f b --spread 3 --skip 3 --chunks 2 -c 64 --from 32".split()
         self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW).words(), words)
+        self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW, 64).words(), [*words, "-b", "64"])
         self.assertEqual(Contexts(("a", "b"), 3, 3, 2, WINDOW).n_tokens, 2 * 2 * 64)
 
     def test_texts_are_long_enough_for_both(self):

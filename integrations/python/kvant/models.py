@@ -132,9 +132,9 @@ class Evaluation(NamedTuple):
     f16_bytes: int
 
 
-def _logits(model: Any, tokens: Tensor, cache: Any) -> Iterator[Tensor]:
+def _logits(model: Any, tokens: Tensor, cache: Any, batch: int) -> Iterator[Tensor]:
     """Log-probabilities, float32 [n, words], batch by batch."""
-    for part in tokens.split(_BATCH):
+    for part in tokens.split(batch):
         logits = model(part[None].to(model.device), past_key_values=cache, use_cache=True).logits[0]
         yield torch.log_softmax(logits.float(), -1)
 
@@ -188,15 +188,22 @@ def evaluate(
     return [total.row() for total in _measured(model, parts, first, [_stored(cache) for cache in caches])]
 
 
-def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[tuple[str, dict[str, Any]]]) -> list[_Sums]:
-    """Of the stock cache and of each stored one, on tokens from `first` on of contexts of one length."""
+def _measured(
+    model: Any,
+    parts: Sequence[Tensor],
+    first: int,
+    stored: Sequence[tuple[str, dict[str, Any]]],
+    batch: int = _BATCH,
+) -> list[_Sums]:
+    """Of the stock cache and of each stored one, on tokens from `first` on of contexts of one
+    length, of which `batch` tokens are written at once."""
     sums = [_Sums("stock"), *(_Sums(name) for name, _ in stored)]
     for part in parts:
         # Row i says what follows token i.
         scored, targets = slice(first, len(part) - 1), part[first + 1 :]
         with attending(model, _stock_attention(model)):
             stock = DynamicCache(config=model.config)
-            reference = torch.cat(list(_logits(model, part, stock)))[scored]
+            reference = torch.cat(list(_logits(model, part, stock, batch)))[scored]
         sums[0].add(reference, reference, targets)
         held = [
             x
@@ -209,7 +216,8 @@ def _measured(model: Any, parts: Sequence[Tensor], first: int, stored: Sequence[
             for total, (_, options) in zip(sums[1:], stored):
                 room = {"max_tokens": len(part), "max_sequences": 1}
                 cache = KvantCache(model.config, **room | options)
-                total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)
+                found = torch.cat(list(_logits(model, part, cache, batch)))
+                total.add(reference, found[scored], targets)
                 total.bytes, total.f16_bytes = cache.bytes, cache.f16_bytes
     return sums
 

@@ -202,7 +202,9 @@ class Tune:
             os.makedirs(folder, exist_ok=True)
         except OSError:
             folder = os.path.dirname(self.options.output)
-        return os.path.join(folder, self.tuning.store.key_of([], self.fingerprint, runtime, self.options.probe_ctx))
+        asked = self.options.probe_ctx, self.tuning.probes.PROBE_BATCH
+        key = self.tuning.store.key_of([], self.fingerprint, runtime, *asked)
+        return os.path.join(folder, key)
 
     def _inspect(self, text, config):
         words = ["-m", self.options.model, *self.options.inspected, "-f", text, *config, "--json"]

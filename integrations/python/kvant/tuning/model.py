@@ -102,5 +102,6 @@ def _divergences(model: Any, part: Tensor, window: probes.Window, writer: Any, w
         for label, setting in wanted.items():
             stored.append((label, {"settings": os.path.join(folder, label)}))
             writer.save(setting, stored[-1][1]["settings"])
-        sums = _measured(model, [part[: window.n_ctx]], window.first, stored)[1:]
+        parts = [part[: window.n_ctx]]
+        sums = _measured(model, parts, window.first, stored, probes.PROBE_BATCH)[1:]
     return np.array([total.kld for total in sums])[:, None]

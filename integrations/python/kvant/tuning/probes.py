@@ -20,6 +20,11 @@ from ..library import PAGE_TOKENS
 from . import safetensors
 
 
+# Rows of a write are fp16 while the queries of the write see them, and up to 512 can be. A probe
+# writes few at once, as decoding does: else its queries would see hardly any row that was encoded.
+PROBE_BATCH = PAGE_TOKENS
+
+
 class Window(NamedTuple):
     """Tokens of a context, and the first position that counts."""
 
@@ -36,7 +41,7 @@ def least_context(n_ctx):
     of fp16 rows says nothing about codecs."""
     n_tokens = probe_window(n_ctx).n_ctx
     exact = Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(n_tokens)
-    opened = exact.total // PAGE_TOKENS + 1 + exact.step // PAGE_TOKENS
+    opened = exact.total // PAGE_TOKENS + 1 + PROBE_BATCH // PAGE_TOKENS
     return n_ctx if n_tokens > opened * PAGE_TOKENS else 2 * (opened + 1) * PAGE_TOKENS
 
 
@@ -45,13 +50,15 @@ def check_window(n_ctx):
 
 
 class Contexts(NamedTuple):
-    """`chunks` contexts of each text after the first `skip` ones, in the order of `kvant eval --spread parts`."""
+    """`chunks` contexts of each text after the first `skip` ones, in the order of
+    `kvant eval --spread parts`. batch: tokens that are written at once; None: eval's default."""
 
     texts: tuple
     parts: int
     skip: int
     chunks: int
     window: Window
+    batch: int | None = None
 
     @property
     def n_tokens(self):
@@ -59,12 +66,13 @@ class Contexts(NamedTuple):
 
     def words(self):
         texts = [word for text in self.texts for word in ("-f", text)]
+        batch = ["-b", str(self.batch)] if self.batch is not None else []
         return [*texts, "--spread", str(self.parts), "--skip", str(self.skip), "--chunks", str(self.chunks),
-                "-c", str(self.window.n_ctx), "--from", str(self.window.first)]
+                "-c", str(self.window.n_ctx), "--from", str(self.window.first), *batch]
 
 
 def probe_contexts(texts, parts, n_ctx):
-    return Contexts(tuple(texts), parts, 0, 1, probe_window(n_ctx))
+    return Contexts(tuple(texts), parts, 0, 1, probe_window(n_ctx), PROBE_BATCH)
 
 
 def check_contexts(texts, parts, n_checks, n_ctx, report=None):
