@@ -93,8 +93,8 @@ class Tune(unittest.TestCase):
         self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] - EXACT <= 3)
 
     def test_probes_see_rows_that_were_encoded(self):
-        """A layer's candidate of 2 bits costs more than two standard errors. If probes saw fp16 rows
-        alone, chance would do that in one layer of 40; half of the layers have to."""
+        """A layer's candidate of 2 bits costs more than two standard errors. If probes saw fp16
+        rows alone, chance would do that in one layer of 40; half of the layers have to."""
         seen = 0
         for layer in range(N_LAYERS):
             both = [site for site in self.sites if site["layer"] == layer]
