@@ -101,8 +101,8 @@ class Scheme(WithFolder):
         return sum(codec.page_bytes for codecs in layers for codec in codecs)
 
     def test_memory_of_a_context(self):
-        """What tensors of the same codecs take, but for the rows of a step: 64 of a tensor that
-        shares nothing. All keys of a cache share room for 512 rows, and so do all values."""
+        """A cache takes what tensors of the same codecs take, but for a step. A tensor that shares
+        nothing has room for 64 rows. All keys of a cache share room for 512, and so do all values."""
         scheme = kvant.Scheme("small", v_head_dim=32, **SHAPE)
         exact = scheme.exact(1000)
         self.assertEqual(exact, kvant.ExactPart(first=64, newest=64, total=128, step=64))
@@ -117,9 +117,9 @@ class Scheme(WithFolder):
         row = 2 * (64 + 32) * 2  # keys and values of two kv heads, as fp16
         self.assertEqual(scheme.context_bytes(1000), alone - 3 * 64 * row + 512 * row)
         self.assertEqual(tensors[1].info.head_dim, 32)
-        # The room is for no more rows than there are. Those of 256 tokens are in 4 blocks; three
-        # sequences may end in two blocks more. The exact part of 128 rows begins within a block, so
-        # each tensor has 3 fp16 pages of its own. Several sequences have room for 64 rows more.
+        # 256 tokens are in 4 blocks, and the room is for no more. Three sequences may end in two
+        # blocks more. The exact part of 128 rows begins within a block, so each tensor has 3 fp16
+        # pages. With several sequences it has one page more.
         pages = self.pages(scheme)
         self.assertEqual(scheme.context_bytes(256), 4 * pages + (3 * 3 * 64 + 256) * row)
         self.assertEqual(scheme.context_bytes(256, 3), 6 * pages + (3 * 4 * 64 + 384) * row)
@@ -130,10 +130,10 @@ class Scheme(WithFolder):
         self.assertEqual(plain.context_bytes(1000), 16 * self.pages(plain))
 
     def test_a_cache_uses_all_memory_of_its_context(self):
-        """Of 2048 tokens each of three layers has pages for 32 blocks, and 3 fp16 pages of its own,
-        for the first block and for the newest 64 rows, which begin within a block. The layer that
-        is written last has the 8 shared ones, too. Blocks in use count once, as fp16 or as codes;
-        the pages for codes of the fp16 ones are there as well."""
+        """Each of three layers has pages for the codes of 32 blocks. It has 3 fp16 pages, for the
+        first block and for the newest 64 rows, which begin within a block. The layer that is
+        written last has the 8 shared ones, too. cache.bytes counts a block once, as fp16 or as
+        codes, but memory for codes is there for all blocks."""
         path, shape = self.folder / "m.kvant", dict(SHAPE, v_head_dim=32)
         layer = ("turboquant-4", 2, 64), ("turboquant-4", 2, 32)
         kvant.Settings([layer] * 3, model="m").save(path)

@@ -47,7 +47,7 @@ class Bytes(unittest.TestCase):
 
     def test_pages_that_stay_fp16_count(self):
         """Settings files keep the first and newest tokens as fp16. These pages count next to those
-        for codes, and so do windows that a codec asks for. Those for a step are shared."""
+        for codes, and so do windows that a codec asks for. Layers share the pages for a step."""
         for cells in (640, 4096):
             exact = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).exact(cells)
             fp16, n = 64 * 64 * 2, cells // 64
@@ -63,8 +63,8 @@ class Bytes(unittest.TestCase):
         self.assertEqual(sensitivity.bytes_of(plain, 64), plain.page_bytes + 64 * 64 * 2)
 
     def test_layers_share_the_pages_of_a_step(self):
-        """512 rows of keys and 512 of values, or as many as there are cells: 128 numbers each, of 2
-        bytes. Layers with a window have a cache of their own; the widest layer of one counts."""
+        """A room has 512 rows, or as many as there are cells, of 128 numbers in 2 bytes each. Layers
+        with a window are in a second cache. The widest layer of a cache counts."""
         wide, narrow = SHAPE._replace(n_kv_heads=4), SHAPE._replace(head_dim=(64, 32))
         sliding = SHAPE._replace(window=512)
 
