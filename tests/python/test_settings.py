@@ -102,7 +102,8 @@ class Scheme(WithFolder):
 
     def test_memory_of_a_context(self):
         """A cache takes what tensors of the same codecs take, but for a step. A tensor that shares
-        nothing has room for 64 rows. All keys of a cache share room for 512, and so do all values."""
+        nothing has room for 64 rows. All keys of a cache share room for 512, and so do all
+        values."""
         scheme = kvant.Scheme("small", v_head_dim=32, **SHAPE)
         exact = scheme.exact(1000)
         self.assertEqual(exact, kvant.ExactPart(first=64, newest=64, total=128, step=64))

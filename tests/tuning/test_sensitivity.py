@@ -63,8 +63,8 @@ class Bytes(unittest.TestCase):
         self.assertEqual(sensitivity.bytes_of(plain, 64), plain.page_bytes + 64 * 64 * 2)
 
     def test_layers_share_the_pages_of_a_step(self):
-        """A room has 512 rows, or as many as there are cells, of 128 numbers in 2 bytes each. Layers
-        with a window are in a second cache. The widest layer of a cache counts."""
+        """A room has 512 rows, or as many as there are cells, of 128 numbers in 2 bytes each.
+        Layers with a window are in a second cache. The widest layer of a cache counts."""
         wide, narrow = SHAPE._replace(n_kv_heads=4), SHAPE._replace(head_dim=(64, 32))
         sliding = SHAPE._replace(window=512)
 
