@@ -296,7 +296,8 @@ typedef struct kvant_cuda_attention_args {
     /* device, or NULL: kvant_cuda_page_offsets. What its own centre adds to all scores of a page, before `scale`. Not beside a
      * softcap or k_center */
     const float *page_offsets;
-    /* q not NULL: the call finds page_offsets itself. Not beside page_offsets, a softcap or k_center */
+    /* q not NULL: the call computes page_offsets. page_offsets and k_center are NULL then, and
+     * there is no softcap. */
     kvant_cuda_turned turned;
 } kvant_cuda_attention_args;
 
