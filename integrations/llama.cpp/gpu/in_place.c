@@ -13,7 +13,6 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define PADDING 256u        /* n_kv is a multiple of it */
 /* Of prompt batches after the first ones. The graph of one is cut at each attention node. */
 #define ASK_EVERY 8u
 
@@ -285,19 +284,17 @@ static bool is_shift(const abi_tensor *node)
     return node->op == kvp_api.op.rope && node->view_src != NULL && node->ne[3] == 1;
 }
 
-/* The cache that a computed node writes to or reads; NULL: none. */
-static kvp_gpu_cache *cache_of(const abi_tensor *node)
+/* The cache tensor that a computed node writes to or reads; NULL: none. */
+static const kvp_gpu_cells *used_by(const abi_tensor *node)
 {
     const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_touched(node) : NULL;
-    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 
-    return cells != NULL ? cells->cache : NULL;
+    return tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 }
 
 bool kvp_gpu_place_takes(const abi_tensor *node)
 {
-    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_touched(node) : NULL;
-    const kvp_gpu_cells *cells = tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
+    const kvp_gpu_cells *cells = used_by(node);
 
     return cells != NULL && cells->in_place;
 }
@@ -331,8 +328,8 @@ static int find_uses(use *uses, const abi_graph *graph)
     int n = 0;
 
     for (int i = 0; i < graph->n_nodes; i++) {
-        kvp_gpu_cache *cache = cache_of(graph->nodes[i]);
-        use *u = cache != NULL ? use_of(uses, &n, cache) : NULL;
+        const kvp_gpu_cells *cells = used_by(graph->nodes[i]);
+        use *u = cells != NULL && cells->cache != NULL ? use_of(uses, &n, cells->cache) : NULL;
         if (u != NULL)
             note_node(u, graph->nodes[i]);
     }
@@ -355,7 +352,8 @@ static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
     for (size_t i = 0; i < step->n; i++)
         if (step->cells[i] != (int64_t)i)
             return false;
-    return u->n_kv >= step->n && u->n_kv - step->n < PADDING && seen_by(gpu, u->mask) == step->n;
+    return u->n_kv >= step->n && u->n_kv - step->n < KVP_CELLS_PADDING &&
+           seen_by(gpu, u->mask) == step->n;
 }
 
 /* Puts all layers in place where a graph's rows are all that is left. False: the forms stay. */
