@@ -206,26 +206,32 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 
 #define KVANT_CUDA_NO_BLOCK INT32_MIN
 
-/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels (first, second) of the centre of a
- * block with number n is, with a and b the same channels of start n,
+/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels
+ * (first, second) of the centre of a block with number n is, with a and b the same channels of
+ * start n,
  *
  *     (a cos - b sin, b cos + a sin)
  *
- * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase has pairs and phases. */
+ * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase computes pairs and
+ * phases. */
 typedef struct kvant_cuda_turning {
-    const uint16_t *pairs;  /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
-    const float *start;     /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
-    const float *phases;    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
+    const uint16_t *pairs;
+    const float *start; /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
+    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    const float *phases;
     const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
 } kvant_cuda_turning;
 
-/* Queries of attention before any matrix, for <q, centre> of every page (kvant_cuda_page_offsets). */
+/* Queries of attention before any matrix, for <q, centre> of every page
+ * (kvant_cuda_page_offsets). */
 typedef struct kvant_cuda_turned {
     const void *q; /* device; NULL: pages have no centres of their own */
     kvant_cuda_type type;
     size_t q_batch_stride, q_token_stride, q_head_stride; /* elements */
-    kvant_cuda_turning turning; /* phases and numbers by b * table_stride + page, as block_table's entries lie */
-    float *offsets;             /* device: room for page_offsets, which some kernels need */
+    /* phases and numbers by b * table_stride + page, as block_table's entries lie */
+    kvant_cuda_turning turning;
+    float *offsets; /* device: room for page_offsets, which some kernels need */
 } kvant_cuda_turned;
 
 typedef struct kvant_cuda_attention_args {

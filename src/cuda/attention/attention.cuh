@@ -488,7 +488,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 if constexpr (GENERAL)
                     unrolled_for (int t = 0; t < TILES; t++)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
-                if (MANY && has_offsets(p, GENERAL))
+                if (MANY && p.page_offsets)
                     unrolled_for (int t = 0; t < TILES; t++) {
                         if constexpr (TILES > 1)
                             offsets.template ask<D, GENERAL>(p, at.pair, at.page_of(mine), t, lane);

@@ -15,7 +15,8 @@ namespace kvant
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
 constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked operand */
-/* Pages of a thread block at least. Two open ones keep 8 warps busy, each with 16 tokens (open.cuh). */
+/* Pages of a thread block at least. Two open ones keep 8 warps busy, each with 16 tokens
+ * (open.cuh). */
 constexpr int LEAST_PAGES = 2;
 constexpr size_t COUNTER_BYTES = MAX_BLOCKS * MOST_COLUMNS * sizeof(uint32_t);
 
@@ -67,8 +68,8 @@ struct AttentionArgs {
     const float *v_center, *k_scale, *v_scale;
     const float *k_center;   /* as in cuda.h, like the next five */
     const float *page_offsets;
-    /* Not general kernels: centres that turn, from which these find page_offsets themselves; no
-     * centres when turning.start is NULL. */
+    /* If turning.start is not NULL, page_offsets has no numbers yet: kernels that are not general
+     * compute them from this. */
     kvant_cuda_turning turning;
     const float *plain_q; /* queries before any matrix */
     size_t plain_batch_stride, plain_head_stride;

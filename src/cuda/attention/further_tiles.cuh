@@ -54,37 +54,37 @@ template <int TILES> struct Counted {
     }
 };
 
-KVANT_INLINE bool has_offsets(const AttentionArgs &p, bool general)
-{
-    return p.page_offsets || (!general && p.turning.start);
-}
-
 /* What a page's own centre adds to the scores of a lane's columns of tile t. */
 struct PageOffsets {
     float x[2];
 
-    /* <q, centre>: a lane multiplies some pairs of channels of all columns, then lanes exchange sums. */
-    template <int D> KVANT_INLINE void find(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
+    /* <q, centre>: a lane multiplies some pairs of channels of all columns, then lanes exchange
+     * sums. */
+    template <int D>
+    KVANT_INLINE void find(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
     {
         const size_t block = pair.b * p.table_stride + page;
         const uint32_t number = p.turning.numbers ? __ldg(p.turning.numbers + block) : 0;
         const float *phase = p.turning.phases + block * D,
                     *start = p.turning.start + ((size_t)number * p.kv_heads + pair.kv_head) * D,
                     *q = p.plain_q + pair.b * p.plain_batch_stride +
-                         (pair.kv_head * p.heads_a_kv + pair.first_column + 8 * t) * p.plain_head_stride;
+                         (pair.kv_head * p.heads_a_kv + pair.first_column + 8 * t) *
+                             p.plain_head_stride;
         float sums[8] = {};
         unrolled_for (int i = 0; i < (D / 2 + 31) / 32; i++) {
             const int at = lane + 32 * i;
             if (D / 2 % 32 != 0 && at >= D / 2)
                 break;
-            const ushort2 channels = __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) + at);
+            const ushort2 channels =
+                __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) + at);
             const float cosine = load_here(phase + at), sine = load_here(phase + D / 2 + at),
                         a = load_here(start + channels.x), b = load_here(start + channels.y),
                         first = a * cosine - b * sine, second = b * cosine + a * sine;
             unrolled_for (int n = 0; n < 8; n++)
                 if (8 * t + n < pair.n_columns) {
                     const float *row = q + n * p.plain_head_stride;
-                    sums[n] += load_here(row + channels.x) * first + load_here(row + channels.y) * second;
+                    sums[n] += load_here(row + channels.x) * first +
+                               load_here(row + channels.y) * second;
                 }
         }
         take_own(sums, lane);
@@ -96,10 +96,13 @@ struct PageOffsets {
         unrolled_for (int j = 0; j < 2; j++)
             unrolled_for (int h = 0; h < 2; h++) {
                 const float even = sums[4 * j + h], odd = sums[4 * j + 2 + h];
-                half[j][h] = (lane & 1 ? odd : even) + __shfl_xor_sync(FULL, lane & 1 ? even : odd, 1);
+                half[j][h] =
+                    (lane & 1 ? odd : even) + __shfl_xor_sync(FULL, lane & 1 ? even : odd, 1);
             }
         unrolled_for (int h = 0; h < 2; h++) {
-            x[h] = (lane & 2 ? half[1][h] : half[0][h]) + __shfl_xor_sync(FULL, lane & 2 ? half[0][h] : half[1][h], 2);
+            const float own = lane & 2 ? half[1][h] : half[0][h],
+                        other = lane & 2 ? half[0][h] : half[1][h];
+            x[h] = own + __shfl_xor_sync(FULL, other, 2);
             unrolled_for (int k = 4; k < 32; k *= 2)
                 x[h] += __shfl_xor_sync(FULL, x[h], k);
         }

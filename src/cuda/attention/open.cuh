@@ -110,7 +110,7 @@ KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const 
                          tile, t, first, lane, s);
     if constexpr (GENERAL)
         change_scores(p, tile, seen, t, before + first, valid - first, lane, s);
-    if (MANY && has_offsets(p, GENERAL)) {
+    if (MANY && p.page_offsets) {
         PageOffsets offsets;
         offsets.template ask<D, GENERAL>(p, pair, before / PAGE_TOKENS, t, lane);
         offsets.add(p, s);

@@ -1,8 +1,8 @@
-/* test_schedule.cpp - which pages thread blocks of decode attention take (schedule.cuh), and what centres of pages add to
- * scores (further_tiles.cuh), without a GPU: by the warp of warp.h.
+/* test_schedule.cpp - which pages thread blocks of decode attention take (schedule.cuh), and what
+ * centres of pages add to scores (further_tiles.cuh), without a GPU: by the warp of warp.h.
  *
- * Every page of every pair is taken once. Where several blocks share a pair, each knows how many they are and where its
- * partial result lies. */
+ * Every page of every pair is taken once. If several blocks share a pair, each knows how many they
+ * are and where its partial result lies. */
 #include "warp.h"
 
 struct ushort2 {
@@ -75,7 +75,8 @@ template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs
                 return false;
             pair.taken[page]++;
         }
-        pair.parts.push_back({ task.index, { first, first + cursor.pages, found.begin, found.end, found.size } });
+        pair.parts.push_back({ task.index,
+                               { first, first + cursor.pages, found.begin, found.end, found.size } });
     }
     return true;
 }
@@ -165,7 +166,8 @@ template <int D> static void find_offsets()
     memcpy(offsets.found[warp.lane], own.x, sizeof own.x);
 }
 
-/* Sums of D products of numbers that are rounded four times at most, in any order: (D + 4) 2^-24 of their sizes. */
+/* Sums of D products of numbers that are rounded four times at most, in any order: (D + 4) 2^-24 of
+ * their sizes. */
 template <int D> static int check_offsets()
 {
     constexpr int PAGES = 3, HEADS = 2, NUMBERS = 2;
