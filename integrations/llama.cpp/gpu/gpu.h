@@ -365,6 +365,16 @@ typedef struct kvp_gpu_cells {
 } kvp_gpu_cells;
 
 
+/* What a graph does with one cache, for in_place.c. */
+typedef struct kvp_gpu_use {
+    kvp_gpu_cache *cache;
+    const abi_tensor *cells, *mask;
+    size_t n_kv;  /* of its attention; 0: it has none */
+    size_t asked; /* tokens of its attention */
+    bool shifts;  /* keys move */
+    bool other;   /* an operation that needs pages */
+} kvp_gpu_use;
+
 struct kvp_gpu_backend {
     kvp_gpu *gpu;
     abi_backend *backend; /* CUDA's, made for us */
@@ -385,6 +395,14 @@ struct kvp_gpu_backend {
     uint64_t *part_uids;
     int n_nodes, n_part_uids;
     uint64_t uid;         /* of the graph that was computed last */
+    struct kvp_gpu_uses { /* of the graph that was looked at last: llama.cpp computes most again */
+        uint64_t uid;     /* 0: none */
+        int n;
+        kvp_gpu_use of[KVANT_CUDA_MOST_SPREAD];
+        uint64_t ours_uid; /* whether it has nodes of ours, while caches had these forms */
+        unsigned ours_forms;
+        bool ours;
+    } uses;
     struct kvp_gpu_writes { /* caches that it writes to, and where the cell numbers lie */
         kvp_gpu_cache *cache;
         const abi_tensor *cells, *last; /* last: attention node over the cache */

@@ -256,27 +256,15 @@ static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
 
 /* Graphs */
 
-/* What a graph does with one cache. */
-typedef struct use {
-    kvp_gpu_cache *cache;
-    const abi_tensor *cells, *mask;
-    size_t n_kv;  /* of its attention; 0: it has none */
-    size_t asked; /* tokens of its attention */
-    bool shifts;  /* keys move */
-    bool other;   /* an operation that needs pages */
-} use;
-
-enum { MOST_USES = KVANT_CUDA_MOST_SPREAD };
-
-static use *use_of(use *uses, int *n, kvp_gpu_cache *cache)
+static kvp_gpu_use *use_of(struct kvp_gpu_uses *uses, kvp_gpu_cache *cache)
 {
-    for (int i = 0; i < *n; i++)
-        if (uses[i].cache == cache)
-            return &uses[i];
-    if (*n == MOST_USES)
+    for (int i = 0; i < uses->n; i++)
+        if (uses->of[i].cache == cache)
+            return &uses->of[i];
+    if (uses->n == (int)(sizeof(uses->of) / sizeof(uses->of[0])))
         return NULL;
-    uses[*n] = (use){ .cache = cache };
-    return &uses[(*n)++];
+    uses->of[uses->n] = (kvp_gpu_use){ .cache = cache };
+    return &uses->of[uses->n++];
 }
 
 static bool is_shift(const abi_tensor *node)
@@ -307,7 +295,7 @@ bool kvp_gpu_place_any(kvp_gpu *gpu)
     return false;
 }
 
-static void note_node(use *u, const abi_tensor *node)
+static void note_node(kvp_gpu_use *u, const abi_tensor *node)
 {
     const bool writes = node->op == kvp_api.op.set_rows && node->view_offs == 0;
     const bool attends = node->op == kvp_api.op.flash_attn_ext;
@@ -323,17 +311,25 @@ static void note_node(use *u, const abi_tensor *node)
     u->other = u->other || !(writes || attends || is_shift(node));
 }
 
-static int find_uses(use *uses, const abi_graph *graph)
+/* A graph with the number of the last one is the last one. One is looked at again if it shifts keys,
+ * or if a cache was not known yet when it was looked at. */
+static void find_uses(struct kvp_gpu_uses *uses, const abi_graph *graph)
 {
-    int n = 0;
+    bool again = false;
 
+    if (graph->uid != 0 && graph->uid == uses->uid)
+        return;
+    uses->n = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         const kvp_gpu_cells *cells = used_by(graph->nodes[i]);
-        use *u = cells != NULL && cells->cache != NULL ? use_of(uses, &n, cells->cache) : NULL;
+        kvp_gpu_use *u = cells != NULL && cells->cache != NULL ? use_of(uses, cells->cache) : NULL;
+        again = again || (cells != NULL && u == NULL);
         if (u != NULL)
             note_node(u, graph->nodes[i]);
     }
-    return n;
+    for (int i = 0; i < uses->n; i++)
+        again = again || uses->of[i].shifts;
+    uses->uid = again ? 0 : graph->uid;
 }
 
 /* How many cells the batch's queries see, if they see them from the first one on; 0: not known. */
@@ -347,7 +343,7 @@ static size_t seen_by(const kvp_gpu *gpu, const abi_tensor *mask)
 
 /* The batch's cells are the first ones, and it sees no others, so all other rows lie between
  * them and n_kv. */
-static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
+static bool is_alone(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
         if (step->cells[i] != (int64_t)i)
@@ -357,7 +353,7 @@ static bool is_alone(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
 }
 
 /* Puts all layers in place where a graph's rows are all that is left. False: the forms stay. */
-static bool begin(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
+static bool begin(const kvp_gpu *gpu, const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     const bool empty = !u->cache->in_place && kvp_gpu_cache_is_empty(u->cache);
 
@@ -367,7 +363,7 @@ static bool begin(const kvp_gpu *gpu, const use *u, const kvp_gpu_step *step)
     return true;
 }
 
-static bool step_fits(const use *u, const kvp_gpu_step *step)
+static bool step_fits(const kvp_gpu_use *u, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
         if (step->cells[i] < 0 || (size_t)step->cells[i] >= u->cache->place->room)
@@ -377,7 +373,7 @@ static bool step_fits(const use *u, const kvp_gpu_step *step)
 
 /* Whether rows of the graph, and all that its attention reads, fit in place. *step: its rows; a
  * graph may have none (-sm tensor, or a shift). */
-static bool fits(const kvp_gpu_backend *b, const use *u, kvp_gpu_step *step)
+static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *step)
 {
     const struct kvp_gpu_place *place = place_of(u->cache);
 
@@ -405,7 +401,7 @@ static void clip_shift(abi_tensor *node)
 }
 
 /* Whether queries of this batch are kept. */
-static bool asks(kvp_gpu_cache *cache, const use *u)
+static bool asks(kvp_gpu_cache *cache, const kvp_gpu_use *u)
 {
     return u->asked >= KVP_ASKED_TOKENS && cache->weighs && !cache->place->learns &&
            !is_mixed(cache) && !cache->place->whole &&
@@ -461,7 +457,7 @@ static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
              step->positions != NULL ? step->positions[i] : KVP_ROW_SOMEWHERE);
 }
 
-static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
+static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *graph)
 {
     kvp_gpu_cache *cache = u->cache;
     kvp_gpu_step step = { 0 };
@@ -482,21 +478,29 @@ static bool prepare(kvp_gpu_backend *b, const use *u, const abi_graph *graph)
     return true;
 }
 
-bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
+/* Keys in place that a graph moves. */
+static void clip_shifts(const abi_graph *graph)
 {
-    use uses[MOST_USES];
-    const int n = find_uses(uses, graph);
-    bool ok = true;
-
-    b->forms = 0;
-    for (int i = 0; i < n && ok; i++) {
-        b->context = uses[i].cache->tensors[0]->layers;
-        ok = prepare(b, &uses[i], graph);
-        b->forms += uses[i].cache->forms;
-    }
-    for (int i = 0; i < graph->n_nodes && ok; i++)
+    for (int i = 0; i < graph->n_nodes; i++)
         if (is_shift(graph->nodes[i]) && kvp_gpu_place_takes(graph->nodes[i]))
             clip_shift(graph->nodes[i]);
+}
+
+bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    bool ok = true, shifts = false;
+
+    find_uses(&b->uses, graph);
+    b->forms = 0;
+    for (int i = 0; i < b->uses.n && ok; i++) {
+        const kvp_gpu_use *u = &b->uses.of[i];
+        b->context = u->cache->tensors[0]->layers;
+        ok = prepare(b, u, graph);
+        b->forms += u->cache->forms;
+        shifts = shifts || u->shifts;
+    }
+    if (ok && shifts)
+        clip_shifts(graph);
     return ok;
 }
 
