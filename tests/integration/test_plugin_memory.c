@@ -157,6 +157,14 @@ static void find_uncounted(const char *spec, double uncounted[2])
     llama_free(context);
 }
 
+/* Sanitizers keep memory that was freed, and shadows of it. */
+static void skip_where_freed_memory_stays(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();
+#endif
+}
+
 /* Learning's memory is counted while it is there, and the system's again afterwards: the same
  * context with fp16 pages, which learn nothing, takes as much beside its pages. Two things may be
  * more: 64 KiB of a layer (its tensors, and the ends of pages), and 512 KiB that the allocator
@@ -164,16 +172,15 @@ static void find_uncounted(const char *spec, double uncounted[2])
  * heads, 500 KiB while it solves. */
 static void all_memory_is_counted(void **state)
 {
-    double plain[2], learning[2];
     const harness_options small = { .spec = "f16", .n_ctx = 256 };
-    struct llama_context *context = harness_context(&small);
-    const double bound = n_layers(context) * 64.0 * 1024 + 512.0 * 1024;
+    struct llama_context *context;
+    double plain[2], learning[2], bound;
 
     (void)state;
+    skip_where_freed_memory_stays();
+    context = harness_context(&small);
+    bound = n_layers(context) * 64.0 * 1024 + 512.0 * 1024;
     llama_free(context);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* these keep memory that was freed, and shadows of it */
-#endif
     find_uncounted("f16", plain);
     find_uncounted("", learning);
     for (int half = 0; half < 2; half++) {
@@ -188,13 +195,12 @@ static void all_memory_is_counted(void **state)
 static void a_prompts_workspace_is_given_back(void **state)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .unified = true };
-    struct llama_context *context = harness_context(&options);
+    struct llama_context *context;
     double prompt, token;
 
     (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip();
-#endif
+    skip_where_freed_memory_stays();
+    context = harness_context(&options);
     decode_in_batches(context, 0, N_CTX / 4);
     prompt = anonymous() - (double)kv_memory()(NULL);
     harness_decode(context, &(llama_token){ 1 }, 1, N_CTX / 4, 0, false);
