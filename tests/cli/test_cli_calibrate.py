@@ -256,7 +256,7 @@ class Calibrate(unittest.TestCase):
 
     def test_an_interrupted_run_goes_on(self):
         """The old file stays, the work is kept, and going on gives the file that one run gives. A context takes two batches."""
-        arguments = [*self.arguments, "-n", 7168, "-c", 640, "-t", 1, "-o"]
+        arguments = [*self.arguments, "-n", 3968, "-c", 640, "-t", 1, "-o"]
         with tempfile.TemporaryDirectory() as name:
             whole, broken = (pathlib.Path(name) / f"{kind}.kvcal" for kind in ("whole", "broken"))
             part = broken.with_name("broken.kvcal.part")
@@ -265,7 +265,7 @@ class Calibrate(unittest.TestCase):
             broken.write_bytes(self.data)
             done = run(*arguments, broken)
             self.assertEqual(done.returncode, OK, done.stderr)
-            self.assertIn("of 7168 tokens", done.stderr)
+            self.assertIn("of 3968 tokens", done.stderr)
             self.assertFalse(part.exists())
             self.assertEqual(run(*arguments, whole).returncode, OK)
             self.assertEqual(broken.read_bytes(), whole.read_bytes())
