@@ -89,7 +89,7 @@ def strings(array):
 
 
 def merges_of(tokens, merges, n_tokens):
-    """How many merges make the first n_tokens tokens. Later tokens have to be made by later merges."""
+    """How many merges make the first n_tokens tokens. Later merges have to make later tokens."""
     n = len(merges) - (len(tokens) - n_tokens)
     if n <= 0 or [merge.replace(b" ", b"") for merge in merges[n:]] != tokens[n_tokens:]:
         sys.exit("small_model.py: a vocabulary whose tokens are not in the order of its merges")
@@ -143,7 +143,8 @@ def cut(data, n_layers, n_tokens, out):
     pairs = list(metadata(reader, n_pairs, n_layers, n_tokens))
     found, base = tensors(reader, n_tensors)
     layer = re.compile(rb"blk\.(\d+)\.")
-    kept = [shortened(t, n_tokens) for t in found if not (m := layer.match(t[0])) or int(m[1]) < n_layers]
+    kept = [t for t in found if not (m := layer.match(t[0])) or int(m[1]) < n_layers]
+    kept = [shortened(tensor, n_tokens) for tensor in kept]
     out.write(data[:4] + struct.pack("<IQQ", version, len(kept), n_pairs) + b"".join(pairs))
     at = 0
     for name, shape, _, size in kept:

@@ -7,7 +7,8 @@ import subprocess
 KVANT = os.environ["KVANT"]
 PLUGIN = os.environ.get("KVANT_PLUGIN_FILE", "")
 MODEL = os.environ.get("KVANT_MODEL", "")
-# A few layers and tokens of it (tests/small_model.py), for what does not depend on a model's quality, and the beginning of a text.
+# A few layers and tokens of it (tests/small_model.py), for what does not depend on a model's
+# quality, and the beginning of a text.
 SMALL = os.environ.get("KVANT_SMALL_MODEL", MODEL)
 N_LAYERS = int(os.environ.get("KVANT_SMALL_LAYERS", "30"))
 N_VOCABULARY = int(os.environ.get("KVANT_SMALL_TOKENS", "49152"))
