@@ -488,16 +488,21 @@ class Needle(unittest.TestCase):
 
     def test_texts_are_the_seeds(self):
         def figures(*more):
-            return [row["log_probability"] for row in self.rows("-c", "256", "--stock", "f16", *more)]
+            words = ("-m", SMALL, "-n", "3", "-r", "1", "--json", "--stock", "f16")
+            return [row["log_probability"] for row in rows_of(run("needle", *words, *more))]
 
-        self.assertEqual(figures(), [row["log_probability"] for row in self.first[:3]])
-        self.assertNotEqual(figures("--seed", "2"), figures("-f", TEXT))
+        first = figures("-c", "256")
+        self.assertEqual(len(first), 3)
+        self.assertEqual(figures("-c", "256,320", "-k", "int-8")[:3], first)
+        seed, text = figures("-c", "256", "--seed", "2"), figures("-c", "256", "-f", TEXT)
+        self.assertNotIn(first, (seed, text))
+        self.assertNotEqual(seed, text)
 
     def test_contexts_that_do_not_suit(self):
-        done = run("needle", "-m", MODEL, "-c", "1000000")
+        done = run("needle", "-m", SMALL, "-c", "1000000")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("beyond the model's", done.stderr)
-        done = run("needle", "-m", MODEL, "-c", "256", "-n", "24")
+        done = run("needle", "-m", SMALL, "-c", "256", "-n", "24")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("too few for so many needles", done.stderr)
 
