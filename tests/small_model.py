@@ -4,9 +4,9 @@
     tests/small_model.py MODEL LAYERS TOKENS OUT.gguf TEXT.txt
 
 The model is the first LAYERS layers of a GGUF file and the first TOKENS tokens of its vocabulary;
-all other metadata stays. Byte pairs are merged in the order of the tokens that they make, so a
-beginning of both lists is the vocabulary that shorter training would have made. llama.cpp loads
-such a model in a fifth of the time, and most of a token's time in a few layers is the vocabulary's.
+all other metadata stays. Merges have the order of the tokens that they make, so the first of both
+are a vocabulary, too. llama.cpp loads such a model in a fifth of the time. With few layers most of
+a token's time is the vocabulary's.
 TEXT.txt gets the beginning of the text that scripts/fetch.py makes, because every command reads and
 tokenises all of what it is given.
 """
