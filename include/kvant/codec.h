@@ -8,8 +8,8 @@
  *     x = c + s o R^T y            o multiplies channel by channel
  *
  * Keys with transform= in their spec have R W instead of R, with a symmetric W from a calibration.
- * Queries then take R W^-1, and the way back is W^-1 R^T. Attention never transforms rows back; it
- * transforms queries and outputs:
+ * With order= W is a permutation. Queries take R W^-T, and the way back is W^-1 R^T. Attention never
+ * transforms rows back; it transforms queries and outputs:
  *
  *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>
  *     values    sum_t p_t (s o R^T y_t + c) = s o R^T (sum_t p_t y_t) + c sum_t p_t

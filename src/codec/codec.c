@@ -11,6 +11,7 @@
 #include "../base/alloc.h"
 #include "../base/fnv.h"
 #include "encode.h"
+#include "order.h"
 #include "site.h"
 
 static kvant_status unknown_family(const char *name, const kvant_error *error)
@@ -51,9 +52,10 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
     codec->shown.seed = codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
+    KVANT_FORWARD(kvant_codec_set_order(codec, &common, error));
     KVANT_FORWARD(kvant_site_weigh(codec, &common, &site, error));
     kvant_common_apply(&common, &codec->info, &codec->shown);
-    kvant_options_describe(kvant_common_options, &codec->shown, codec->spec, sizeof codec->spec);
+    kvant_options_describe(kvant_common_options_ordered, &codec->shown, codec->spec, sizeof codec->spec);
     return kvant_site_fill(codec, &site, error);
 }
 

@@ -55,8 +55,9 @@ static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request,
 }
 
 KVANT_FAMILY(int, "2 3 4 5 6 7 8", "baseline of HQMQ, SAW-INT4 and InnerQ",
-             "uniform quantisation, per token or per channel, in groups", table, kvant_common_options, create_int)
+             "uniform quantisation, per token or per channel, in groups", table,
+             kvant_common_options_ordered, create_int)
 
 KVANT_FAMILY(bdr, "2 3 4 5 6 7 8", "SAW-INT4, section 3",
-             "block-diagonal Hadamard rotation, then per-token asymmetric int", table, kvant_common_options,
-             create_bdr)
+             "block-diagonal Hadamard rotation, then per-token asymmetric int", table,
+             kvant_common_options_ordered, create_bdr)

@@ -2,7 +2,8 @@
  * of codes.
  *
  * R is orthonormal. W is the identity; keys may have a diagonal or symmetric W that weighs
- * directions (site.h). Queries take R W^-1, which preserves inner products. */
+ * directions (site.h), or a permutation of channels (order.h). Queries take R W^-T, which preserves
+ * inner products. */
 #pragma once
 
 #include <string.h>

@@ -40,7 +40,7 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
     *kind = KVANT_BOOK_RECORDS;
     snprintf(codec, size, "%s%s%s", spec->name, spec->variant ? "-" : "", spec->variant ? spec->variant : "");
     for (uint32_t i = 0; i < spec->n_options; i++) {
-        for (const kvant_option *option = kvant_common_options; option->key; option++)
+        for (const kvant_option *option = kvant_common_options_ordered; option->key; option++)
             if (!spec->options[i].used && strcmp(spec->options[i].key, option->key) == 0)
                 return kvant_fail(error, KVANT_ERR_SPEC, "%s= is no option of an index, which rotates by itself", option->key);
         if (!spec->options[i].used)

@@ -46,6 +46,13 @@ static void bad_specs_name_the_valid_values(void **state)
     refused("turboquant-4:scale=big", 64, KVANT_ERR_SPEC, "norm, unbiased");
     refused("turboquant-4:scale", 64, KVANT_ERR_SPEC, "norm, unbiased");
     refused("turboquant-4:rotate=givens", 64, KVANT_ERR_SPEC, "none, hadamard, dense");
+    refused("int-4:order=thirds", 64, KVANT_ERR_SPEC, "stored, halves, pairs, dealt");
+    refused("int-4:order", 64, KVANT_ERR_SPEC, "stored, halves, pairs, dealt");
+    refused("int-4:order=pairs,order=pairs", 64, KVANT_ERR_SPEC, "twice");
+    refused("int-4:order=pairs,transform=first", 64, KVANT_ERR_SPEC, "exclude each other");
+    refused("int-4:order=pairs,transform=file", 64, KVANT_ERR_SPEC, "exclude each other");
+    refused("turboquant-4:order=pairs", 64, KVANT_ERR_SPEC, "no option 'order'; it has: ");
+    refused("f16:order=pairs", 64, KVANT_ERR_SPEC, "no option 'order'");
     refused("int-4:center=mean", 64, KVANT_ERR_SPEC, "none, first, file");
     refused("int-4:norm=1", 64, KVANT_ERR_SPEC, "none, first, file");
     refused("int-4:sink=x", 64, KVANT_ERR_SPEC, "from 0 to 65536");

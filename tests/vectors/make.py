@@ -20,7 +20,7 @@ import turboquant
 import uniform
 from arithmetic import F32, SplitMix64
 from layout import TOKENS, pad_to
-from transform import Rotation, largest_power_of_two
+from transform import Ordered, Rotation, largest_power_of_two
 
 FOLDER = pathlib.Path(__file__).parent
 SEED = 42
@@ -54,6 +54,8 @@ hqmq-s24r3 hqmq-s96r4 hqmq-s170r4:scale=norm,book=random hqmq-s192r6:rotate=hada
 hqmq-s96r4:med3 hqmq-s5r2:med=2,slots=1
 hqmq-s96r4:med3,median=page hqmq-s24r6:med=2,median=page,range=all,slots=8,scale=norm
 naive-4 naive-3:med=1,range=all,slots=16 naive-6:med=3,slots=100
+int-4:group=16,order=pairs bdr-4:block=16,order=dealt innerq-base:order=halves
+hqmq-s96r4:order=halves hqmq-s24r3:order=dealt
 spherical-r4jl4 spherical-r5jl7:scale=unbiased,rotate=dense addvq-k24r3 addvq-k24r3:search=greedy
 """.split()
 AFFINE = ["int-4", "turboquant-4"]
@@ -156,6 +158,8 @@ def encode_rows(x, role, spec, setting):
     """Code plane, metadata plane, decoded rows."""
     family, bits, options = parse(spec)
     rotation = rotation_of(family, bits, options, x.shape[1], SEED)
+    if "order" in options and role == "K":
+        rotation = Ordered(rotation, options["order"], x.shape[1])
     if setting == WITH_FILE and "transform" in options:
         feedback = calibrated.Feedback(rotation) if "feedback" in options and role == "K" else None
         weighting = calibrated.Weighting(options["transform"], role, rotation, feedback is not None)

@@ -70,6 +70,37 @@ class Rotation:
         return y
 
 
+def stored_channels(order, dim):
+    """The stored channel of each channel of an ordered row."""
+    halves = [*range(0, dim, 2), *range(1, dim, 2)]
+    if order == "pairs":
+        return [halves.index(channel) for channel in range(dim)]
+    if order == "dealt":
+        quarters = np.arange(dim // 4 * 4).reshape(4, -1)
+        quarters[1:3] = quarters[1:3, ::-1].copy()
+        return [*quarters.T.ravel(), *range(quarters.size, dim)]
+    return halves
+
+
+class Ordered:
+    """R behind a permutation of channels: one matrix, whose products are summed in the order of stored channels."""
+
+    def __init__(self, rotation, order, dim):
+        self.rotation, self.stored = rotation, stored_channels(order, dim)
+        self.columns = rotation.apply(np.eye(dim, dtype=F32)[np.argsort(self.stored)])
+
+    def apply(self, x):
+        y = np.zeros_like(x)
+        for channel, column in enumerate(self.columns):
+            y = y + x[:, channel : channel + 1] * column
+        return y
+
+    def undo(self, y):
+        x = np.empty(y.shape)
+        x[:, self.stored] = self.rotation.undo(y)
+        return x
+
+
 def largest_power_of_two(n, limit):
     block = 1
     while n % (2 * block) == 0 and 2 * block <= limit:

@@ -100,4 +100,5 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
 }
 
 KVANT_FAMILY(addvq, "k24r3 k48r4 k192r4", "HQMQ, appendix Q",
-             "4-channel chunks: sum of two random entries, radius", table, kvant_common_options, create_addvq)
+             "4-channel chunks: sum of two random entries, radius", table,
+             kvant_common_options_ordered, create_addvq)

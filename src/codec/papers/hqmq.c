@@ -110,5 +110,5 @@ static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request
 }
 
 KVANT_FAMILY(hqmq, "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6", "HQMQ, section 3 and appendix B",
-             "4-channel chunks: Hurwitz unit x secondary quaternion, radius", table, kvant_common_options,
-             create_hqmq)
+             "4-channel chunks: Hurwitz unit x secondary quaternion, radius", table,
+             kvant_common_options_ordered, create_hqmq)

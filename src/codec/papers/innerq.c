@@ -68,4 +68,4 @@ static kvant_status create_innerq(kvant_codec *codec, const kvant_request *reque
 
 KVANT_FAMILY(innerq, "base hybrid small", "InnerQ, section 4",
              "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows", table,
-             kvant_common_options, create_innerq)
+             kvant_common_options_ordered, create_innerq)

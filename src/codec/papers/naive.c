@@ -163,4 +163,4 @@ static kvant_status create_naive(kvant_codec *codec, const kvant_request *reques
 
 KVANT_FAMILY(naive, "2 3 4 5 6 7", "HQMQ, section 4.5",
              "symmetric int per token; 4-channel chunks far above the page's median stay fp16", table,
-             kvant_common_options, create_naive)
+             kvant_common_options_ordered, create_naive)

@@ -138,5 +138,5 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
 }
 
 KVANT_FAMILY(spherical, "r4jl4", "HQMQ, baseline of section 4",
-             "4-channel chunks: Hurwitz unit, signs of the remainder, radius", table, kvant_common_options,
-             create_spherical)
+             "4-channel chunks: Hurwitz unit, signs of the remainder, radius", table,
+             kvant_common_options_ordered, create_spherical)
