@@ -310,6 +310,8 @@ static void bytes_are_those_of_the_cpu(void **unused)
         { "kivi-2:transform=file", KVANT_ROLE_K },
         { "octopus-3:transform=file", KVANT_ROLE_K },
         { "hqmq-s96r4:transform=diagonal", KVANT_ROLE_K },
+        { "hqmq-s96r4:order=halves", KVANT_ROLE_K }, /* its matrix comes without a calibration */
+        { "int-4:group=32,order=dealt", KVANT_ROLE_K },
     };
     (void)unused;
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {

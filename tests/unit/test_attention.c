@@ -65,6 +65,8 @@ static void windows(void **state)
         { "bdr-4:norm=first", "bdr-4:recent=200" },
         /* values in an order of their own, open pages too */
         PAPERS({ "octopus-4:center=first", "octopus-4:center=first" }, )
+        { "int-4:group=16,order=dealt,recent=64", "int-4:order=halves" },
+        PAPERS({ "hqmq-s96r4:order=halves,center=first,norm=first", "hqmq-s96r4:order=halves" }, )
         PAPERS({ "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" }, )
         PAPERS({ "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" }, )
     };

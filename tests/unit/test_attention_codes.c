@@ -107,7 +107,8 @@ static void chunks_on_codes(void **state)
     static const char *const specs[] = { "octopus-2",           "octopus-3",     "octopus-4",  "octopus-5",
                                          "octopus-4:split=7.1", "octopus-3:qjl", "hqmq-s24r3", "hqmq-s96r4",
                                          "hqmq-s96r4:med3",     "hqmq-s170r4",   "hqmq-s24r8", "hqmq-s192r6",
-                                         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4" };
+                                         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4",
+                                         "hqmq-s96r4:order=halves" };
     static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
