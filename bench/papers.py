@@ -61,6 +61,16 @@ def hqmq_seeds():
     return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},seed={seed}" for seed in (0, 1, 7, 42, 1337)))
 
 
+def orders():
+    """HQMQ, InnerQ's groups and BDR with keys in other orders of channels: the papers' models store
+    halves, Llama-type GGUF files store pairs. A centre and a norm are not the papers'."""
+    learned = "center=first,norm=first"
+    return both(*(f"hqmq-s96r4:{PAPERS_HQMQ},order={order}" for order in ("halves", "dealt")),
+                "hqmq-s96r4:order=halves", f"hqmq-s96r4:{learned}",
+                *(f"hqmq-s96r4:order={order},{learned}" for order in ("halves", "dealt")),
+                "innerq-base:order=halves", "bdr-4:block=16,order=halves")
+
+
 def settings_file(path, layers, lines):
     """A settings file: its check sum is FNV-1a (settings.md)."""
     text, check = f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines), FNV_START
@@ -127,6 +137,7 @@ GROUPS = {
     "innerq-modes": innerq_modes,
     "innerq-windows": innerq_windows,
     "hqmq-med3": hqmq_med3,
+    "orders": orders,
     "hqmq-seeds": hqmq_seeds,
     "hqmq-books": hqmq_books,
     "kmeans": kmeans,
