@@ -140,6 +140,9 @@ static const spec_pair pairs[] = {
     /* rotations of a calibration: each kv head's own, and one of a layer */
     { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false, NULL, 0 },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false, NULL, 0 },
+    /* a matrix without a calibration */
+    { "hqmq-s96r4:order=halves,center=first", "hqmq-s96r4:order=halves", "hqmq-s96r4",
+      false, false, false, NULL, 0 },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
     { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL,
