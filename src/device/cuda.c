@@ -119,6 +119,14 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
     return kvant_cuda_codec_unturned(source, codec, err, errlen);
 }
 
+/* Kernels multiply queries by the norm's scale after the matrix. That is right for a matrix that
+ * replaces the norm, and wrong for a permutation. */
+static bool scales_behind_order(const kvant_codec_view *view)
+{
+    return view->transform.weights && !view->transform.diagonal &&
+           view->info->norm != KVANT_NORM_NONE && !view->info->learns_transform;
+}
+
 kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
@@ -128,6 +136,10 @@ kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_cod
     *codec = NULL;
     if (!source)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
+    if (scales_behind_order(kvant_codec_get_view(source)))
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: order= together with norm=; leave one of them out, "
+                          "or use the CPU");
     const kvant_cuda_table *table = open_door(&error);
     KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
     return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text, &error);

@@ -3,6 +3,8 @@
  * with a permutation have one term that is not zero. */
 #include "testing.h"
 
+#include <kvant/cuda.h>
+
 enum { TOKENS = KVANT_PAGE_TOKENS, N_ORDERS = 3 };
 
 static const char *const names[N_ORDERS] = { "halves", "pairs", "dealt" };
@@ -165,12 +167,30 @@ static void the_order_of_keys_is_part_of_their_spec(void **state)
     expect_spec("int-4:group=16,order=pairs", KVANT_ROLE_V, plain);
 }
 
+/* With or without a GPU: kernels would scale queries in the stored order. */
+static void gpus_refuse_an_order_with_a_norm(void **state)
+{
+    static const char *const specs[] = { "int-4:order=halves,norm=first",
+                                         "int-4:order=dealt,center=first,norm=first" };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++) {
+        kvant_cuda_codec *codec;
+        char err[256] = "";
+        assert_int_equal(kvant_cuda_codec_create(specs[i], 64, KVANT_ROLE_K, 0, &codec, err,
+                                                 sizeof err),
+                         KVANT_ERR_UNSUPPORTED);
+        assert_null(codec);
+        assert_non_null(strstr(err, "order= together with norm="));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_order_is_a_permutation_of_rows_and_queries),
         cmocka_unit_test(dealt_chunks_have_no_pair_and_equal_sums),
         cmocka_unit_test(the_order_of_keys_is_part_of_their_spec),
+        cmocka_unit_test(gpus_refuse_an_order_with_a_norm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
