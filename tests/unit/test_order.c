@@ -20,7 +20,7 @@ static const char *const codecs[] = {
 #endif
 };
 
-/* Of each order the stored channels, written out from its definition. */
+/* Writes the stored channels of an order from the definition of the order. */
 static void stored_channels(int order, uint32_t d, uint32_t *from)
 {
     const uint32_t quarter = d / 4, second = d - d / 2; /* where the second half begins */
@@ -65,7 +65,7 @@ static void make_numbers(const uint32_t *from, uint32_t d, numbers *stored, numb
     put_in_order(from, d, 1, stored->query, ordered->query);
 }
 
-/* What a codec makes of the numbers. */
+/* The page, the rows and the scores that a codec makes from the numbers. */
 typedef struct outcome {
     uint8_t *page;
     size_t bytes;
