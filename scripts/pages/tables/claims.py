@@ -65,7 +65,7 @@ def papers_turboquant(results):
 
 
 def papers_hqmq(results):
-    """HQMQ as published next to integers, with and without Med3x."""
+    """HQMQ as published next to integers: orders of channels, with and without Med3x."""
     as_published = ":book=random,scale=norm"
     names = [
         f"hqmq-{size}{as_published}" for size in ("s24r3", "s24r6", "s96r4", "s192r4", "s96r6")
@@ -76,11 +76,14 @@ def papers_hqmq(results):
         "naive-4",
         "naive-4:range=all",
         *names,
+        f"hqmq-s96r4{as_published},order=halves",
+        "hqmq-s96r4:center=first,norm=first",
+        "hqmq-s96r4:order=dealt,center=first,norm=first",
         f"hqmq-s96r4{as_published},med3,median=page",
         f"hqmq-s24r6{as_published},med3,median=page",
         f"hqmq-s96r6{as_published},med3,median=page",
     ]
-    return _by_model(results, ["hqmq", "hqmq-med3"], [(spec, spec) for spec in specs])
+    return _by_model(results, ["hqmq", "hqmq-med3", "orders"], [(spec, spec) for spec in specs])
 
 
 def papers_saw(results):
