@@ -140,6 +140,23 @@ typedef struct kvant_cuda_query_args {
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_weights */
 } kvant_cuda_query_args;
 
+/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels
+ * (first, second) of the centre of a block with number n is, with a and b the same channels of
+ * start n,
+ *
+ *     (a cos - b sin, b cos + a sin)
+ *
+ * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase computes pairs and
+ * phases. */
+typedef struct kvant_cuda_turning {
+    /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
+    const uint16_t *pairs;
+    const float *start; /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
+    /* device: per block the cosines of all pairs, then their sines: head_dim */
+    const float *phases;
+    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
+} kvant_cuda_turning;
+
 typedef struct kvant_cuda_append_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_append_args) */
     kvant_cuda_rows k, v;
@@ -166,6 +183,12 @@ typedef struct kvant_cuda_append_args {
      * bit n % 32 of word 1 + n / 32 is the mark of number n. No call takes marks away */
     uint32_t *marks;
     const int64_t *mark_numbers;
+    /* start not NULL: keys, which are floats then, lose their blocks' centres first, as by
+     * kvant_cuda_center_rows. Token i has that of block center_slots[i] / 64, or none below 0. Few
+     * keys with a matrix lose it in the launch that stores them; others go through `centered` */
+    kvant_cuda_turning k_turning;
+    const int64_t *center_slots; /* device; slots_ready counts for these, too */
+    float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -205,23 +228,6 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 /* ---- decode attention ---- */
 
 #define KVANT_CUDA_NO_BLOCK INT32_MIN
-
-/* Centres that turn with positions, as keys do (kvant_rope.block_centers). Pair i of channels
- * (first, second) of the centre of a block with number n is, with a and b the same channels of
- * start n,
- *
- *     (a cos - b sin, b cos + a sin)
- *
- * every product and sum rounded. A phase of zeros: no centre. kvant_rope_phase computes pairs and
- * phases. */
-typedef struct kvant_cuda_turning {
-    /* device, aligned to 4: head_dim / 2 pairs of channels, each channel once */
-    const uint16_t *pairs;
-    const float *start; /* device: numbers x n_kv_heads x head_dim, centres at position 0 */
-    /* device: per block the cosines of all pairs, then their sines: head_dim */
-    const float *phases;
-    const uint8_t *numbers; /* device: of each block, below KVANT_CUDA_MOST_MATRICES; NULL: all 0 */
-} kvant_cuda_turning;
 
 /* Queries of attention before any matrix, for <q, centre> of every page
  * (kvant_cuda_page_offsets). */

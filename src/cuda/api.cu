@@ -1,6 +1,7 @@
 /* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches,
  * no arithmetic. attention/launch.cu has the functions of attention. */
 #include "any/any.h"
+#include "centers.h"
 #include "checks.h"
 #include "encode/append.h"
 #include "encode/queries.h"
@@ -105,8 +106,8 @@ bool one_launch(const Roles &roles, const AppendArgs &common)
     return roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
 }
 
-/* Whether queries find a place in the launch of the rows. */
-bool takes_queries(const Roles &roles, const AppendArgs &common)
+/* Whether queries, and centres of keys, find a place in the launch of the rows. */
+bool takes_more(const Roles &roles, const AppendArgs &common)
 {
     bool matrix = false;
     for (int i = 0; i < roles.n; i++)
@@ -207,6 +208,36 @@ bool valid_queries_of(const kvant_cuda_append_args &args)
                           args.k.codec && queries.k_codec->params.head_dim == args.k.codec->params.head_dim);
 }
 
+/* Keys lose their blocks' centres in their launch, or in one of their own before it. */
+bool valid_centers(const kvant_cuda_append_args &args)
+{
+    return !args.k_turning.start ||
+           (args.k.codec && !args.transformed && args.type == KVANT_CUDA_F32 && args.center_slots &&
+            args.centered && valid_turning(args.k_turning, args.k.codec->params.head_dim));
+}
+
+kvant_status center_keys(const kvant_cuda_append_args &args, AppendRole &keys,
+                         kvant_cuda_stream stream)
+{
+    const uint32_t d = keys.codec.head_dim;
+    kvant_cuda_center_rows_args of{};
+    of.size = sizeof of;
+    of.rows = args.k.rows;
+    of.type = args.type;
+    of.token_stride = args.k.token_stride;
+    of.head_stride = args.k.head_stride;
+    of.n_tokens = args.n_tokens;
+    of.n_kv_heads = args.n_kv_heads;
+    of.head_dim = d;
+    of.slots = args.center_slots;
+    of.turning = args.k_turning;
+    of.out = args.centered;
+    keys.rows = args.centered;
+    keys.token_stride = (size_t)args.n_kv_heads * d;
+    keys.row_head_stride = d;
+    return kvant_cuda_table_center_rows(&of, stream);
+}
+
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads, bool exact)
 {
     return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
@@ -243,7 +274,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
-        !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args))
+        !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args) ||
+        !valid_centers(*args))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
@@ -266,10 +298,16 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     common.marks = args->marks;
     common.mark_numbers = args->mark_numbers;
     common.slots_ready = args->slots_ready != 0;
-    const bool apart = args->queries.q && !takes_queries(roles, common);
+    const bool more = takes_more(roles, common), apart = args->queries.q && !more;
     if (args->queries.q && !apart)
         common.queries = queries_of(args->queries);
-    const kvant_status status = launch_roles(roles, common, args->n_kv_heads, stream);
+    kvant_status status = KVANT_OK;
+    if (args->k_turning.start && more && roles.at[0].codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
+        common.turning = args->k_turning, common.center_slots = args->center_slots;
+    else if (args->k_turning.start)
+        status = center_keys(*args, roles.at[0], stream);
+    if (status == KVANT_OK)
+        status = launch_roles(roles, common, args->n_kv_heads, stream);
     return apart && status == KVANT_OK ? transform_queries(args->queries, stream) : status;
 }
 

@@ -10,6 +10,7 @@
 #include "ptx.cuh"
 #include "rotate.cuh"
 #include "table.h"
+#include "turned.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -17,16 +18,6 @@
 
 namespace kvant
 {
-
-KVANT_INLINE uint32_t number_at(const kvant_cuda_turning &turning, size_t block)
-{
-    return turning.numbers ? __ldg(turning.numbers + block) : 0; /* stores do not wait for it */
-}
-
-KVANT_INLINE ushort2 pair_at(const kvant_cuda_turning &turning, uint32_t i)
-{
-    return reinterpret_cast<const ushort2 *>(turning.pairs)[i];
-}
 
 /* ---- rows ---- */
 
@@ -46,14 +37,11 @@ __global__ void __launch_bounds__(ROW_THREADS) center_rows_kernel(const __grid_c
     float x = load_number(args.rows, at + pair.x, args.type), y = load_number(args.rows, at + pair.y, args.type);
     const int64_t slot = args.slots[token];
     if (slot >= 0) {
-        const size_t block = (size_t)slot / KVANT_PAGE_TOKENS;
-        const float *phase = args.turning.phases + block * args.head_dim + i,
-                    *start = args.turning.start + ((size_t)number_at(args.turning, block) * args.n_kv_heads + head) * args.head_dim;
-        const float cosine = phase[0], sine = phase[n], a = start[pair.x], b = start[pair.y],
-                    first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine)),
-                    second = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
-        x = args.add ? __fadd_rn(x, first) : __fsub_rn(x, first);
-        y = args.add ? __fadd_rn(y, second) : __fsub_rn(y, second);
+        CenterPair own;
+        own.load(args.turning, slot, i, head, args.n_kv_heads, args.head_dim);
+        const float2 center = own.center();
+        x = args.add ? __fadd_rn(x, center.x) : __fsub_rn(x, center.x);
+        y = args.add ? __fadd_rn(y, center.y) : __fsub_rn(y, center.y);
     }
     float *out = args.out + (size_t)row * args.head_dim;
     out[pair.x] = x, out[pair.y] = y;
@@ -294,7 +282,7 @@ template <class S> cudaError_t launch_page_offsets(const kvant_cuda_page_offsets
 
 constexpr uint32_t MOST_GRID_Y = 65535;
 
-static bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
+bool valid_turning(const kvant_cuda_turning &turning, uint32_t head_dim)
 {
     return turning.pairs && reinterpret_cast<uintptr_t>(turning.pairs) % 4 == 0 && turning.start && turning.phases && head_dim > 0 &&
            head_dim % 2 == 0 && head_dim <= KVANT_CUDA_MOST_DIM;

@@ -1,5 +1,7 @@
-/* test_block_centers.c - centres of blocks on the GPU: rows about them bit for bit as on the CPU, what they add to scores of pages
- * (kvant_cuda_page_offsets) against double precision. */
+/* test_block_centers.c - centres of blocks on the GPU: rows about them bit for bit as on the CPU,
+ * rows that an append stores about them, what they add to scores of pages (kvant_cuda_page_offsets)
+ * against double precision. */
+#include "../unit/calibrated.h"
 #include "turning.h"
 
 #include <math.h>
@@ -135,6 +137,171 @@ static void test_refused_rows(void **unused)
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_OK);
     args.size--;
     assert_int_equal(kvant_cuda_center_rows(&args, NULL), KVANT_ERR_ARGUMENT);
+    close_rows(&c);
+}
+
+/* ---- rows that are stored ---- */
+
+#define MOST_PAGE ((size_t)64 * 128 * sizeof(uint16_t)) /* an open page of head_dim 128 */
+#define PAGES_BYTES (2 * MOST_PAGE * KV * BLOCKS)
+
+/* An append that takes the centres off, or one behind kvant_cuda_center_rows: the same pages. */
+typedef struct stored_case {
+    const char *spec;
+    bool open, values;
+    uint32_t n_tokens;
+} stored_case;
+
+/* A codec of both machines; the CPU's has to outlive the GPU's. */
+typedef struct stored_codec {
+    kvant_codec *cpu;
+    kvant_cuda_codec *sealed, *open;
+} stored_codec;
+
+static stored_codec stored_codec_new(const char *spec, uint32_t d, kvant_role role)
+{
+    kvant_calibration *calibration = calibrate_fixed(d);
+    stored_codec c = { NULL, NULL, NULL };
+    assert_int_equal(kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, 0, &c.cpu, NULL, 0),
+                     KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_from(c.cpu, &c.sealed, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_create_open(c.sealed, &c.open), KVANT_OK);
+    kvant_calibration_free(&calibration);
+    return c;
+}
+
+static void stored_codec_free(stored_codec *c)
+{
+    kvant_cuda_codec_free(&c->open);
+    kvant_cuda_codec_free(&c->sealed);
+    kvant_codec_free(&c->cpu);
+}
+
+static uint8_t *store_rows(const stored_case *s, const rows_case *c, const stored_codec codecs[2],
+                           const float *weights, bool fused)
+{
+    const uint32_t d = c->shape->head_dim;
+    const size_t head = MOST_PAGE, bytes = PAGES_BYTES;
+    uint8_t *pool = device_new(bytes, 0);
+    float *centered = device_new((size_t)c->n_tokens * KV * d * sizeof(float), 0xff);
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = c->n_tokens,
+                                    .n_kv_heads = KV,
+                                    .slots = c->args.slots,
+                                    .k = { s->open ? codecs[0].open : codecs[0].sealed, { pool, head * KV, head }, c->args.rows,
+                                           c->args.token_stride, d, NULL, NULL, weights } };
+    if (s->values)
+        args.v = (kvant_cuda_rows){ s->open ? codecs[1].open : codecs[1].sealed,
+                                    { pool + bytes / 2, head * KV, head }, c->args.rows,
+                                    c->args.token_stride, d, NULL, NULL, NULL };
+    if (fused) {
+        args.k_turning = c->args.turning;
+        args.center_slots = c->args.slots;
+        args.centered = centered;
+    } else {
+        kvant_cuda_center_rows_args about = c->args;
+        about.out = centered;
+        assert_int_equal(kvant_cuda_center_rows(&about, NULL), KVANT_OK);
+        args.k.rows = centered, args.k.token_stride = KV * d;
+    }
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+    uint8_t *pages = malloc(bytes);
+    device_read(pages, pool, bytes);
+    cudaFree(pool);
+    cudaFree(centered);
+    return pages;
+}
+
+static void check_stored(const stored_case *s)
+{
+    static const turning_shape shape = { 128, KV, 128, false };
+    const uint32_t d = shape.head_dim;
+    stored_codec codecs[2] = { stored_codec_new(s->spec, d, KVANT_ROLE_K),
+                               stored_codec_new("turboquant-4", d, KVANT_ROLE_V) };
+    float *weights = NULL;
+    rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = s->n_tokens };
+
+    open_rows(&c, 3);
+    for (uint32_t t = 0; t < c.n_tokens; t++) /* a slot is written once */
+        c.slots[t] = t % 5 == 3 ? -1 : (int64_t)(t * 7 % (64 * BLOCKS));
+    device_free(c.args.slots);
+    c.args.slots = device_copy(c.slots, sizeof c.slots);
+    if (strstr(s->spec, "transform=file")) {
+        const size_t n = (size_t)KV * d * d;
+        float *matrix = malloc(n * sizeof *matrix);
+        for (size_t i = 0; i < n; i++)
+            matrix[i] = random_normal() / 16;
+        weights = device_copy(matrix, n * sizeof *matrix);
+        free(matrix);
+    }
+    uint8_t *want = store_rows(s, &c, codecs, weights, false),
+            *got = store_rows(s, &c, codecs, weights, true);
+    size_t written = 0;
+    for (size_t i = 0; i < PAGES_BYTES; i++) {
+        written += want[i] != 0;
+        if (got[i] != want[i])
+            fail_msg("%s, %u tokens, %s: byte %zu is %02x, not %02x", s->spec, s->n_tokens,
+                     s->open ? "open" : "sealed", i, got[i], want[i]);
+    }
+    assert_true(written > 0);
+    free(want);
+    free(got);
+    device_free(weights);
+    stored_codec_free(&codecs[0]);
+    stored_codec_free(&codecs[1]);
+    close_rows(&c);
+}
+
+static void test_stored_rows(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "turboquant-4:transform=file", "turboquant-4",
+                                         "trellis-4:transform=file" };
+    static const uint32_t tokens[] = { 1, 8, TOKENS };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (int i = 0; i < 12; i++)
+            check_stored(&(stored_case){ .spec = specs[s],
+                                         .open = i % 2 == 1,
+                                         .values = i % 4 < 2,
+                                         .n_tokens = tokens[i / 4] });
+}
+
+/* Centres need keys that are floats, slots, and room for launches of their own. */
+static void test_refused_stored_rows(void **unused)
+{
+    (void)unused;
+    const turning_shape shape = { 64, KV, 64, false };
+    rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = 1 };
+    stored_codec codec = stored_codec_new("turboquant-4", 64, KVANT_ROLE_K);
+
+    open_rows(&c, 1);
+    uint8_t *pool = device_new(MOST_PAGE * KV * BLOCKS, 0);
+    const kvant_cuda_append_args good = { .size = sizeof good,
+                                          .type = KVANT_CUDA_F32,
+                                          .n_tokens = 1,
+                                          .n_kv_heads = KV,
+                                          .slots = c.args.slots,
+                                          .k = { .codec = codec.sealed,
+                                                 .pages = { pool, MOST_PAGE * KV, MOST_PAGE },
+                                                 .rows = c.args.rows,
+                                                 .token_stride = c.args.token_stride,
+                                                 .head_stride = 64 },
+                                          .k_turning = c.args.turning,
+                                          .center_slots = c.args.slots,
+                                          .centered = c.args.out };
+    assert_int_equal(kvant_cuda_append(&good, NULL), KVANT_OK);
+    kvant_cuda_append_args args = good;
+    args.type = KVANT_CUDA_F16;
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.center_slots = NULL;
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.centered = NULL;
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.k_turning.phases = NULL;
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    stored_codec_free(&codec);
+    cudaFree(pool);
     close_rows(&c);
 }
 
@@ -276,6 +443,7 @@ int main(int argc, char **argv)
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),         cmocka_unit_test(test_refused_rows), cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_stored_rows),  cmocka_unit_test(test_refused_stored_rows),
         cmocka_unit_test(test_ragged_pages), cmocka_unit_test(test_many_rows),    cmocka_unit_test(test_refused_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -95,24 +95,30 @@ bool kvp_gpu_capturable(const abi_tensor *node)
     return node->op != kvp_api.op.rope;
 }
 
-static kvant_cuda_rows rows_of(const kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_run run)
+static kvant_cuda_rows rows_of(const abi_tensor *node, kvp_gpu_run run)
 {
-    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    const abi_tensor *rows = node->src[0];
 
-    return cells->turns ? kvp_gpu_rows(cells, b->centered.at, kvp_gpu_width(cells), run)
-                                    : kvp_gpu_rows(cells, node->src[0]->data, node->src[0]->nb[1] / sizeof(float), run);
+    return kvp_gpu_rows(kvp_gpu_cells_of(node), rows->data, rows->nb[1] / sizeof(float), run);
 }
 
-/* Keys lose their blocks' centres first. */
-static bool center(kvp_gpu_backend *b, const abi_tensor *node)
+/* Room for keys about their blocks' centres, where the append needs it. */
+static bool have_centered(kvp_gpu_backend *b, const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
-    const abi_tensor *rows = node->src[0];
-    const size_t n = (size_t)rows->ne[1];
+    const size_t n = (size_t)node->src[0]->ne[1];
 
     return !cells->turns ||
-           (kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false) &&
-            kvp_gpu_center_rows(cells, rows->data, rows->nb[1] / sizeof(float), n, node->src[1]->data, false, b->centered.at) == KVANT_OK);
+           kvp_gpu_grow(b->gpu, &b->centered, n * kvp_gpu_width(cells) * sizeof(float), false);
+}
+
+/* Keys lose their blocks' centres as they are stored. */
+static void center(const kvp_gpu_backend *b, const kvp_gpu_cells *keys,
+                   kvant_cuda_append_args *args)
+{
+    args->k_turning = kvp_gpu_turning_of(keys, 0);
+    args->center_slots = args->mark_numbers;
+    args->centered = b->centered.at;
 }
 
 static bool takes_cells(const abi_tensor *node)
@@ -174,12 +180,14 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
-        kvant_cuda_rows rows = rows_of(b, nodes[i], run);
+        kvant_cuda_rows rows = rows_of(nodes[i], run);
         if (open) {
             rows.codec = cells->open_codec;
             rows.pages = cells->open_pages;
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
+        if (cells->turns)
+            center(b, cells, &args);
     }
     if (queries != NULL)
         args.queries = *queries;
@@ -217,7 +225,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     for (int i = 0; i < n; i++)
         if (!takes_cells(nodes[i]) || !kvp_gpu_weigh_join(kvp_kv_of(nodes[i])) || !learn_first(b, nodes[i], values, attending != NULL))
             return ABI_STATUS_FAILED;
-    if (!center(b, node) || (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
+    if (!have_centered(b, node) || (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;

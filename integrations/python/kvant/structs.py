@@ -282,16 +282,16 @@ class CudaQueryArgs(Struct):
     """)
 
 
+class CudaTurning(c.Structure):
+    _fields_ = _fields("ptr pairs start phases numbers")
+
+
 class CudaAppendArgs(Struct):
     _fields_ = _fields("""
         CudaRows k v; int type; u32 n_tokens n_kv_heads; ptr slots refused exact[2];
         u32 transformed; ptr k_feedback centroids[2]; u32 slots_ready; CudaQueryArgs queries;
-        ptr marks mark_numbers
+        ptr marks mark_numbers; CudaTurning k_turning; ptr center_slots centered
     """)
-
-
-class CudaTurning(c.Structure):
-    _fields_ = _fields("ptr pairs start phases numbers")
 
 
 class CudaTurned(c.Structure):

@@ -35,6 +35,8 @@ struct AppendArgs {
     uint32_t *marks;             /* as in cuda.h */
     const int64_t *mark_numbers; /* the same */
     bool slots_ready;            /* the same */
+    kvant_cuda_turning turning;  /* of keys, which are the first role then; start NULL: none */
+    const int64_t *center_slots; /* the same as in cuda.h */
     QueryArgs queries; /* of the same tokens, for launch_append_few with a matrix; q NULL: none */
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */

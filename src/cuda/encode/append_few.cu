@@ -12,6 +12,7 @@
 #include "append_tokens.cuh"
 #include "token_words.cuh"
 #include "../launch.h"
+#include "../turned.cuh"
 
 #include <algorithm>
 
@@ -49,6 +50,8 @@ template <class Book> struct FewArgs {
     uint32_t *refused, *marks;
     const int64_t *mark_numbers;
     bool slots_ready;
+    kvant_cuda_turning turning;
+    const int64_t *center_slots;
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
@@ -166,19 +169,49 @@ template <int D> KVANT_INLINE bool is_finite(const Row<D> &row)
     return finite;
 }
 
+/* What a thread of the first D / 2 knows of the key's block before the key itself is there. */
+struct FewCenter {
+    CenterPair pair;
+    bool any;
+
+    template <class Book> KVANT_INLINE void load(const FewArgs<Book> &args, int d)
+    {
+        any = blockIdx.z == 0 && args.turning.start;
+        if (any && threadIdx.x < d / 2)
+            pair.load(args.turning, args.center_slots[blockIdx.x], threadIdx.x, blockIdx.y,
+                      gridDim.y, d);
+    }
+    /* The row about the centre, a number a thread; by all threads of a block of d. */
+    KVANT_INLINE float about(const float *row, float *x, int d) const
+    {
+        if (threadIdx.x < d / 2) {
+            const float2 center = pair.center();
+            x[pair.channels.x] = __fsub_rn(row[pair.channels.x], center.x);
+            x[pair.channels.y] = __fsub_rn(row[pair.channels.y], center.y);
+        }
+        __syncthreads();
+        return x[threadIdx.x];
+    }
+};
+
 /* W ((x - c) / s) by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
  * goes through the rows of the matrix in their order. */
 template <int D>
-KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type, size_t row_at, int kv_head,
+KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type,
+                                           const FewCenter &center, size_t row_at, int kv_head,
                                            bool &finite)
 {
     constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D], y[D];
     const int channel = threadIdx.x, at = kv_head * D + channel;
     const float *column = role.weights + (size_t)kv_head * D * D + channel;
-    float weights[AHEAD], number = load_number(role.rows, row_at + channel, type), sum = 0;
+    float weights[AHEAD], number, sum = 0;
+    if (!center.any)
+        number = load_number(role.rows, row_at + channel, type);
     unrolled_for (int i = 0; i < AHEAD; i++)
         weights[i] = column[(size_t)i * D];
+    if (center.any)
+        number = center.about(static_cast<const float *>(role.rows) + row_at, x, D);
     if (role.center)
         number = __fsub_rn(number, role.center[at]);
     if (role.scale)
@@ -436,6 +469,7 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     Known<D> known(role);
     RawRow<D> raw;
     Affine<D> affine;
+    FewCenter center{};
     int64_t slot = 0;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         raw.bits[j] = 0x3f803c00u + lane * 0x10001u + j; /* rehearsed: numbers of some size in every type */
@@ -447,8 +481,12 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     if (through_matrix)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
             prefetch_line(role.weights + (size_t)kv_head * D * D, 128 * i);
+    if (through_matrix && args.slots_ready)
+        center.load(args, D);
     if (stage == WORKS)
         slot = slot_when_ready(args.slots, args.slots_ready);
+    if (through_matrix && !args.slots_ready)
+        center.load(args, D);
     if (first_warp) {
         if (!through_matrix)
             raw.load(role.rows, row_at, args.type, lane); /* before the slot is there */
@@ -463,7 +501,7 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1)) append_fe
     bool finite = true;
     Row<D> y = raw.numbers(args.type);
     if (through_matrix)
-        y = few_row_through_matrix<D>(role, args.type, row_at, kv_head, finite);
+        y = few_row_through_matrix<D>(role, args.type, center, row_at, kv_head, finite);
     else {
         if (first_warp && role.affine)
             affine.apply(y, role.scale != nullptr);
@@ -509,8 +547,18 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 template <class Book>
 static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    FewArgs<Book> p{ args.slots, args.refused, args.marks, args.mark_numbers, args.slots_ready,
-                     args.type,  {},           {},         (uint32_t)n_roles, args.queries };
+    FewArgs<Book> p{ args.slots,
+                     args.refused,
+                     args.marks,
+                     args.mark_numbers,
+                     args.slots_ready,
+                     args.turning,
+                     args.center_slots,
+                     args.type,
+                     {},
+                     {},
+                     (uint32_t)n_roles,
+                     args.queries };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = few_role(args.roles[i]);

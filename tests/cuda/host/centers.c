@@ -27,12 +27,11 @@ static bool is_valid(const kvant_cuda_turning *turning, uint32_t d)
     return turning->pairs && turning->start && turning->phases && d > 0 && d % 2 == 0 && d <= MOST;
 }
 
-kvant_status host_center_rows(const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream)
+bool host_center(const kvant_cuda_center_rows_args *args)
 {
-    ANSWER(center_rows, args, stream);
     const uint32_t d = args->head_dim;
     if (!args->rows || !args->slots || !args->out || args->n_kv_heads == 0 || args->add > 1 || !is_valid(&args->turning, d))
-        return KVANT_ERR_ARGUMENT;
+        return false;
     for (uint32_t t = 0; t < args->n_tokens; t++)
         for (uint32_t h = 0; h < args->n_kv_heads; h++) {
             float center[MOST], *out = args->out + ((size_t)t * args->n_kv_heads + h) * d;
@@ -43,7 +42,13 @@ kvant_status host_center_rows(const kvant_cuda_center_rows_args *args, kvant_cud
                 out[j] = args->slots[t] < 0 ? x : args->add ? x + center[j] : x - center[j];
             }
         }
-    return KVANT_OK;
+    return true;
+}
+
+kvant_status host_center_rows(const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(center_rows, args, stream);
+    return host_center(args) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
 static void offsets_of(const kvant_cuda_page_offsets_args *a, uint32_t b, uint32_t kv, size_t page)

@@ -70,6 +70,9 @@ bool host_is_open(const kvant_cuda_codec *codec);
 /* The transform with the weights of a kv head, or with none. */
 kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head);
 
+/* Rows about their blocks' centres; false if arguments are missing. */
+bool host_center(const kvant_cuda_center_rows_args *args);
+
 void host_turn_queries(const kvant_cuda_query_args *args);
 
 /* The codec with the centroids of a kv head, where there are any. */

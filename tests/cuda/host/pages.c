@@ -101,6 +101,30 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
         }
 }
 
+/* The keys become those about their blocks' centres. */
+static bool center_keys(kvant_cuda_append_args *args)
+{
+    if (!args->k_turning.start)
+        return true;
+    if (!args->k.codec || args->type != KVANT_CUDA_F32 || args->transformed)
+        return false;
+    const uint32_t d = host_source(args->k.codec)->info.head_dim;
+    const kvant_cuda_center_rows_args of = { .rows = args->k.rows,
+                                             .type = args->type,
+                                             .token_stride = args->k.token_stride,
+                                             .head_stride = args->k.head_stride,
+                                             .n_tokens = args->n_tokens,
+                                             .n_kv_heads = args->n_kv_heads,
+                                             .head_dim = d,
+                                             .slots = args->center_slots,
+                                             .turning = args->k_turning,
+                                             .out = args->centered };
+    args->k.rows = args->centered;
+    args->k.token_stride = (size_t)args->n_kv_heads * d;
+    args->k.head_stride = d;
+    return host_center(&of);
+}
+
 kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
@@ -111,8 +135,11 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
               host_is_here(roles[r]->center) && host_is_here(args->slots) &&
               host_is_here(args->marks) && host_is_here(args->mark_numbers)))
             return KVANT_ERR_CUDA;
-    append_role(args, &args->k);
-    append_role(args, &args->v);
+    kvant_cuda_append_args about = *args;
+    if (!center_keys(&about))
+        return KVANT_ERR_ARGUMENT;
+    append_role(&about, &about.k);
+    append_role(&about, &about.v);
     if (host_is_wrong("append") && args->v.codec)
         host_page(&args->v.pages, 0, 1)[7] ^= 1;
     if (args->queries.q)
