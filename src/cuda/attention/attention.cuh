@@ -348,6 +348,14 @@ template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
     for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
         if (numbers && line < p.kv_heads * D * sizeof(float))
             prefetch_line(numbers, line);
+    if (!p.turning.start)
+        return;
+    if (line < D * sizeof(uint16_t))
+        prefetch_line(p.turning.pairs, line);
+    if (line < p.n_matrices * p.kv_heads * D * sizeof(float))
+        prefetch_line(p.turning.start, line);
+    if (line < ((p.batch - 1) * p.table_stride + p.max_tokens / PAGE_TOKENS) * D * sizeof(float))
+        prefetch_line(p.turning.phases, line);
 }
 
 /* The warp's first page of the piece that has a new token; else the piece's end. */

@@ -63,7 +63,8 @@ KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, co
     unrolled_for (int k = SPAN / 2; k > 0; k /= 2)
         total.sum += __shfl_xor_sync(FULL, total.sum, k);
     total.row.each(lane, [&](float &x, int) { x = 0; });
-    unrolled_for (int w = 0; w < WARPS; w++) {
+#pragma unroll 2
+    for (int w = 0; w < WARPS; w++) {
         const int at = results.at[w];
         const float *row = slots + max(at, 0) + n * (D + 4) + lane;
         const float scale = __shfl_sync(FULL, weight, w);
@@ -175,68 +176,58 @@ template <int D> KVANT_INLINE Row<D> load_partial(const float *from)
     return row;
 }
 
-/* Rows of partial results that registers hold. */
-template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
+constexpr int ROWS_AT_ONCE = 16; /* of partial results */
 
-/* Sum over `blocks` blocks of the pair of column n, in the order of blocks whichever of them is the
- * last. AT_ONCE rows at a time, and the first of them before their weights are known: the other
- * blocks are done, so all that counts is how many trips to memory stand behind each other, and how
- * many instructions. */
-template <int D, int AT_ONCE>
-KVANT_INLINE HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n, int lane)
+/* Maximum and sum of the lane's block. */
+template <int D>
+KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int blocks, int n, int i)
 {
-    Row<D> rows[AT_ONCE];
-    const float *const start = partial_row<D>(p, share.partial(0), n, lane), *const second = partial_row<D>(
-                                                                                 p, share.partial(1), n, lane);
-    auto load_rows = [&](int from) { /* beyond the last block: the last one again, with weight 0 */
-                                     unrolled_for (int k = 0; k < AT_ONCE; k++) {
-                                         const int i = min(from + k, blocks - 1);
-                                         rows[k] = load_partial<D>(
-                                             i == 0 ? start : second + (i - 1) * (int)(2 * partial_floats(D)));
-                                     }
-    };
-    auto load_scalars = [&](int i) {
-        return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, share.partial(i), n)))
-                          : make_float2(NEVER, 0);
-    };
-    load_rows(0);
-    const float2 first = load_scalars(lane);
-    float top = first.x;
-#pragma unroll 1
-    for (int i = 32 + lane; i < blocks; i += 32)
-        top = fmaxf(top, load_scalars(i).x);
+    const float *at = partial_scalars<D>(p, share.partial(i), n);
+    return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(at)) : make_float2(NEVER, 0);
+}
+
+/* Sum over the blocks of the pair of column n, in the order of blocks whichever of them is the last.
+ * Rows are loaded many at a time, and the first of them before their weights are known: the other
+ * blocks are done, so what counts is how many trips to memory stand behind each other. It also counts
+ * how many instructions there are, because they come from memory, too: there is one loop for any
+ * number of blocks. */
+template <int D>
+KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
+{
+    constexpr int STRIDE = 2 * (int)partial_floats(D);
+    const int blocks = share.n_blocks();
+    const float *first = partial_row<D>(p, 2 * share.first_block(), n, lane);
     HeadSum<D> total;
-    total.max = largest_of(top);
+    total.max = NEVER;
+    float weight = 0; /* of a block a lane, 32 blocks at a time */
     total.sum = 0;
     total.row.each(lane, [&](float &x, int) { x = 0; });
-    float weight = 0;
 #pragma unroll 1
-    for (int from = 0;;) {
-        if (from % 32 == 0) { /* weights of 32 blocks, one per lane */
-            const float2 scalars = from == 0 ? first : load_scalars(from + lane);
+    for (int from = 0; from < blocks; from += ROWS_AT_ONCE) {
+        Row<D> rows[ROWS_AT_ONCE];
+        unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++) { /* beyond the last block: its row, with weight 0 */
+            const int i = min(from + k, blocks - 1);
+            rows[k] = load_partial<D>(first + i * STRIDE + (i == 0 ? STRIDE / 2 : 0));
+        }
+        if (from % 32 == 0) {
+            const float2 scalars = load_scalars<D>(p, share, blocks, n, from + lane);
+            float top = scalars.x;
+#pragma unroll 1
+            for (int i = 32 + lane; from == 0 && i < blocks; i += 32)
+                top = fmaxf(top, load_scalars<D>(p, share, blocks, n, i).x);
+            total.max = from == 0 ? largest_of(top) : total.max;
             weight = exp2_fast(scalars.x - total.max);
             total.sum += weight * scalars.y;
             weight = from + lane < blocks ? weight : 0;
         }
-        unrolled_for (int k = 0; k < AT_ONCE; k++) {
-            float scale = __shfl_sync(FULL, weight, from % 32 + k);
+        unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++) {
+            const float scale = __shfl_sync(FULL, weight, from % 32 + k);
             unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
                 total.row.x[j] += scale * rows[k].x[j];
         }
-        if (AT_ONCE < MOST_AT_ONCE<D> || (from += AT_ONCE) >= blocks)
-            break;
-        load_rows(from);
     }
     total.sum = warp_sum(total.sum);
     return total;
-}
-
-template <int D> KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
-{
-    const int blocks = share.n_blocks();
-    if (blocks <= 4)
-        return add_rows<D, 4>(p, share, blocks, n, lane);
-    return add_rows<D, MOST_AT_ONCE<D>>(p, share, blocks, n, lane);
 }
 
 /* Leaves the block's partial result of column n; true in the warp that is the last of the pair's to

@@ -58,11 +58,12 @@ template <int TILES> struct Counted {
 struct PageOffsets {
     float x[2];
 
-    /* <q, centre>: a lane multiplies some pairs of channels of all columns, then lanes exchange
-     * sums. */
+    /* <q, centre>: a lane multiplies some pairs of channels of four columns, then lanes exchange
+     * sums. Instructions come from memory, so the second four are the same code. */
     template <int D>
     KVANT_INLINE void find(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
     {
+        constexpr int N = (D / 2 + 31) / 32;
         const size_t block = pair.b * p.table_stride + page;
         const uint32_t number = p.turning.numbers ? __ldg(p.turning.numbers + block) : 0;
         const float *phase = p.turning.phases + block * D,
@@ -70,40 +71,59 @@ struct PageOffsets {
                     *q = p.plain_q + pair.b * p.plain_batch_stride +
                          (pair.kv_head * p.heads_a_kv + pair.first_column + 8 * t) *
                              p.plain_head_stride;
-        float sums[8] = {};
-        unrolled_for (int i = 0; i < (D / 2 + 31) / 32; i++) {
+        ushort2 channels[N];
+        float first[N], second[N], half[2][2] = {};
+        unrolled_for (int i = 0; i < N; i++) {
             const int at = lane + 32 * i;
-            if (D / 2 % 32 != 0 && at >= D / 2)
-                break;
-            const ushort2 channels =
-                __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) + at);
-            const float cosine = load_here(phase + at), sine = load_here(phase + D / 2 + at),
-                        a = load_here(start + channels.x), b = load_here(start + channels.y),
-                        first = a * cosine - b * sine, second = b * cosine + a * sine;
-            unrolled_for (int n = 0; n < 8; n++)
-                if (8 * t + n < pair.n_columns) {
-                    const float *row = q + n * p.plain_head_stride;
-                    sums[n] += load_here(row + channels.x) * first +
-                               load_here(row + channels.y) * second;
-                }
+            const bool there = D / 2 % 32 == 0 || at < D / 2;
+            channels[i] = __ldg(reinterpret_cast<const ushort2 *>(p.turning.pairs) +
+                                (there ? at : 0));
+            const float cosine = there ? load_here(phase + at) : 0,
+                        sine = there ? load_here(phase + D / 2 + at) : 0,
+                        a = load_here(start + channels[i].x), b = load_here(start + channels[i].y);
+            first[i] = a * cosine - b * sine, second[i] = b * cosine + a * sine;
         }
-        take_own(sums, lane);
+        const int columns = pair.n_columns - 8 * t;
+        const uint32_t stride = (uint32_t)p.plain_head_stride;
+#pragma unroll 1
+        for (int j = 0; j < 2 && 4 * j < columns; j++) {
+            float near[4][N], far[4][N], sums[4], own[2];
+            unrolled_for (int n = 0; n < 4; n++) { /* no branches: loads are on their way together */
+                const float *row = q + (size_t)(uint32_t)min(4 * j + n, columns - 1) * stride;
+                unrolled_for (int i = 0; i < N; i++)
+                    near[n][i] = load_here(row + channels[i].x),
+                    far[n][i] = load_here(row + channels[i].y);
+            }
+            unrolled_for (int n = 0; n < 4; n++) {
+                sums[n] = 0;
+                unrolled_for (int i = 0; i < N; i++)
+                    sums[n] += near[n][i] * first[i] + far[n][i] * second[i];
+                sums[n] = 4 * j + n < columns ? sums[n] : 0;
+            }
+            of_neighbours(sums, lane, own);
+            unrolled_for (int h = 0; h < 2; h++)
+                half[1][h] = own[h], half[0][h] = j == 0 ? own[h] : half[0][h];
+        }
+        if (columns <= 4)
+            half[1][0] = half[1][1] = 0;
+        take_own(half, lane);
+    }
+    /* The sums over two lanes of columns 2 (lane mod 2) and + 1 of four. */
+    KVANT_INLINE void of_neighbours(const float (&sums)[4], int lane, float (&own)[2])
+    {
+        unrolled_for (int h = 0; h < 2; h++)
+            own[h] = (lane & 1 ? sums[2 + h] : sums[h]) +
+                     __shfl_xor_sync(FULL, lane & 1 ? sums[h] : sums[2 + h], 1);
     }
     /* The sums over all lanes of columns 2 (lane mod 4) and + 1. */
-    KVANT_INLINE void take_own(const float (&sums)[8], int lane)
+    KVANT_INLINE void take_own(const float (&half)[2][2], int lane)
     {
-        float half[2][2];
-        unrolled_for (int j = 0; j < 2; j++)
-            unrolled_for (int h = 0; h < 2; h++) {
-                const float even = sums[4 * j + h], odd = sums[4 * j + 2 + h];
-                half[j][h] =
-                    (lane & 1 ? odd : even) + __shfl_xor_sync(FULL, lane & 1 ? even : odd, 1);
-            }
         unrolled_for (int h = 0; h < 2; h++) {
             const float own = lane & 2 ? half[1][h] : half[0][h],
                         other = lane & 2 ? half[0][h] : half[1][h];
             x[h] = own + __shfl_xor_sync(FULL, other, 2);
-            unrolled_for (int k = 4; k < 32; k *= 2)
+#pragma unroll 1
+            for (int k = 4; k < 32; k *= 2)
                 x[h] += __shfl_xor_sync(FULL, x[h], k);
         }
     }

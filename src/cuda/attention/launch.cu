@@ -315,7 +315,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
 /* Kernels that are not general find offsets of pages themselves, from rows of floats. */
 bool finds_offsets(const kvant_cuda_attention_args &args)
 {
-    return args.turned.q && args.turned.type == KVANT_CUDA_F32 && !is_general(args);
+    return args.turned.q && args.turned.type == KVANT_CUDA_F32 && args.turned.q_head_stride <= UINT32_MAX &&
+           !is_general(args);
 }
 
 void copy_turned(AttentionArgs &p, const kvant_cuda_turned &turned)
