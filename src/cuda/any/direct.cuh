@@ -16,6 +16,7 @@
 #include "direct.h"
 #include "direct_codes.cuh"
 
+#include "../attention/ask.cuh"
 #include "../attention/softmax.cuh"
 #include "../tiles/barriers.cuh"
 

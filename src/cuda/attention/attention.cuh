@@ -15,6 +15,7 @@
 #pragma once
 
 #include "../chunks/outliers.cuh"
+#include "ask.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
 #include "further_tiles.cuh"
@@ -307,55 +308,6 @@ template <class C, class KC, class VC, int D, bool KEYS> KVANT_INLINE int codes_
         return (KEYS ? p.k_sizes : p.v_sizes).code_bytes;
     else
         return page_code_bytes<C, D>(KEYS);
-}
-
-/* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
- * them: loading a query took 4 us that way. So everything needed before the first page is loaded
- * together. These are the arguments: every warp reads one line of them, so the lines arrive
- * together. Tables of chunks are left out, because they are far longer. */
-template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
-{
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
-    uint32_t any = 0;
-    constexpr bool CHUNKS = std::is_same<A, ChunkAttentionArgs>::value;
-    constexpr int WORDS = (int)((CHUNKS ? sizeof(AttentionArgs) : sizeof(A)) / 4);
-    for (int i = 16 * warp; i < WORDS; i += 16 * (blockDim.x / 32))
-        any |= words[i];
-    asm volatile("" ::"r"(any));
-}
-
-/* The same, and a line of what the block will write, because an address not used for long is itself
- * looked up in memory. */
-template <int D> KVANT_INLINE void ask_for_all(const AttentionArgs &p)
-{
-    ask_ahead<D>(p);
-    if (threadIdx.x == 0)
-        prefetch_line(p.counters, sizeof(uint32_t) * MOST_COLUMNS * blockIdx.x);
-    if (threadIdx.x == 32)
-        prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
-    if (threadIdx.x == 64)
-        prefetch_line(p.out, 0);
-    if (threadIdx.x == 96 && p.newest.cells)
-        prefetch_line(p.newest.cells, 0);
-}
-
-/* The same for numbers of channels, which no kernel before this one writes. */
-template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
-{
-    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (p.k_center && line < p.n_matrices * p.kv_heads * D * sizeof(float))
-        prefetch_line(p.k_center, line);
-    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
-        if (numbers && line < p.kv_heads * D * sizeof(float))
-            prefetch_line(numbers, line);
-    if (!p.turning.start)
-        return;
-    if (line < D * sizeof(uint16_t))
-        prefetch_line(p.turning.pairs, line);
-    if (line < p.n_matrices * p.kv_heads * D * sizeof(float))
-        prefetch_line(p.turning.start, line);
-    if (line < ((p.batch - 1) * p.table_stride + p.max_tokens / PAGE_TOKENS) * D * sizeof(float))
-        prefetch_line(p.turning.phases, line);
 }
 
 /* The warp's first page of the piece that has a new token; else the piece's end. */

@@ -10,21 +10,6 @@
 namespace kvant
 {
 
-/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are read. */
-template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
-{
-    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
-    if (line < (last * p.table_stride + p.max_tokens / PAGE_TOKENS) * sizeof *p.table)
-        prefetch_line(p.table, line);
-    if (p.matrices && line < last * p.table_stride + p.max_tokens / PAGE_TOKENS)
-        prefetch_line(p.matrices, line);
-    if (!p.query_starts && line < (last * p.q_batch_stride + (p.query_tokens - 1) * p.q_token_stride +
-                                   last_head * p.q_head_stride + D) *
-                                      (p.type == KVANT_CUDA_F32 ? 4 : 2))
-        prefetch_line(p.q, line);
-}
-
 template <int WARPS, int COLUMNS> struct WarpResults {
     int at
         [WARPS]; /* where the warp's rows begin, in numbers from the first slot; below 0: it had no page of this pair */
@@ -207,7 +192,8 @@ KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, i
         Row<D> rows[ROWS_AT_ONCE];
         unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++) { /* beyond the last block: its row, with weight 0 */
             const int i = min(from + k, blocks - 1);
-            rows[k] = load_partial<D>(first + i * STRIDE + (i == 0 ? STRIDE / 2 : 0));
+            const float *row = k == 0 && from == 0 ? first + STRIDE / 2 : first + i * STRIDE;
+            rows[k] = load_partial<D>(row);
         }
         if (from % 32 == 0) {
             const float2 scalars = load_scalars<D>(p, share, blocks, n, from + lane);
