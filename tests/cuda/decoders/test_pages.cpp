@@ -48,6 +48,12 @@ template <class C> static auto table_of()
         fill_wide_book<C>(warp.shared + TABLE_AT, task.chunks.k_levels);
         meet();
         return wide_table(warp.shared + TABLE_AT, 1, warp.lane);
+    } else if constexpr (HAS_TRELLIS<C>) {
+        constexpr int COPIES = level_copies<C, true>();
+        meet();
+        fill_levels<C, COPIES>(warp.shared + TABLE_AT, task.args.k_bytes);
+        meet();
+        return level_table<C, COPIES>(warp.shared + TABLE_AT, 1, warp.lane);
     } else
         return bytes_of(task.args.k_bytes, 1);
 }
@@ -64,7 +70,8 @@ template <class C, int D> static int code_bytes_of(bool keys)
 
 template <class C, int D> static void score()
 {
-    static QueryTile<D, COLUMNS, false> tile;
+    constexpr bool BYTES = HAS_TRELLIS<C> && C::BIASED; /* as Shape has it for 8 columns */
+    static QueryTile<D, COLUMNS, BYTES> tile;
     const auto table = table_of<C>();
     for (int n = 0; n < COLUMNS; n++) {
         Row<D> row;
@@ -74,12 +81,13 @@ template <class C, int D> static void score()
     meet();
     uint32_t q[1][key_tiles<C, D>()][2];
     load_operands<C, D>(tile, 0, q[0], warp.lane);
-    const ScoreFactors<C, D> factors[1] = { score_factors<C, D>(tile, 0, warp.lane, 1, 0, task.args.k_symmetric, task.args.k_offset) };
+    const ScoreFactors<C, D> factors[1] = { score_factors<C, D>(tile, 0, warp.lane, task.args.k_step, task.args.k_bias,
+                                                                      task.args.k_symmetric, task.args.k_offset) };
     float s[1][4][4];
     const int codes = code_bytes_of<C, D>(true);
     if (C::GROUP != KVANT_CUDA_GROUP_TOKEN && task.places.hybrid)
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
-    score_page<C, D, false>(task.page->page, codes, q, factors, table, task.args.k_symmetric, task.args.k_offset, task.places,
+    score_page<C, D, BYTES>(task.page->page, codes, q, factors, table, task.args.k_symmetric, task.args.k_offset, task.places,
                             warp.lane, s);
     if constexpr (HAS_OUTLIERS<C>)
         score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane, s[0]);
@@ -104,7 +112,7 @@ template <class C, int D> static void add()
     add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset, task.places, lane, task.valid, s, sums);
     if constexpr (HAS_OUTLIERS<C>)
         add_outliers<C, D>(task.page->page, task.chunks.k_sizes, task.valid, lane, s[0], sums[0]);
-    sums[0].finish(1, 0, lane);
+    sums[0].finish(task.args.k_step, task.args.k_bias, lane);
     for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++)
         for (int h = 0; h < 2; h++) {
             const int channel = value_channel<C, D>(i / 2, lane / 4, i % 2), column = 2 * (lane % 4) + h;
@@ -131,6 +139,11 @@ static double size_of_number(const test_page &page, int token, int channel)
         const uint32_t at = u.per_channel ? token / u.group * d + channel : channel / u.group * 64 + token;
         const double scale = fabs(half_number(page, at)), zero = u.mode == GENERAL_SYM ? 0 : fabs(half_number(page, u.n_scales + at));
         return scale * (1 << u.bits) + fmax(zero, scale * u.bias);
+    }
+    /* A number of a trellis is a byte, 128 and a level; what is multiplied is at most 255. */
+    if (page.gpu.params.codes == KVANT_CUDA_CODES_TRELLIS) {
+        const uint16_t *scales = reinterpret_cast<const uint16_t *>(page.page + page.gpu.params.metadata_offset);
+        return kvant_half_to_float(scales[token]) * page.gpu.params.step * 255;
     }
     /* A level of a codebook is rounded once: 2^-11 of it, in units of 3 x 2^-11. */
     if (page.gpu.params.codes == KVANT_CUDA_CODES_CODEBOOK)
@@ -239,10 +252,16 @@ template <class C, int D> static int check(const char *spec)
             task.page = &page;
             task.valid = valid;
             task.args.scale_log2 = 1;
+            task.args.k_step = HAS_TRELLIS<C> ? p.step : 1;
+            task.args.k_bias = HAS_TRELLIS<C> ? p.bias : 0;
+            if (HAS_TRELLIS<C>)
+                memcpy(task.args.k_bytes, p.bytes, sizeof task.args.k_bytes);
             if (view->kind == KVANT_CODES_UNIFORM) {
                 task.args.k_symmetric = (int)p.symmetric;
                 task.args.k_offset = p.offset;
                 task.places = { (int)p.group_log, (int)p.n_scales, (int)p.hybrid };
+            } else if (HAS_TRELLIS<C>) {
+                task.places = {};
             } else if (HAS_WIDE_BOOK<C>) {
                 memcpy(task.chunks.k_levels, page.gpu.wide.values, sizeof task.chunks.k_levels);
             } else if (HAS_ANY_SIZES<C>) {
@@ -351,6 +370,7 @@ int main()
               check<Uniform4Tokens, 128>("int-4:group=16,axis=channel") + check<Uniform4Tokens, 64>("int-4:group=16,axis=channel,hybrid") +
               check<Uniform4Tokens, 96>("int-4:group=16,axis=channel,sym");
     failed += check_all<Codebook6>("turboquant-6:rotate=none");
+    failed += check_all<Trellis4>("trellis-4") + check_all<Trellis3>("trellis-3") + check_all<Trellis2>("trellis-2");
     failed += check_all<Octopus3>("octopus-3:rotate=none") + check_all<Octopus4>("octopus-4:rotate=none") +
               check_all<HqmqS96R4>("hqmq-s96r4") + check_all<HqmqS192R6>("hqmq-s192r6");
 #if KVANT_PAPERS
