@@ -210,7 +210,10 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
         if constexpr (HAS_CHUNKS<C>)
             C::template for_each_value_tile<D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)
-            for_each_trellis_value<C, D>(page, lane, table, multiply);
+            for_each_trellis_value<C, D>(page, lane, table, multiply, [&] {
+                unrolled_for (int i = 0; i < 6 * TILES; i++)
+                    weights[i / 6][i / 2 % 3][i % 2] = weights[i / 6][i / 2 % 3 + 1][i % 2];
+            });
         else
             for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
     } else {

@@ -109,16 +109,22 @@ KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, 
     }
 }
 
-/* use(row tile, column tile, halves) for a value page, of codes of any number of bits. */
-template <class C, int D, class T, class F>
-KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
+/* use(row tile, column tile, halves) for a value page, of codes of any number of bits. With 4 bits,
+ * column tiles are turns of a loop, and all are tile 0: next() makes the following weights those of
+ * tile 0. A kernel runs a page or two a warp, and no cache holds its instructions before. */
+template <class C, int D, class T, class F, class N>
+KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use,
+                                         N &&next)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    if constexpr (C::BITS == 4)
-        unrolled_for (int ct = 0; ct < 4; ct++)
+    if constexpr (C::BITS == 4) {
+#pragma unroll 1
+        for (int ct = 0; ct < 4; ct++) {
             trellis_value4_column<C, D>(words, ct, lane, table,
-                                        [&](int rt, const uint32_t(&a)[4]) { use(rt, ct, a); });
-    else
+                                        [&](int rt, const uint32_t(&a)[4]) { use(rt, 0, a); });
+            next();
+        }
+    } else
         for_each_trellis_value2<C, D>(words, lane, table, use);
 }
 
