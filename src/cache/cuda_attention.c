@@ -1,17 +1,18 @@
-/* cuda_attention.c - attention of a cache on a GPU.
+/* cuda_attention.c - attention of a cache on a GPU, in one call of its kernels.
  *
  * The kernels read a table with one entry per block, for keys and values alike: a sealed block or an
- * open one. They know one centre and scale per call. What does not fit that is made to fit:
+ * open one. Beside it stands the version of each block's keys. Queries go through the matrix of
+ * each version in use, and <q, centre> is part of the scores where it matters: with several
+ * versions, sinks, or a log-sum-exp.
  *
- *   gathering  A block that is open for keys or values alone, or has another open page in each, is
- *              copied to a pool of open pages that both share; sealed pages are decoded for that.
- *   parts      Blocks of different versions are separate calls, each with the others hidden. Their
- *              outputs are weighed by their log-sum-exp, to which <q, c> of the part is added. One
- *              part is merged, too, where the caller wants to see the effect of <q, c>: with a
- *              log-sum-exp or sinks.
+ * What the kernels do not know is gathered: blocks are copied to a pool of open pages that keys and
+ * values share.
  *
- * With a softcap <q, c> cannot be added afterwards. Then all blocks are gathered, and the centre is added
- * to their keys: slow, but right. */
+ *   pages    A block may be open for keys or values alone, or have another open page in each. Then
+ *            all open blocks are gathered.
+ *   centres  Kernels add <q, centre> behind a softcap, and know one centre of values. So with a
+ *            softcap keys are gathered with their centre, and values if theirs are several. All
+ *            blocks are gathered then: slow, but right. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -19,9 +20,11 @@
 #include "cuda_attention.h"
 
 #define MOST_QUERIES 32767u /* per call of the kernels */
-#define NO_PART 0xffu
+#define MOST_TURNED 65535u /* query tokens times matrices of kvant_cuda_transform_queries */
 
-enum { SEALED, OPEN };
+_Static_assert(KVANT_MAX_VERSIONS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
+
+enum { SEALED, OPEN }; /* gather_list.state */
 
 /* Checks */
 
@@ -85,12 +88,17 @@ uint32_t kvant_cuda_call_blocks(const attention_call *c)
     return most;
 }
 
+size_t kvant_cuda_call_words(const attention_call *c)
+{
+    return c->n_blocks + (c->n_blocks + sizeof(int32_t) - 1) / sizeof(int32_t);
+}
+
 /* Staging grows with the batch; what was in it is not needed any more. */
 static kvant_status find_room(attention_call *c)
 {
     cuda_memory *memory = c->memory;
     c->n_blocks = c->batch * c->stride;
-    const size_t words = kvant_cuda_staging_words(c->batch, c->n_blocks);
+    const size_t words = c->batch + 5 * (size_t)c->n_blocks + kvant_cuda_call_words(c);
     if (words > memory->staging_words) {
         kvant_free(memory->staging);
         memory->staging = kvant_alloc(2 * words, sizeof *memory->staging); /* and as they were copied last */
@@ -133,66 +141,99 @@ static const kvant_block *block_of(const attention_call *c, int role, uint32_t i
     return &c->layer->parts[role].tensor->blocks[c->blocks[i]];
 }
 
-static void find_parts(attention_call *c)
+/* Versions */
+
+static uint32_t version_of(const attention_call *c, int role, uint32_t i)
 {
-    uint8_t parts[KVANT_MAX_VERSIONS][KVANT_MAX_VERSIONS];
-    memset(parts, NO_PART, sizeof parts);
-    for (uint32_t i = 0; i < c->n_blocks; i++) {
-        if (!is_there(c, i))
-            continue;
-        const uint8_t k = block_of(c, KVANT_ROLE_K, i)->version, v = block_of(c, KVANT_ROLE_V, i)->version;
-        if (parts[k][v] == NO_PART) {
-            c->versions[c->n_parts][KVANT_ROLE_K] = k;
-            c->versions[c->n_parts][KVANT_ROLE_V] = v;
-            parts[k][v] = (uint8_t)c->n_parts++;
-        }
-    }
-    c->n_parts = c->n_parts ? c->n_parts : 1; /* no blocks: zeros are an output, too */
+    return block_of(c, role, i)->version;
 }
 
-/* Rows of steps in a new block have the versions of the block before it. */
-static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
+/* Kernels multiply queries by one scale, and know no matrix. */
+static void note_version(attention_call *c, int role, uint32_t version)
 {
-    i -= !is_there(c, i) && is_next(c, i);
-    return is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == c->versions[part][KVANT_ROLE_K] &&
-           block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
+    call_versions *of = &c->versions;
+    const cuda_version v = kvant_cuda_version(&c->layer->parts[role], version);
+    of->first[role] = of->used[role] ? of->first[role] : version;
+    of->used[role] |= 1u << version;
+    of->centred[role] |= v.center != NULL;
+    of->scaled[role] |= v.scale != NULL;
+    of->through |= role == KVANT_ROLE_K && (v.full || v.turns);
 }
+
+static bool has_several(const attention_call *c, int role)
+{
+    const uint32_t used = c->versions.used[role];
+    return used & (used - 1);
+}
+
+/* Without blocks, zeros are an output, too. A tensor of a GPU has one scale of values
+ * (kvant_versions_at_most), except for rows that fp16 cannot hold in it. */
+static kvant_status find_versions(attention_call *c)
+{
+    c->versions = (call_versions){ 0 };
+    for (int role = 0; role < 2; role++) {
+        for (uint32_t i = 0; i < c->n_blocks; i++)
+            if (is_there(c, i) && !(c->versions.used[role] >> version_of(c, role, i) & 1))
+                note_version(c, role, version_of(c, role, i));
+        if (!c->versions.used[role])
+            note_version(c, role, 0);
+    }
+    c->versions.through |= has_several(c, KVANT_ROLE_K) && c->versions.scaled[KVANT_ROLE_K];
+    return has_several(c, KVANT_ROLE_V) && c->versions.scaled[KVANT_ROLE_V]
+               ? unsupported("several scales of values in a call")
+               : KVANT_OK;
+}
+
+bool kvant_cuda_call_centers_back(const attention_call *c, int role)
+{
+    return c->versions.centred[role] &&
+           (role == KVANT_ROLE_K ? c->p->logit_softcap > 0 : has_several(c, role));
+}
+
+/* Whether <q, centre> of keys changes the output, or is asked for. */
+static bool needs_center(const attention_call *c)
+{
+    return c->versions.centred[KVANT_ROLE_K] && !kvant_cuda_call_centers_back(c, KVANT_ROLE_K) &&
+           (has_several(c, KVANT_ROLE_K) || c->p->lse || c->p->sinks);
+}
+
+static cuda_version first_of(const attention_call *c, int role)
+{
+    return kvant_cuda_version(&c->layer->parts[role], c->versions.first[role]);
+}
+
+/* Tables */
 
 static int32_t page_of(const attention_call *c, int role, uint32_t i)
 {
     return kvant_cuda_page_of(&c->layer->parts[role], (uint32_t)c->blocks[i]);
 }
 
+static bool all_gathered(const attention_call *c)
+{
+    return kvant_cuda_call_centers_back(c, KVANT_ROLE_K) ||
+           kvant_cuda_call_centers_back(c, KVANT_ROLE_V);
+}
+
 /* Whether some block's open pages cannot be read where they lie. */
 static bool must_gather(const attention_call *c)
 {
-    if (c->steps)
-        return !c->in_place;
+    if (all_gathered(c) || c->steps)
+        return all_gathered(c) || !c->in_place;
     for (uint32_t i = 0; i < c->n_blocks; i++)
         if (is_there(c, i) && page_of(c, KVANT_ROLE_K, i) != page_of(c, KVANT_ROLE_V, i))
             return true;
     return false;
 }
 
-static void gather(attention_call *c, uint32_t i, uint32_t to)
+static bool is_open(const attention_call *c, uint32_t i)
 {
-    for (int role = 0; role < 2; role++) {
-        const int32_t page = page_of(c, role, i);
-        gather_list *list = &c->lists[role][page >= 0 ? OPEN : SEALED];
-        list->from[list->n] = page >= 0 ? page : c->blocks[i];
-        list->to[list->n++] = (int32_t)to;
-    }
+    return page_of(c, KVANT_ROLE_K, i) >= 0 || page_of(c, KVANT_ROLE_V, i) >= 0;
 }
 
-static void gather_version(attention_call *c, uint32_t version)
+static bool is_gathered(const attention_call *c, uint32_t i)
 {
-    for (uint32_t i = 0; i < c->n_blocks; i++)
-        if (is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == version) {
-            c->tables[i] = -1 - (int32_t)c->n_gathered;
-            gather(c, i, c->n_gathered++);
-        }
-    for (int state = 0; state < 2; state++)
-        c->ends[state][version] = c->lists[KVANT_ROLE_K][state].n;
+    return c->gathers && is_there(c, i) && (all_gathered(c) || is_next(c, i) || is_open(c, i));
 }
 
 /* The page of a sequence's next row. */
@@ -201,59 +242,87 @@ static int32_t next_page(const attention_call *c, uint32_t sequence)
     return c->in_place ? (int32_t)c->layer->first_exact + c->in_place[sequence] : (int32_t)sequence;
 }
 
-/* The table as if there were one part. */
+static int32_t entry_of(attention_call *c, uint32_t i)
+{
+    if (is_next(c, i))
+        return -1 - next_page(c, i / c->stride);
+    if (!is_there(c, i)) /* behind a sequence's last block: not read */
+        return 0;
+    if (is_gathered(c, i))
+        return -1 - (int32_t)c->n_gathered++;
+    return is_open(c, i) ? -1 - page_of(c, KVANT_ROLE_K, i) : c->blocks[i];
+}
+
+/* Rows of steps in a new block have the version of the block before it. */
 static void make_table(attention_call *c)
 {
-    const bool gathers = must_gather(c);
-    c->any_open = c->centers_back || c->steps;
-    c->n_gathered = c->steps && gathers ? c->batch : 0;
-    for (uint32_t version = 0; c->centers_back && version < KVANT_MAX_VERSIONS; version++)
-        gather_version(c, version);
+    uint8_t *versions = (uint8_t *)(c->table + c->n_blocks);
+    c->gathers = must_gather(c);
+    c->any_open = c->steps;
+    c->n_gathered = c->steps && c->gathers ? c->batch : 0;
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        const bool next = is_next(c, i), there = is_there(c, i);
-        if (next || !there)
-            c->tables[i] = next ? -1 - next_page(c, i / c->stride)
-                                : 0; /* behind a sequence's last block: not read */
-        if (next && there && gathers)
-            gather(c, i, i / c->stride);
-        if (next || !there || c->centers_back)
-            continue;
-        const int32_t k = page_of(c, KVANT_ROLE_K, i), v = page_of(c, KVANT_ROLE_V, i);
-        const bool open = k >= 0 || v >= 0;
-        c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
-        c->any_open |= open;
-        if (open && gathers)
-            gather(c, i, c->n_gathered++);
+        const uint32_t at = i - (!is_there(c, i) && is_next(c, i));
+        c->table[i] = entry_of(c, i);
+        c->any_open |= c->table[i] < 0;
+        versions[i] = is_there(c, at) ? (uint8_t)version_of(c, KVANT_ROLE_K, at) : 0;
     }
 }
 
-static void split_table(attention_call *c)
+/* from: room for as many blocks as there are, targets behind sources. */
+static void fill_list(attention_call *c, gather_list list, int32_t *from)
 {
-    for (uint32_t part = c->n_parts; c->n_parts > 1 && part-- > 0;)
-        for (uint32_t i = 0; i < c->n_blocks; i++)
-            c->tables[part * c->n_blocks + i] = in_part(c, part, i) ? c->tables[i] : KVANT_CUDA_NO_BLOCK;
-    c->any_open |= c->n_parts > 1;
+    int32_t *to = from + c->n_blocks;
+    for (uint32_t i = 0; i < c->n_blocks; i++) {
+        if (!is_gathered(c, i) || version_of(c, list.role, i) != list.version)
+            continue;
+        const int32_t page = page_of(c, list.role, i);
+        if ((page >= 0 ? OPEN : SEALED) != list.state)
+            continue;
+        from[list.n] = page >= 0 ? page : c->blocks[i];
+        to[list.n++] = -1 - c->table[i];
+    }
+    list.from = from;
+    list.to = to;
+    if (list.n)
+        c->lists[c->n_lists++] = list;
 }
 
-/* Then 4 lists of two arrays, and tables. Layers of a step have the same ones, which are copied once. */
+/* A block is in one list of each role, so lists of a role fit one behind the other. */
+static void make_lists(attention_call *c, int32_t *at)
+{
+    for (int role = 0; role < 2 && c->gathers; role++) {
+        int32_t *from = at + 2 * (size_t)role * c->n_blocks;
+        for (uint32_t i = 0; i < 2 * KVANT_MAX_VERSIONS; i++) {
+            const uint32_t before = c->n_lists;
+            if (c->versions.used[role] >> i / 2 & 1)
+                fill_list(c, (gather_list){ .role = role, .state = i % 2, .version = i / 2 }, from);
+            from += c->n_lists > before ? c->lists[before].n : 0;
+        }
+    }
+}
+
+/* Then the table and lists. Layers of a step have the same ones, which are copied once. */
 static kvant_status stage(attention_call *c)
 {
     cuda_memory *memory = c->memory;
-    int32_t *at = c->blocks + c->n_blocks, *copied = memory->staging + memory->staging_words;
-    for (int i = 0; i < 4; i++, at += 2 * c->n_blocks)
-        c->lists[i / 2][i % 2] = (gather_list){ at, at + c->n_blocks, 0 };
-    c->tables = at;
+    int32_t *copied = memory->staging + memory->staging_words;
+    c->table = c->blocks + c->n_blocks;
+    memset(c->table, 0, kvant_cuda_call_words(c) * sizeof *c->table);
+    int32_t *lists = c->table + kvant_cuda_call_words(c);
     make_table(c);
-    split_table(c);
+    make_lists(c, lists);
     c->lengths = memory->tables.at;
-    c->on_device = c->lengths + (at - memory->staging);
-    const size_t words = (size_t)(at - memory->staging) + (size_t)c->n_parts * c->n_blocks, bytes = words * sizeof *at;
-    if (words == memory->n_copied && memcmp(copied, memory->staging, bytes) == 0)
+    c->on_device = c->lengths + (c->table - memory->staging);
+    const size_t n = (size_t)(lists - memory->staging) + (c->n_lists ? 4 * c->n_blocks : 0),
+                 bytes = n * sizeof *lists;
+    if (n == memory->n_copied && memcmp(copied, memory->staging, bytes) == 0)
         return KVANT_OK;
     memcpy(copied, memory->staging, bytes);
     memory->n_copied = 0;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes, memory->stream), "tables"));
-    memory->n_copied = words;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes,
+                                                         memory->stream),
+                                  "tables"));
+    memory->n_copied = n;
     return KVANT_OK;
 }
 
@@ -272,28 +341,29 @@ kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role)
                                n * page };
 }
 
-/* Entries first .. end - 1 of a list; center: transformed, or NULL. */
-static kvant_status decode(const attention_call *c, int role, int state, uint32_t first, uint32_t end, const float *center)
+static kvant_status decode(const attention_call *c, const gather_list *list)
 {
-    const cuda_part *part = &c->layer->parts[role];
-    const gather_list *list = &c->lists[role][state];
-    if (first == end)
-        return KVANT_OK;
-    const kvant_cuda_pages to = kvant_cuda_call_pages(c, role);
-    const kvant_cuda_decode_args args = { .size = sizeof args,
-                                          .codec = state == OPEN ? part->open_codec : part->codec,
-                                          .pages = kvant_cuda_pages_of(part, state == OPEN),
-                                          .blocks = staged(c, list->from + first),
-                                          .n_blocks = end - first,
-                                          .n_kv_heads = c->n_kv_heads,
-                                          .type = KVANT_CUDA_F16,
-                                          .out = to.base,
-                                          .token_stride = c->head_dim,
-                                          .head_stride = to.head_stride / sizeof(uint16_t),
-                                          .center = center,
-                                          .centroids = state == OPEN ? NULL : part->centroids,
-                                          .to = staged(c, list->to + first),
-                                          .transformed = 1 };
+    cuda_part *part = &c->layer->parts[list->role];
+    const bool open = list->state == OPEN;
+    const kvant_cuda_pages to = kvant_cuda_call_pages(c, list->role);
+    const kvant_cuda_decode_args args = {
+        .size = sizeof args,
+        .codec = open ? part->open_codec : part->codec,
+        .pages = kvant_cuda_pages_of(part, open),
+        .blocks = staged(c, list->from),
+        .n_blocks = list->n,
+        .n_kv_heads = c->n_kv_heads,
+        .type = KVANT_CUDA_F16,
+        .out = to.base,
+        .token_stride = c->head_dim,
+        .head_stride = to.head_stride / sizeof(uint16_t),
+        .center = kvant_cuda_call_centers_back(c, list->role)
+                      ? kvant_cuda_version(part, list->version).turned_center
+                      : NULL,
+        .centroids = open ? NULL : part->centroids,
+        .to = staged(c, list->to),
+        .transformed = 1
+    };
     return kvant_cuda_said(kvant_cuda_decode(&args, c->memory->stream), "open pages");
 }
 
@@ -302,50 +372,81 @@ static kvant_status gather_pages(attention_call *c)
     const size_t page = c->layer->parts[0].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
     if (c->any_open)
         KVANT_FORWARD(kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
-    for (int i = 0; i < 4; i++)
-        if (!c->centers_back || i / 2 == KVANT_ROLE_V)
-            KVANT_FORWARD(decode(c, i / 2, i % 2, 0, c->lists[i / 2][i % 2].n, NULL));
-    for (uint32_t i = 0; c->centers_back && i < 2 * KVANT_MAX_VERSIONS; i++) {
-        const uint32_t version = i / 2, end = c->ends[i % 2][version], first = version ? c->ends[i % 2][version - 1] : 0;
-        if (first < end)
-            KVANT_FORWARD(decode(c, KVANT_ROLE_K, (int)(i % 2), first, end,
-                                 kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], version).turned_center));
-    }
+    for (uint32_t i = 0; i < c->n_lists; i++)
+        KVANT_FORWARD(decode(c, &c->lists[i]));
     return KVANT_OK;
 }
 
 /* Calls */
 
-/* Queries through the matrix of a calibration or a version, or through a dense rotation. */
-static kvant_status transform_queries(attention_call *c, const cuda_version *version, kvant_cuda_attention_args *args)
+static size_t width_of(const attention_call *c)
+{
+    return (size_t)c->p->n_heads * c->head_dim;
+}
+
+/* Through all matrices in one launch, or one after the other where there are too many queries. */
+static kvant_status transform_queries(const attention_call *c, kvant_cuda_query_args all)
+{
+    kvant_cuda_query_args one = all;
+    kvant_status status = KVANT_OK;
+    if ((uint64_t)all.batch * (1 + all.n_further) <= MOST_TURNED)
+        return kvant_cuda_transform_queries(&all, c->memory->stream);
+    one.n_further = 0;
+    for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
+        one.inverse_weights = i ? all.further[i - 1] : all.inverse_weights;
+        one.out = all.out + i * all.batch * width_of(c);
+        status = kvant_cuda_transform_queries(&one, c->memory->stream);
+    }
+    return status;
+}
+
+/* The call takes queries that went through the matrix of each version of keys. */
+static kvant_status take_queries(const attention_call *c, kvant_cuda_attention_args *args)
+{
+    cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
+    kvant_cuda_query_args queries = { .size = sizeof queries,
+                                      .k_codec = kvant_cuda_full_codec(keys),
+                                      .batch = c->batch * args->query_tokens,
+                                      .n_heads = args->n_heads,
+                                      .n_kv_heads = args->n_kv_heads,
+                                      .type = KVANT_CUDA_F32,
+                                      .q = c->p->q,
+                                      .q_batch_stride = c->p->q_token_stride,
+                                      .q_head_stride = c->p->q_head_stride,
+                                      .out = c->memory->queries.at };
+    uint8_t n = 0;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
+        const float **matrix = n ? &queries.further[n - 1] : &queries.inverse_weights;
+        if (!(c->versions.used[KVANT_ROLE_K] >> v & 1))
+            continue;
+        *matrix = kvant_cuda_query_matrix(keys, v);
+        args->q_numbers[v] = n++;
+    }
+    KVANT_FORWARD(kvant_cuda_said(c->memory->status, c->memory->failed));
+    queries.n_further = n - 1u;
+    args->k_codec = queries.k_codec;
+    args->k_scale = NULL;
+    args->q = queries.out;
+    args->q_token_stride = width_of(c);
+    args->q_batch_stride = args->query_tokens * width_of(c);
+    args->q_head_stride = c->head_dim;
+    args->q_matrix_stride = c->batch * args->q_batch_stride;
+    return kvant_cuda_said(transform_queries(c, queries), "queries");
+}
+
+/* The number of keys is their version. */
+static void tell_versions(const attention_call *c, kvant_cuda_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
-    const size_t width = (size_t)args->n_heads * c->head_dim;
-    const uint32_t n = c->batch * args->query_tokens;
-    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, n * width * sizeof(float), "memory for queries"));
-    const kvant_cuda_query_args queries = { .size = sizeof queries,
-                                            .k_codec = version->codec,
-                                            .batch = n,
-                                            .n_heads = args->n_heads,
-                                            .n_kv_heads = args->n_kv_heads,
-                                            .type = KVANT_CUDA_F32,
-                                            .q = c->p->q,
-                                            .q_batch_stride = c->p->q_token_stride,
-                                            .q_head_stride = c->p->q_head_stride,
-                                            .inverse_weights = version->inverse_weights,
-                                            .out = c->memory->queries.at };
-    kvant_cuda_turn_args turn = kvant_cuda_turn_of(keys, false);
-    turn.rows = c->p->q, turn.token_stride = c->p->q_token_stride, turn.head_stride = c->p->q_head_stride;
-    turn.n_tokens = n, turn.n_heads = args->n_heads, turn.before = args->k_scale;
-    turn.out = c->memory->queries.at, turn.out_token_stride = width, turn.out_head_stride = c->head_dim;
-    args->q = c->memory->queries.at;
-    args->q_token_stride = width;
-    args->q_batch_stride = args->query_tokens * width;
-    args->q_head_stride = c->head_dim;
-    if (!version->turns)
-        return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
-    args->k_scale = NULL;
-    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "queries");
+    if (needs_center(c))
+        args->k_center = kvant_cuda_centers(keys, c->versions.through);
+    if (has_several(c, KVANT_ROLE_K)) {
+        args->matrices = (const uint8_t *)(c->on_device + c->n_blocks);
+        while (c->versions.used[KVANT_ROLE_K] >> args->n_matrices)
+            args->n_matrices++;
+    } else if (needs_center(c)) {
+        args->k_center += c->versions.first[KVANT_ROLE_K] * kvant_tensor_width(keys->tensor);
+    }
 }
 
 /* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
@@ -369,18 +470,20 @@ static kvant_cuda_pages open_pool(const attention_call *c, int role)
                         : kvant_cuda_call_pages(c, role);
 }
 
-/* What all parts share. */
 static kvant_cuda_attention_args arguments_of(const attention_call *c)
 {
     const kvant_attention_problem *p = c->p;
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
+    const cuda_version keys = first_of(c, KVANT_ROLE_K), values = first_of(c, KVANT_ROLE_V);
+    const bool back = kvant_cuda_call_centers_back(c, KVANT_ROLE_V);
     return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
-                                        .k_codec = k->codec,
+                                        .k_codec = keys.codec,
                                         .v_codec = v->codec,
                                         .k = kvant_cuda_pages_of(k, false),
                                         .v = kvant_cuda_pages_of(v, false),
                                         .k_open = open_pool(c, KVANT_ROLE_K),
                                         .v_open = open_pool(c, KVANT_ROLE_V),
+                                        .block_table = c->on_device,
                                         .table_stride = c->stride,
                                         .blocks_per_row = c->stride,
                                         .lengths = c->lengths,
@@ -396,6 +499,11 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .out_head_stride = p->out_head_stride,
                                         .lse = p->lse,
                                         .scale = p->scale,
+                                        .v_center = back           ? NULL
+                                                    : values.turns ? values.turned_center
+                                                                   : values.center,
+                                        .k_scale = keys.attention_scale,
+                                        .v_scale = values.turns ? NULL : values.attention_scale,
                                         .workspace = c->memory->workspace,
                                         .workspace_bytes = c->memory->workspace_bytes,
                                         .query_tokens = p->n_queries,
@@ -409,61 +517,6 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .mask_token_stride = p->mask_token_stride,
                                         .sinks = p->sinks,
                                         .centroids = { k->centroids, v->centroids } };
-}
-
-static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_attention_args args)
-{
-    const cuda_version k = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]),
-                       v = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_V], c->versions[part][KVANT_ROLE_V]);
-    const size_t rows = (size_t)args.batch * args.query_tokens * args.n_heads;
-    float *outs = c->memory->partial.at;
-    args.block_table = c->on_device + (size_t)part * c->n_blocks;
-    args.k_codec = k.codec;
-    args.k_scale = k.attention_scale;
-    args.v_scale = v.attention_scale;
-    args.v_center = v.center;
-    if (c->merged) {
-        args.out = outs + part * rows * c->head_dim;
-        args.out_token_stride = (size_t)args.n_heads * c->head_dim;
-        args.out_batch_stride = args.query_tokens * args.out_token_stride;
-        args.out_head_stride = c->head_dim;
-        args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
-        args.sinks = NULL;
-    }
-    if (k.turns || k.full)
-        KVANT_FORWARD(transform_queries(c, &k, &args));
-    if (v.turns)
-        args.v_scale = NULL, args.v_center = v.turned_center;
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
-    return v.turns ? turn_outputs(c, &args, v.attention_scale) : KVANT_OK;
-}
-
-static kvant_status merge(attention_call *c)
-{
-    const kvant_attention_problem *p = c->p;
-    const size_t rows = (size_t)c->batch * p->n_queries * p->n_heads;
-    const float *outs = c->memory->partial.at;
-    kvant_cuda_merge_args args = { .size = sizeof args,
-                                   .n_parts = c->n_parts,
-                                   .n_queries = c->batch * p->n_queries,
-                                   .n_heads = p->n_heads,
-                                   .n_kv_heads = c->n_kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .outs = outs,
-                                   .lses = outs + c->n_parts * rows * c->head_dim,
-                                   .q = p->q,
-                                   .q_token_stride = p->q_token_stride,
-                                   .q_head_stride = p->q_head_stride,
-                                   .scale = p->scale,
-                                   .sinks = p->sinks,
-                                   .out = p->out,
-                                   .out_token_stride = p->out_token_stride,
-                                   .out_head_stride = p->out_head_stride,
-                                   .lse = p->lse };
-    for (uint32_t part = 0; part < c->n_parts; part++)
-        args.centers[part] =
-            c->centers_back ? NULL : kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]).center;
-    return kvant_cuda_said(kvant_cuda_merge(&args, c->memory->stream), "attention");
 }
 
 /* A prompt gets a workspace with scratch (cuda.h), if there is memory. */
@@ -482,37 +535,30 @@ static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
 
 kvant_status kvant_cuda_call_room(const attention_call *c)
 {
-    const size_t rows = (size_t)c->batch * c->p->n_queries * c->p->n_heads;
-    return kvant_cuda_grow(&c->memory->partial, c->merged ? c->n_parts * rows * (c->head_dim + 1) * sizeof(float) : 0,
-                           "memory for outputs");
+    const size_t rows = (size_t)c->batch * c->p->n_queries,
+                 n = c->versions.through ? kvant_count_slots(c->versions.used[KVANT_ROLE_K]) : 0;
+    return kvant_cuda_grow(&c->memory->queries, n * rows * width_of(c) * sizeof(float),
+                           "memory for queries");
 }
 
 kvant_status kvant_cuda_call_run(attention_call *c)
 {
     kvant_cuda_attention_args args = arguments_of(c);
+    const cuda_version values = first_of(c, KVANT_ROLE_V);
     find_scratch(c, &args);
     KVANT_FORWARD(kvant_cuda_call_room(c));
-    for (uint32_t part = 0; part < c->n_parts; part++)
-        KVANT_FORWARD(attend_part(c, part, args));
-    return c->merged ? merge(c) : KVANT_OK;
-}
-
-bool kvant_cuda_call_centred(const attention_call *c)
-{
-    for (uint32_t part = 0; part < c->n_parts; part++)
-        if (kvant_version_affine(c->layer->parts[KVANT_ROLE_K].tensor, c->versions[part][KVANT_ROLE_K], 0).center)
-            return true;
-    return false;
+    tell_versions(c, &args);
+    if (c->versions.through)
+        KVANT_FORWARD(take_queries(c, &args));
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
+    return values.turns ? turn_outputs(c, &args, values.attention_scale) : KVANT_OK;
 }
 
 kvant_status kvant_cuda_call_stage(attention_call *c)
 {
     KVANT_FORWARD(find_room(c));
     find_blocks(c);
-    find_parts(c);
-    const bool centred = kvant_cuda_call_centred(c);
-    c->centers_back = centred && c->p->logit_softcap > 0;
-    c->merged = c->n_parts > 1 || (centred && !c->centers_back && (c->p->lse || c->p->sinks));
+    KVANT_FORWARD(find_versions(c));
     KVANT_FORWARD(stage(c));
     return gather_pages(c);
 }

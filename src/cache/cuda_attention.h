@@ -1,13 +1,24 @@
-/* cuda_attention.h - a call of attention on a GPU: of a cache (cuda_attention.c), or of a step (cuda_steps.c). */
+/* cuda_attention.h - a call of attention on a GPU: of a cache (cuda_attention.c), or of a step
+ * (cuda_steps.c). */
 #pragma once
 
 #include "cuda_layers.h"
 
-/* Pages to gather, for each kv role and state. */
+/* Pages to gather that one launch decodes. */
 typedef struct gather_list {
-    int32_t *from, *to; /* staging */
-    uint32_t n;
+    int role, state;
+    uint32_t version, n;
+    const int32_t *from, *to; /* staging */
 } gather_list;
+
+#define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_VERSIONS)
+
+/* Versions that a call's blocks have. By kvant_role, but for `through`. */
+typedef struct call_versions {
+    uint32_t used[2], first[2];  /* a bit each; the first of them */
+    bool centred[2], scaled[2]; /* any of them */
+    bool through;               /* queries go through the matrix of each version of keys */
+} call_versions;
 
 typedef struct attention_call {
     const kvant_cache *cache;
@@ -17,24 +28,22 @@ typedef struct attention_call {
     const kvant_attention_problem *p;
     const int32_t *sequences;
     uint32_t batch, stride; /* sequences; blocks of the longest */
-    int32_t *blocks;        /* staging: batch x stride, without dropped ones, KVANT_NO_BLOCK behind the last */
-    uint32_t n_blocks, dropped, n_kv_heads, head_dim; /* n_blocks: batch x stride; dropped: tokens, of one sequence */
-    uint32_t n_gathered;
+    /* staging: batch x stride, without dropped ones, KVANT_NO_BLOCK behind the last */
+    int32_t *blocks;
+    uint32_t n_blocks, dropped; /* batch x stride; tokens, of one sequence */
+    uint32_t n_kv_heads, head_dim;
+    call_versions versions;
+    bool gathers;            /* blocks that are open, or all of them, are copied */
+    bool any_open;           /* entries below 0 */
+    uint32_t n_gathered, n_lists;
     cuda_buffer *gathered; /* their pages */
-    gather_list lists[2][2]; /* by kvant_role, SEALED or OPEN */
-    uint32_t n_parts;
-    uint8_t versions[KVANT_CUDA_MOST_PARTS][2]; /* of keys, of values */
-    int32_t *tables; /* staging: n_parts x batch x stride */
-    const int32_t *on_device; /* tables */
+    gather_list lists[KVANT_CUDA_MOST_LISTS];
+    int32_t *table;           /* staging: batch x stride, then the versions of keys, a byte each */
+    const int32_t *on_device; /* the same */
     const int32_t *lengths;   /* on the device */
     kvant_cuda_type type;     /* of queries and outputs */
-    bool steps;               /* the block of each sequence's next row is its number's page of those gathered */
-    const int32_t
-        *in_place; /* of steps: the plan's pages of these blocks; NULL: they are gathered */
-    bool any_open;            /* entries below 0 */
-    bool merged;
-    bool centers_back;                     /* keys are gathered with their centre */
-    uint32_t ends[2][KVANT_MAX_VERSIONS]; /* of keys' lists then: by state, where each version's blocks end */
+    bool steps; /* the block of each sequence's next row is its number's page of those gathered */
+    const int32_t *in_place; /* of steps: the plan's pages of these blocks; NULL: gathered */
 } attention_call;
 
 /* With buffers of the cache, for float queries. */
@@ -44,12 +53,15 @@ attention_call kvant_cuda_call_of(kvant_cache *cache, uint32_t layer, const int3
 /* Blocks of the longest sequence, what stride is at least. */
 uint32_t kvant_cuda_call_blocks(const attention_call *c);
 
-/* Finds blocks, versions and tables, copies these to the device and gathers pages. */
+/* Finds blocks, versions and the table, copies it to the device and gathers pages. */
 kvant_status kvant_cuda_call_stage(attention_call *c);
 
-/* The pages that were gathered; whether a part's keys have a centre. */
+/* Numbers of 32 bits in a table with its versions. */
+size_t kvant_cuda_call_words(const attention_call *c);
+
+/* The pages that were gathered; whether rows are gathered with their centre. */
 kvant_cuda_pages kvant_cuda_call_pages(const attention_call *c, int role);
-bool kvant_cuda_call_centred(const attention_call *c);
+bool kvant_cuda_call_centers_back(const attention_call *c, int role);
 
 /* Memory that run needs; then run only enqueues work. */
 kvant_status kvant_cuda_call_room(const attention_call *c);

@@ -6,7 +6,6 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "weights.h"
 
 #define MEMORY_ALIGN 256u /* of a part's arrays, as of the driver's allocations */
 #define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
@@ -81,58 +80,23 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, co
 
 /* Numbers */
 
-static kvant_cuda_tables tables_of(const cuda_part *part, uint32_t head)
+kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head)
 {
     kvant_cuda_tables tables = { .size = sizeof tables };
     kvant_cuda_codec_tables(part->tensor->codecs[head], &tables);
     return tables;
 }
 
-/* Where the numbers of a version begin: centre, scale, attention scale, turned centre. */
-static float *version_at(const cuda_part *part, uint32_t version)
-{
-    return part->numbers + 2 * part->tensor->n_kv_heads * part->n_weights +
-           4 * version * kvant_tensor_width(part->tensor);
-}
-
-static const float *weights_of(const cuda_part *part, bool inverse)
-{
-    const float *first = part->numbers + (inverse ? part->tensor->n_kv_heads * part->n_weights : 0);
-    return part->n_weights ? first : NULL;
-}
-
-/* W of transform= is of keys and takes the place of norm= (codec/site.c). */
-static kvant_status create_numbers(cuda_part *part)
-{
-    const kvant_tensor *tensor = part->tensor;
-    void *memory;
-    part->n_weights = tables_of(part, 0).n_weights;
-    const size_t n = tensor->n_kv_heads * part->n_weights,
-                 bytes = (2 * n + 4 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
-    part->numbers = memory;
-    for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = tables_of(part, head);
-        const size_t at = head * part->n_weights, size = part->n_weights * sizeof(float);
-        KVANT_FORWARD(kvant_cuda_said(
-            kvant_cuda_memory_copy(part->numbers + at, tables.weights, size, part->memory->stream), "weights"));
-        KVANT_FORWARD(kvant_cuda_said(
-            kvant_cuda_memory_copy(part->numbers + n + at, tables.inverse_weights, size, part->memory->stream),
-            "weights"));
-    }
-    return KVANT_OK;
-}
-
 static kvant_status create_feedback(cuda_part *part)
 {
     const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float), pivots = d * sizeof(float);
-    const uint32_t n = tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
+    const uint32_t n = kvant_cuda_tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
         KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
     part->feedback = memory;
     for (uint32_t head = 0; head < n; head++) {
-        const kvant_cuda_tables tables = tables_of(part, head);
+        const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
         float *at = part->feedback + head * (d + d * d);
         KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
         KVANT_FORWARD(
@@ -143,15 +107,18 @@ static kvant_status create_feedback(cuda_part *part)
 
 static kvant_status create_centroids(cuda_part *part)
 {
-    const size_t n = tables_of(part, 0).n_centroids, heads = n ? part->tensor->n_kv_heads : 0;
+    const size_t n = kvant_cuda_tables_of(part, 0).n_centroids,
+                 heads = n ? part->tensor->n_kv_heads : 0;
     void *memory = NULL;
     if (n)
         KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "memory for centroids"));
     part->centroids = memory;
     for (uint32_t head = 0; head < heads; head++)
-        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(part->centroids + head * n, tables_of(part, head).centroids,
-                                                             n * sizeof(float), part->memory->stream),
-                                      "centroids"));
+        KVANT_FORWARD(kvant_cuda_said(
+            kvant_cuda_memory_copy(part->centroids + head * n,
+                                   kvant_cuda_tables_of(part, head).centroids, n * sizeof(float),
+                                   part->memory->stream),
+            "centroids"));
     return KVANT_OK;
 }
 
@@ -197,118 +164,6 @@ kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back)
                                    .head_dim = d,
                                    .matrix = part->matrix + (back ? (size_t)d * d : 0),
                                    .matrix_stride = part->matrix_stride };
-}
-
-/* R W (c / s) of a version, behind its other numbers. */
-static void turn_center(const kvant_tensor *tensor, uint32_t version, float *numbers)
-{
-    const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        float x[KVANT_MAX_HEAD_DIM];
-        for (size_t j = 0; j < d; j++)
-            x[j] = numbers[head * d + j] / (tensor->versions[version].weights ? 1 : numbers[width + head * d + j]);
-        kvant_transform_forward(kvant_version_transform(tensor, version, head), kernels, NULL, x, numbers + 3 * width + head * d);
-    }
-}
-
-/* A kv head's matrices: R W and R W^-T. */
-static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_t head)
-{
-    const kvant_tensor *tensor = part->tensor;
-    const size_t size = (size_t)tensor->head_dim * tensor->head_dim, bytes = size * sizeof(float);
-    kvant_transform transform = tensor->codecs[head]->transform;
-    float *at = part->matrices[version] + head * size;
-    KVANT_FORWARD(kvant_version_weigh(tensor, version, head, &transform));
-    kvant_status status = kvant_cuda_memory_copy(at, transform.weights, bytes, part->memory->stream);
-    if (status == KVANT_OK)
-        status = kvant_cuda_memory_copy(at + tensor->n_kv_heads * size, transform.weights + size, bytes, part->memory->stream);
-    kvant_free(transform.weights);
-    return status;
-}
-
-/* What kernels are told of keys with a matrix is the same in all layers of a spec: the first one's codec. */
-static kvant_status create_full(cuda_part *part, uint32_t version)
-{
-    const kvant_tensor *tensor = part->tensor;
-    const cuda_memory *memory = part->memory;
-    for (const cuda_layer *l = memory->layers; l < memory->layers + memory->n_layers && !part->full; l++) {
-        const cuda_part *other = &l->parts[part->role];
-        part->full = other->codec == part->codec ? other->full : NULL;
-        part->full_open = other->codec == part->codec ? other->full_open : NULL;
-    }
-    if (part->full)
-        return KVANT_OK;
-    KVANT_FORWARD(kvant_version_codec(tensor, version, KVANT_NO_POSITION, 0, tensor->codecs[0], &part->made));
-    kvant_status status = kvant_cuda_codec_from(part->made, &part->full, NULL, 0);
-    return status == KVANT_OK ? kvant_cuda_codec_create_open(part->full, &part->full_open) : status;
-}
-
-static kvant_status upload_matrices(cuda_part *part, uint32_t version)
-{
-    const size_t d = part->tensor->head_dim, heads = part->tensor->n_kv_heads;
-    void *memory = part->matrices[version];
-    if (!part->tensor->versions[version].weights)
-        return KVANT_OK;
-    if (!memory)
-        KVANT_FORWARD(kvant_cuda_memory_new(&memory, 2 * heads * d * d * sizeof(float)));
-    part->matrices[version] = memory;
-    for (uint32_t head = 0; head < heads; head++)
-        KVANT_FORWARD(upload_head(part, version, head));
-    return part->full ? KVANT_OK : create_full(part, version);
-}
-
-static void upload_version(cuda_part *part, uint32_t version)
-{
-    const kvant_tensor *tensor = part->tensor;
-    const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
-    const bool diagonal = part->n_weights == d, scaled = kvant_version_affine(tensor, version, 0).scale != NULL;
-    float *numbers = part->memory->version;
-    memcpy(numbers, tensor->versions[version].center, 2 * width * sizeof *numbers);
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const float *inverse = tables_of(part, head).inverse_weights;
-        for (size_t j = 0; j < d; j++)
-            numbers[2 * width + head * d + j] =
-                (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
-    }
-    kvant_cuda_note(part->memory, kvant_version_prepare(part->tensor, version), "matrices");
-    if (kvant_version_affine(tensor, version, 0).center)
-        turn_center(tensor, version, numbers);
-    kvant_cuda_note(part->memory,
-                    kvant_cuda_memory_copy(version_at(part, version), numbers, 4 * width * sizeof *numbers,
-                                           part->memory->stream),
-                    "centres and scales");
-    kvant_cuda_note(part->memory, upload_matrices(part, version), "matrices");
-    part->stamps[version] = tensor->versions[version].stamp;
-}
-
-cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
-{
-    const kvant_tensor *tensor = part->tensor;
-    const kvant_affine used = kvant_version_affine(tensor, version, 0);
-    const size_t width = kvant_tensor_width(tensor);
-    const float *at = version_at(part, version);
-    const bool diagonal = part->n_weights == tensor->head_dim;
-    if (part->stamps[version] != tensor->versions[version].stamp)
-        upload_version(part, version);
-    cuda_version v = { .center = used.center ? at : NULL,
-                       .scale = used.scale ? at + width : NULL,
-                       .attention_scale = used.scale || diagonal ? at + 2 * width : NULL,
-                       .turned_center = used.center ? at + 3 * width : NULL,
-                       .weights = weights_of(part, false),
-                       .inverse_weights = weights_of(part, true),
-                       .codec = part->codec,
-                       .open_codec = part->open_codec,
-                       .full = part->n_weights > tensor->head_dim,
-                       .turns = kvant_cuda_turns(part, version) };
-    if (tensor->versions[version].weights && part->full) { /* else an error is noted */
-        v.weights = part->matrices[version];
-        v.inverse_weights = v.weights + width * tensor->head_dim;
-        v.codec = part->full;
-        v.open_codec = part->full_open;
-        v.full = true;
-    }
-    return v;
 }
 
 /* Memory */
@@ -427,7 +282,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
                                          part->n_unused * kvant_open_block_bytes(part->tensor));
     }
     KVANT_FORWARD(create_statistics(part));
-    KVANT_FORWARD(create_numbers(part));
+    KVANT_FORWARD(kvant_cuda_versions_create(part));
     KVANT_FORWARD(create_feedback(part));
     KVANT_FORWARD(create_centroids(part));
     return create_matrix(part);
@@ -502,22 +357,15 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
             kvant_cuda_codec_free(&part->codec);
             kvant_cuda_codec_free(&part->open_codec);
         }
-        if (part->made) {
-            kvant_cuda_codec_free(&part->full);
-            kvant_cuda_codec_free(&part->full_open);
-        }
-        kvant_codec_free(&part->made);
-        for (uint32_t version = 0; version < KVANT_MAX_VERSIONS; version++)
-            kvant_cuda_memory_free(part->matrices[version]);
-        kvant_cuda_memory_free(part->numbers);
+        kvant_cuda_versions_destroy(part);
         kvant_cuda_memory_free(part->feedback);
         kvant_cuda_memory_free(part->centroids);
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->statistics);
     }
-    void *device[] = { memory->pages,      memory->arguments,  memory->workspace,   memory->tables.at,
-                       memory->queries.at, memory->gathered.at, memory->partial.at,
-                       memory->turned.at,    memory->scratch.at };
+    void *device[] = { memory->pages,       memory->arguments,  memory->workspace,
+                       memory->tables.at,   memory->queries.at, memory->gathered.at,
+                       memory->turned.at,   memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_host_free(memory->refused);

@@ -1,6 +1,7 @@
 /* cuda_layers.h - what a cache keeps on a GPU.
  *
- *   cuda_layers.c     makes it: codecs, memory, centres and scales of versions
+ *   cuda_layers.c     makes it: codecs, memory, numbers of a calibration
+ *   cuda_versions.c   centres, scales and matrices of versions
  *   cuda_exact.c      fp16 pages of blocks that are encoded later, as the plan says
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages
@@ -25,9 +26,11 @@ typedef struct cuda_part {
     kvant_tensor *tensor;
     kvant_role role;
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
-    kvant_cuda_codec *full, *full_open;   /* the same for versions with a matrix; NULL: there was none */
-    kvant_codec *made;                    /* what these were made of */
+    kvant_cuda_codec *full, *full_open;   /* the same for matrices; NULL: there was none */
+    kvant_codec *made; /* what these were made of; NULL: they are another layer's */
     float *matrices[KVANT_MAX_VERSIONS];  /* device: of versions with one: R W, then R W^-1, of each kv head; NULL: none yet */
+    float *queries[KVANT_MAX_VERSIONS]; /* device: matrices of queries, of versions without one */
+    uint32_t query_stamps[KVANT_MAX_VERSIONS];
     bool owns_codecs;                     /* else an earlier layer's */
     void *pages;     /* in the memory's pages: of the tensor, then exact ones */
     float *floats;   /* there too: exact rows before they are rounded; NULL: not kept */
@@ -116,7 +119,7 @@ struct cuda_memory {
     size_t workspace_bytes;
     int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
     size_t staging_words, n_copied;
-    cuda_buffer tables, queries, gathered, partial, turned; /* turned: rows of a batch, values behind keys */
+    cuda_buffer tables, queries, gathered, turned; /* turned: rows of a batch, values behind keys */
     cuda_buffer scratch;                                     /* a workspace with room for unpacked pages */
     kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
@@ -193,6 +196,13 @@ static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t la
     return &((cuda_memory *)cache->memory)->layers[layer];
 }
 
+kvant_cuda_tables kvant_cuda_tables_of(const cuda_part *part, uint32_t head);
+
+/* cuda_versions.c */
+
+kvant_status kvant_cuda_versions_create(cuda_part *part);
+void kvant_cuda_versions_destroy(cuda_part *part);
+
 /* Centre and scale of a version on the device, of all kv heads, or NULL; attention_scale: what
  * queries or outputs are multiplied by; turned_center: R W (c / s); weights: of all kv heads, or NULL. Copies
  * them there when they have changed. full: weights are matrices, with the rotation; turns: kernels do not
@@ -204,6 +214,15 @@ typedef struct cuda_version {
 } cuda_version;
 
 cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
+
+/* Centres of all versions, each of all kv heads: as plain queries meet them, or turned, as queries
+ * that went through the matrix of a version do. A version without a centre has zeros. */
+const float *kvant_cuda_centers(const cuda_part *part, bool turned);
+
+/* Attention over keys of several versions gets queries that went through the matrix of each, with
+ * rotation and scale. So its codec of keys has no rotation. NULL: an error is noted. */
+const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version);
+const kvant_cuda_codec *kvant_cuda_full_codec(cuda_part *part);
 
 /* Rows through a part's dense rotation, or back. */
 kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back);
@@ -234,10 +253,4 @@ static inline kvant_status kvant_cuda_said(kvant_status status, const char *what
     return status == KVANT_OK
                ? status
                : kvant_fail(NULL, status, "cache on cuda: %s: %s", what, kvant_strerror(status));
-}
-
-/* Words of staging for tables of n blocks (cuda_attention.c). */
-static inline size_t kvant_cuda_staging_words(size_t batch, size_t n_blocks)
-{
-    return batch + (9 + KVANT_CUDA_MOST_PARTS) * n_blocks;
 }

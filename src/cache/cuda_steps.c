@@ -15,9 +15,7 @@
 
 typedef struct step_layer {
     cuda_buffer tables, pages;
-    uint32_t n_parts;
-    uint8_t versions[KVANT_CUDA_MOST_PARTS][2];
-    bool merged;
+    call_versions versions; /* of blocks; none is used: the layer has no tokens */
     uint8_t (*rows)[2]; /* per sequence: versions of its new rows */
 } step_layer;
 
@@ -208,35 +206,28 @@ static void find_versions(const attention_call *c, step_layer *layer)
     }
 }
 
-/* What run needs, so that it allocates and copies nothing; outputs are merged for sinks, too. */
-static kvant_status make_room(attention_call *c, bool dense)
-{
-    const size_t width = (size_t)c->p->n_heads * c->head_dim, rows = kvant_tensor_width(c->layer->parts[0].tensor);
-    c->merged = true;
-    KVANT_FORWARD(kvant_cuda_call_room(c));
-    for (uint32_t part = 0; part < c->n_parts; part++)
-        for (int role = 0; role < 2; role++)
-            kvant_cuda_version(&c->layer->parts[role], c->versions[part][role]);
-    if (!dense)
-        return KVANT_OK;
-    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, c->batch * width * sizeof(float), "memory for queries"));
-    return kvant_cuda_grow(&c->memory->turned, 2 * KVANT_CACHE_BATCH * rows * sizeof(float), "memory for rows");
-}
-
 static bool is_dense(const attention_call *c)
 {
+    return c->versions.through || c->layer->parts[KVANT_ROLE_V].matrix;
+}
+
+/* What run needs, so that it allocates and copies nothing. */
+static kvant_status make_room(attention_call *c)
+{
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
-    bool full = k->n_weights > c->head_dim;
-    for (uint32_t part = 0; part < c->n_parts; part++)
-        full |= k->tensor->versions[c->versions[part][KVANT_ROLE_K]].weights != NULL;
-    return k->matrix || v->matrix || full;
+    const size_t rows = kvant_tensor_width(k->tensor);
+    KVANT_FORWARD(kvant_cuda_call_room(c));
+    if (!k->matrix && !v->matrix)
+        return KVANT_OK;
+    return kvant_cuda_grow(&c->memory->turned, 2 * KVANT_CACHE_BATCH * rows * sizeof(float),
+                           "memory for rows");
 }
 
 static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number, kvant_steps_info *info)
 {
     const kvant_attention_problem p = problem_of(cache);
     step_layer *layer = &steps->layers[number];
-    layer->n_parts = 0;
+    layer->versions = (call_versions){ 0 };
     if (!cache->sequences[steps->sequences[0]].lengths[number])
         return KVANT_OK;
     attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, &p);
@@ -248,25 +239,24 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     c.in_place = steps->in_place ? steps->pages : NULL;
     c.gathered = &layer->pages;
     KVANT_FORWARD(kvant_cuda_call_stage(&c));
+    if (kvant_cuda_call_centers_back(&c, KVANT_ROLE_V))
+        return unsupported("values have several centres");
     find_versions(&c, layer);
-    layer->n_parts = c.n_parts;
-    layer->merged = c.merged;
-    memcpy(layer->versions, c.versions, sizeof layer->versions);
-    const size_t bytes = (size_t)c.n_parts * c.n_blocks * sizeof *c.tables;
+    layer->versions = c.versions;
+    const size_t bytes = kvant_cuda_call_words(&c) * sizeof *c.table;
     KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "memory for tables"));
-    KVANT_FORWARD(
-        kvant_cuda_said(kvant_cuda_memory_copy(layer->tables.at, c.tables, bytes, c.memory->stream), "tables"));
-    info->floats |= is_dense(&c) || c.merged;
-    return make_room(&c, is_dense(&c));
+    KVANT_FORWARD(kvant_cuda_said(
+        kvant_cuda_memory_copy(layer->tables.at, c.table, bytes, c.memory->stream), "tables"));
+    info->floats |= is_dense(&c);
+    return make_room(&c);
 }
 
 /* Which versions have matrices, and where: a version's number may have become another's. */
-static uint64_t fingerprint_matrices(const cuda_layer *l, const step_layer *layer, uint64_t state)
+static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uint64_t state)
 {
-    const cuda_part *k = &l->parts[KVANT_ROLE_K];
-    for (uint32_t part = 0; part < layer->n_parts; part++) {
-        const uint8_t version = layer->versions[part][KVANT_ROLE_K];
-        const void *at = k->tensor->versions[version].weights ? k->matrices[version] : NULL;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS && layer->versions.through; v++) {
+        const bool used = layer->versions.used[KVANT_ROLE_K] >> v & 1;
+        const void *at = used ? kvant_cuda_query_matrix(&l->parts[KVANT_ROLE_K], v) : NULL;
         state = kvant_fnv1a(state, &at, sizeof at);
     }
     return state;
@@ -276,15 +266,16 @@ static uint64_t fingerprint_matrices(const cuda_layer *l, const step_layer *laye
 static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
     const cuda_memory *memory = cache->memory;
-    const void *at[] = { memory->partial.at, memory->queries.at, memory->turned.at, steps->on_device.at };
+    const void *at[] = { memory->queries.at, memory->turned.at, steps->on_device.at };
     const uint32_t sizes[] = { steps->batch, steps->stride, steps->in_place };
     uint64_t state = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, at, sizeof at), sizes, sizeof sizes);
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         const step_layer *layer = &steps->layers[i];
         const void *own[] = { layer->tables.at, layer->pages.at };
-        if (!layer->n_parts)
+        if (!layer->versions.used[KVANT_ROLE_K])
             continue;
-        state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions, 2 * layer->n_parts);
+        state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions.used,
+                            sizeof layer->versions.used);
         state = kvant_fnv1a(state, layer->rows, steps->batch * sizeof *layer->rows);
         state = fingerprint_matrices(kvant_cuda_layer(cache, i), layer, state);
     }
@@ -405,9 +396,7 @@ static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_s
     c.n_gathered = steps->in_place ? 0 : steps->batch;
     c.gathered = &layer->pages;
     c.any_open = c.steps = true;
-    c.n_parts = layer->n_parts;
-    memcpy(c.versions, layer->versions, sizeof c.versions);
-    c.merged = layer->merged || (p->sinks && kvant_cuda_call_centred(&c));
+    c.versions = layer->versions;
     c.on_device = layer->tables.at;
     c.lengths = (const int32_t *)((const int64_t *)steps->on_device.at + steps->batch);
     c.type = (kvant_cuda_type)step->type;
@@ -416,9 +405,9 @@ static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_s
 
 static kvant_status run(attention_call *c, const kvant_step *step)
 {
-    if (c->p->logit_softcap > 0 && kvant_cuda_call_centred(c))
+    if (kvant_cuda_call_centers_back(c, KVANT_ROLE_K))
         return unsupported("keys have a centre, and scores a softcap");
-    if (step->type != KVANT_CUDA_F32 && (c->merged || is_dense(c)))
+    if (step->type != KVANT_CUDA_F32 && is_dense(c))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: KVANT_CUDA_F32 is needed here");
     KVANT_FORWARD(append_all(c, step));
     return kvant_cuda_call_run(c);
@@ -428,7 +417,8 @@ kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_ste
 {
     cuda_memory *memory = cache->memory;
     const kvant_cuda_stream stream = memory->stream;
-    if (!memory->steps || !memory->steps->n_left || !memory->steps->layers[layer].n_parts)
+    if (!memory->steps || !memory->steps->n_left ||
+        !memory->steps->layers[layer].versions.used[KVANT_ROLE_K])
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: begin first");
     kvant_attention_problem p = problem_of(cache);
     p.q = step->q, p.out = step->out, p.window = step->window, p.scale = step->scale;

@@ -125,6 +125,7 @@ typedef struct kvant_page_device {
 struct kvant_tensor {
     const kvant_page_device *device; /* NULL: pages lie in the computer's memory */
     void *device_context;
+    size_t device_bytes; /* of matrices that the device made of versions without one */
     uint8_t *staging; /* of a device: the open page and the sealed pages of one block */
     const kvant_codec **codecs; /* per kv head */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */

@@ -315,18 +315,38 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
-/* Matrices are worth one more, and more where positions turn keys. A GPU has room for fewer pairs of
- * versions (KVANT_CUDA_MOST_PARTS). */
+/* A call of attention on a GPU knows one centre and one scale of values. So their second version is
+ * the last that is learnt. */
+static bool learns_once(const kvant_tensor *tensor)
+{
+    return tensor->device && kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
+}
+
+/* Matrices are worth one more, and more where positions turn keys. On a GPU, where a matrix of keys
+ * takes eight times the memory of its triangles, there are no more. */
 uint32_t kvant_versions_at_most(const kvant_tensor *tensor)
 {
+    if (learns_once(tensor))
+        return 2;
     if (!tensor->learning || tensor->device)
         return VERSIONS;
     return tensor->learning->turn ? KVANT_MAX_VERSIONS : VERSIONS + 1;
 }
 
+/* Versions that blocks from elsewhere can bring. On a GPU values may have several centres, which
+ * makes attention slow, but one scale. */
+static uint32_t found_at_most(const kvant_tensor *tensor)
+{
+    if (learns_once(tensor) && kvant_tensor_codec_info(tensor)->norm == KVANT_NORM_FIRST)
+        return 2;
+    return tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : VERSIONS;
+}
+
 static bool is_unused(const kvant_tensor *tensor, uint32_t version)
 {
-    return !tensor->versions[version].alive || (!tensor->versions[version].n_blocks && version != tensor->newest);
+    return !tensor->versions[version].alive ||
+           (!tensor->versions[version].n_blocks &&
+            (version != tensor->newest || learns_once(tensor)));
 }
 
 /* A version that no block uses, or NULL. */
@@ -391,7 +411,7 @@ kvant_status kvant_version_find(kvant_tensor *tensor, const kvant_version_number
             return KVANT_OK;
     }
     /* Blocks may come before their rope does. */
-    kvant_tensor_version *found = unused(tensor, tensor->learning && !tensor->device ? KVANT_MAX_VERSIONS : VERSIONS);
+    kvant_tensor_version *found = unused(tensor, found_at_most(tensor));
     KVANT_RETURN_IF(!found, KVANT_ERR_FULL);
     if (numbers->triangles)
         KVANT_FORWARD(make_weights(tensor, numbers, &weights));

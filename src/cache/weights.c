@@ -183,7 +183,7 @@ static size_t version_bytes(const kvant_tensor *tensor, bool has_centers)
 
 size_t kvant_weights_bytes(const kvant_tensor *tensor)
 {
-    size_t bytes = 0;
+    size_t bytes = tensor->device_bytes;
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
         const kvant_weights *weights = tensor->versions[v].weights;
         bytes += weights ? version_bytes(tensor, weights->centers != NULL) : 0;

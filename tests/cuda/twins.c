@@ -18,6 +18,18 @@ static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, const s
     return cache;
 }
 
+/* Values of a GPU learn once. The CPU's further versions count as taken. */
+static void take_versions(const kvant_cache *cache)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t v = 2; v < 4; v++) {
+            kvant_tensor_version *version =
+                &kvant_cache_tensor(cache, layer, KVANT_ROLE_V)[0]->versions[v];
+            version->alive = true;
+            version->n_blocks = 1;
+        }
+}
+
 void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
 {
     kvant_scheme_params params = { .size = sizeof params,
@@ -29,6 +41,7 @@ void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
     if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
         fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
     t->cpu = make_cache(t->scheme, "cpu", spec, n_sequences, false);
+    take_versions(t->cpu);
     t->gpu = make_cache(t->scheme, "cuda:0", spec, n_sequences, spec->asynchronous);
     t->room = kvant_cache_export_size(t->cpu);
     assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
