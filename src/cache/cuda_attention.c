@@ -405,7 +405,7 @@ static kvant_status take_queries(const attention_call *c, kvant_cuda_attention_a
 {
     cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     kvant_cuda_query_args queries = { .size = sizeof queries,
-                                      .k_codec = kvant_cuda_full_codec(keys),
+                                      .k_codec = keys->full ? keys->full : keys->codec,
                                       .batch = c->batch * args->query_tokens,
                                       .n_heads = args->n_heads,
                                       .n_kv_heads = args->n_kv_heads,
@@ -422,7 +422,6 @@ static kvant_status take_queries(const attention_call *c, kvant_cuda_attention_a
         *matrix = kvant_cuda_query_matrix(keys, v);
         args->q_numbers[v] = n++;
     }
-    KVANT_FORWARD(kvant_cuda_said(c->memory->status, c->memory->failed));
     queries.n_further = n - 1u;
     args->k_codec = queries.k_codec;
     args->k_scale = NULL;
@@ -535,8 +534,13 @@ static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
 
 kvant_status kvant_cuda_call_room(const attention_call *c)
 {
-    const size_t rows = (size_t)c->batch * c->p->n_queries,
-                 n = c->versions.through ? kvant_count_slots(c->versions.used[KVANT_ROLE_K]) : 0;
+    const size_t rows = (size_t)c->batch * c->p->n_queries;
+    uint32_t n = 0;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS && c->versions.through; v++)
+        if (c->versions.used[KVANT_ROLE_K] >> v & 1) {
+            KVANT_FORWARD(kvant_cuda_make_queries(&c->layer->parts[KVANT_ROLE_K], v));
+            n++;
+        }
     return kvant_cuda_grow(&c->memory->queries, n * rows * width_of(c) * sizeof(float),
                            "memory for queries");
 }

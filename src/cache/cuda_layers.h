@@ -220,9 +220,10 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
 const float *kvant_cuda_centers(const cuda_part *part, bool turned);
 
 /* Attention over keys of several versions gets queries that went through the matrix of each, with
- * rotation and scale. So its codec of keys has no rotation. NULL: an error is noted. */
+ * rotation and scale. So its codec of keys has no rotation: `full`, or that of a matrix from a file.
+ * kvant_cuda_make_queries makes what is missing, the codec included. */
+kvant_status kvant_cuda_make_queries(cuda_part *part, uint32_t version);
 const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version);
-const kvant_cuda_codec *kvant_cuda_full_codec(cuda_part *part);
 
 /* Rows through a part's dense rotation, or back. */
 kvant_cuda_turn_args kvant_cuda_turn_of(const cuda_part *part, bool back);

@@ -81,6 +81,17 @@ static kvant_status upload_head(const cuda_part *part, uint32_t version, uint32_
     return status;
 }
 
+static void free_full(cuda_part *part)
+{
+    if (!part->made)
+        return;
+    kvant_cuda_codec_free(&part->full);
+    kvant_cuda_codec_free(&part->full_open);
+    kvant_free(part->made->transform.weights);
+    kvant_free(part->made);
+    part->made = NULL;
+}
+
 /* The codec with a W of ones. Kernels leave a rotation that W holds to W, and W to their caller. */
 static kvant_status make_full(cuda_part *part)
 {
@@ -105,7 +116,6 @@ static kvant_status make_full(cuda_part *part)
 static kvant_status create_full(cuda_part *part)
 {
     const cuda_memory *memory = part->memory;
-    KVANT_FORWARD(memory->status);
     for (const cuda_layer *l = memory->layers; l < memory->layers + memory->n_layers && !part->full; l++) {
         const cuda_part *other = &l->parts[part->role];
         part->full = other->codec == part->codec ? other->full : NULL;
@@ -113,9 +123,14 @@ static kvant_status create_full(cuda_part *part)
     }
     if (part->full)
         return KVANT_OK;
-    KVANT_FORWARD(make_full(part));
-    kvant_status status = kvant_cuda_codec_from(part->made, &part->full, NULL, 0);
-    return status == KVANT_OK ? kvant_cuda_codec_create_open(part->full, &part->full_open) : status;
+    kvant_status status = make_full(part);
+    if (status == KVANT_OK)
+        status = kvant_cuda_codec_from(part->made, &part->full, NULL, 0);
+    if (status == KVANT_OK)
+        status = kvant_cuda_codec_create_open(part->full, &part->full_open);
+    if (status != KVANT_OK)
+        free_full(part);
+    return status;
 }
 
 static kvant_status upload_matrices(cuda_part *part, uint32_t version)
@@ -192,15 +207,6 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
 
 /* Queries */
 
-const kvant_cuda_codec *kvant_cuda_full_codec(cuda_part *part)
-{
-    if (part->n_weights > part->tensor->head_dim)
-        return part->codec;
-    if (!part->full)
-        kvant_cuda_note(part->memory, create_full(part), "a codec of queries");
-    return part->full;
-}
-
 /* R diag(s) of a kv head. Row i is what becomes of channel i's unit vector. */
 static kvant_status upload_queries(const cuda_part *part, uint32_t version, uint32_t head,
                                    float *to)
@@ -241,24 +247,26 @@ static kvant_status make_queries(cuda_part *part, uint32_t version)
     return KVANT_OK;
 }
 
+kvant_status kvant_cuda_make_queries(cuda_part *part, uint32_t version)
+{
+    const bool file = part->n_weights > part->tensor->head_dim;
+    if (!file && !part->full)
+        KVANT_FORWARD(kvant_cuda_said(create_full(part), "a codec of queries"));
+    if (kvant_cuda_version(part, version).full ||
+        part->query_stamps[version] == part->tensor->versions[version].stamp)
+        return KVANT_OK;
+    return kvant_cuda_said(make_queries(part, version), "matrices of queries");
+}
+
 const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version)
 {
     const cuda_version v = kvant_cuda_version(part, version);
-    if (v.full)
-        return v.inverse_weights;
-    if (part->query_stamps[version] != part->tensor->versions[version].stamp)
-        kvant_cuda_note(part->memory, make_queries(part, version), "matrices");
-    return part->queries[version];
+    return v.full ? v.inverse_weights : part->queries[version];
 }
 
 void kvant_cuda_versions_destroy(cuda_part *part)
 {
-    if (part->made) {
-        kvant_cuda_codec_free(&part->full);
-        kvant_cuda_codec_free(&part->full_open);
-        kvant_free(part->made->transform.weights);
-        kvant_free(part->made);
-    }
+    free_full(part);
     for (uint32_t version = 0; version < KVANT_MAX_VERSIONS; version++) {
         kvant_cuda_memory_free(part->matrices[version]);
         kvant_cuda_memory_free(part->queries[version]);
