@@ -22,7 +22,7 @@
  *
  * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers, rows
  * as their codec transforms them (format.md). Open pages have a codec of their own
- * (kvant_cuda_codec_create_open) and a pool of their own. Append, decode and copy work on both
+ * (kvant_cuda_codec_create_open) and a pool of their own. Append and decode work on both
  * kinds; attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows,
  * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
  * token may also be appended to directly.
@@ -380,32 +380,6 @@ KVANT_API kvant_status kvant_cuda_fill_marked(const kvant_cuda_marked_args *args
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
-/* ---- parts of a sequence ---- */
-
-#define KVANT_CUDA_MOST_PARTS 16u
-
-/* Attention over parts of a sequence, each by a call of its own with an lse and without sinks, made whole: parts differ
- * in the centre c of their keys, or in their matrix. Keys with a centre lack <q, c> in their scores, which a softmax
- * ignores, but neither sinks do nor other parts. So scale * <q, c> is added to each part's log-sum-exp; then parts are
- * weighed by these, and the sinks. One part alone may be its own output: with sinks, or for the lse. */
-typedef struct kvant_cuda_merge_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_merge_args) */
-    uint32_t n_parts, n_queries, n_heads, n_kv_heads, head_dim; /* at most KVANT_CUDA_MOST_PARTS parts */
-    const float *outs; /* n_parts x n_queries x n_heads x head_dim, contiguous */
-    const float *lses; /* n_parts x n_queries x n_heads */
-    const float *centers[KVANT_CUDA_MOST_PARTS]; /* of each part's keys: n_kv_heads x head_dim, or NULL */
-    const float *q; /* n_queries x n_heads x head_dim, as the model has them */
-    size_t q_token_stride, q_head_stride;
-    float scale;
-    const float *sinks; /* n_heads, or NULL */
-    float *out;
-    size_t out_token_stride, out_head_stride;
-    float *lse; /* n_queries x n_heads, or NULL */
-} kvant_cuda_merge_args;
-
-/* KVANT_ERR_ARGUMENT for no part or no query, or too many of them. */
-KVANT_API kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream);
-
 /* ---- attention over rows in ggml's block formats ---- */
 
 /* The row of (token, kv head) of a sequence; strides in bytes. Pointer and strides are multiples of a row's bytes'
@@ -510,12 +484,6 @@ typedef struct kvant_cuda_decode_args {
 /* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre
  * added. */
 KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream);
-
-/* Copies block from[i] to block to[i] for i < n (device arrays; no block may be both a source and a
- * target). */
-KVANT_API kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
-                                              const int32_t *from, const int32_t *to, uint32_t n,
-                                              kvant_cuda_stream stream);
 
 KVANT_END_C
 

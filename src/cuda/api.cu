@@ -1,4 +1,4 @@
-/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches,
+/* api.cu - the functions of cuda.h that write and decode pages: argument checks and launches,
  * no arithmetic. attention/launch.cu has the functions of attention. */
 #include "any/any.h"
 #include "centers.h"
@@ -377,19 +377,4 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return status;
     return from_cuda(
         launch_decode(p, placed, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
-}
-
-kvant_status kvant_cuda_table_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
-                                          const int32_t *from, const int32_t *to, uint32_t n,
-                                          kvant_cuda_stream stream)
-{
-    if (!pages || !from || !to || page_bytes == 0 || page_bytes % 16 != 0 || n_kv_heads == 0 ||
-        n_kv_heads > MAX_GRID_Y || n > INT_MAX || !valid_pages(*pages, page_bytes, n_kv_heads))
-        return KVANT_ERR_ARGUMENT;
-    if (n == 0)
-        return KVANT_OK;
-    CopyArgs p{
-        static_cast<uint8_t *>(pages->base), pages->block_stride, pages->head_stride, page_bytes, from, to
-    };
-    return from_cuda(launch_copy(p, n, n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

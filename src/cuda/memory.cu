@@ -1,9 +1,6 @@
 /* memory.cu - what only libkvant's own caches need of the current GPU: allocation, copies, zeros,
- * the largest of many numbers, what centres and
- * scales are learnt from, and attention made whole of parts. */
+ * the largest of many numbers, and what centres and scales are learnt from. */
 #include "checks.h"
-#include "launch.h"
-#include "ptx.cuh"
 #include "rotate.cuh"
 #include "table.h"
 
@@ -45,58 +42,6 @@ __global__ void __launch_bounds__(THREADS) note_kernel(const __grid_constant__ k
         most = first || x > most ? x : most;
     }
     args.sum[at] = sum, args.min[at] = least, args.max[at] = most;
-}
-
-/* The natural logarithm of a part's sum, <q, c> added. By a warp. */
-__device__ float lse_of(const kvant_cuda_merge_args &args, uint32_t part, uint32_t query, uint32_t head, int lane)
-{
-    const float lse = args.lses[((size_t)part * args.n_queries + query) * args.n_heads + head];
-    if (!args.centers[part])
-        return lse;
-    const float *q = args.q + query * args.q_token_stride + head * args.q_head_stride,
-                *c = args.centers[part] + (size_t)(head / (args.n_heads / args.n_kv_heads)) * args.head_dim;
-    float sum = 0;
-    for (uint32_t j = lane; j < args.head_dim; j += 32)
-        sum = fmaf(q[j], c[j], sum);
-    for (int k = 16; k > 0; k /= 2)
-        sum += __shfl_xor_sync(kvant::FULL, sum, k);
-    return lse + args.scale * sum;
-}
-
-/* A warp takes a query token of a head. A query that sees nothing gives zeros. */
-__global__ void __launch_bounds__(THREADS) merge_kernel(const __grid_constant__ kvant_cuda_merge_args args)
-{
-    const uint32_t at = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, query = at / args.n_heads,
-                   head = at % args.n_heads;
-    const int lane = threadIdx.x % 32;
-    kvant::begin_next();
-    kvant::wait_for_former();
-    if (query >= args.n_queries)
-        return;
-    float weights[KVANT_CUDA_MOST_PARTS], top = args.sinks ? args.sinks[head] : -INFINITY, sum = 0;
-    for (uint32_t part = 0; part < args.n_parts; part++) {
-        weights[part] = lse_of(args, part, query, head, lane);
-        top = fmaxf(top, weights[part]);
-    }
-    const bool any = top > -INFINITY;
-    if (any && args.sinks)
-        sum = expf(args.sinks[head] - top);
-    for (uint32_t part = 0; part < args.n_parts; part++) {
-        weights[part] = any ? expf(weights[part] - top) : 0;
-        sum += weights[part];
-    }
-    const float inverse = any ? 1 / sum : 0;
-    for (uint32_t j = lane; j < args.head_dim; j += 32) {
-        float x = 0;
-        for (uint32_t part = 0; part < args.n_parts; part++)
-            if (weights[part] != 0) /* else nothing of the sequence was seen, and what stands there is no number */
-                x = fmaf(weights[part],
-                         args.outs[(((size_t)part * args.n_queries + query) * args.n_heads + head) * args.head_dim + j],
-                         x);
-        args.out[query * args.out_token_stride + head * args.out_head_stride + j] = x * inverse;
-    }
-    if (args.lse && lane == 0)
-        args.lse[(size_t)query * args.n_heads + head] = any ? top + logf(sum) : -INFINITY;
 }
 
 cudaStream_t stream_of(kvant_cuda_stream stream)
@@ -189,15 +134,4 @@ kvant_status kvant_cuda_table_note_rows(const kvant_cuda_note_args *args, kvant_
     note_kernel<<<dim3((uint32_t)((args->width + THREADS - 1) / THREADS), args->parts), THREADS, 0, stream_of(stream)>>>(
         *args);
     return from_cuda(cudaGetLastError());
-}
-
-kvant_status kvant_cuda_table_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
-{
-    const uint64_t rows = args && args->size == sizeof *args ? (uint64_t)args->n_queries * args->n_heads : 0;
-    if (rows == 0 || !args->n_kv_heads || args->n_heads % args->n_kv_heads || rows > INT32_MAX || args->n_parts == 0 || args->n_parts > KVANT_CUDA_MOST_PARTS)
-        return KVANT_ERR_ARGUMENT;
-    kvant_cuda_merge_args p = *args;
-    void *parameters[] = { &p };
-    return from_cuda(kvant::launch_early((const void *)merge_kernel, dim3((uint32_t)((rows + THREADS / 32 - 1) / (THREADS / 32))), THREADS,
-                                         parameters, 0, stream_of(stream)));
 }

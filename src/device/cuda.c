@@ -252,7 +252,6 @@ TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
 TABLE_CALL(center_rows, kvant_cuda_center_rows_args, out)
 TABLE_CALL(page_offsets, kvant_cuda_page_offsets_args, offsets)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
-TABLE_CALL(merge, kvant_cuda_merge_args, lse)
 
 /* A call that the table takes as it is. */
 #define FORWARD(name, parameters, arguments)                                                                       \
@@ -261,11 +260,6 @@ TABLE_CALL(merge, kvant_cuda_merge_args, lse)
         const kvant_cuda_table *table = open_door(NULL);                                                           \
         return table ? table->name arguments : KVANT_ERR_UNSUPPORTED;                                              \
     }
-
-FORWARD(copy_blocks,
-        (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from, const int32_t *to,
-         uint32_t n, kvant_cuda_stream stream),
-        (pages, page_bytes, n_kv_heads, from, to, n, stream))
 
 /* memory.h */
 

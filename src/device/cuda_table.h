@@ -44,9 +44,6 @@ extern "C" {
     X(kvant_status, center_rows, (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))              \
     X(kvant_status, page_offsets, (const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream))            \
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
-    X(kvant_status, copy_blocks,                                                                                   \
-      (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,                 \
-       const int32_t *to, uint32_t n, kvant_cuda_stream stream))                                                   \
     X(kvant_status, device_current, (int *device))                                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                                     \
     X(void, memory_free, (void *memory))                                                                           \
@@ -58,7 +55,6 @@ extern "C" {
     X(kvant_status, largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream))        \
     X(kvant_status, note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream))                       \
     X(kvant_status, turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream))                            \
-    X(kvant_status, merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream))                          \
     X(kvant_status, index_create, (const kvant_cuda_index_args *args, kvant_cuda_index **index))                   \
     X(void, index_free, (kvant_cuda_index * *index))                                                               \
     X(kvant_status, index_put, (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes))           \

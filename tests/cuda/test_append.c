@@ -408,30 +408,6 @@ static void test_refused_rows(void **unused)
         }
 }
 
-static void test_copy_blocks(void **unused)
-{
-    (void)unused;
-    test_cache cache;
-    cache_open(&cache, "int-4", "int-4", 96, 2, 5, 0);
-    size_t bytes = cache.block_bytes * 5;
-    for (size_t i = 0; i < bytes; i++)
-        cache.pool[i] = (uint8_t)random_bits();
-    check_cuda(cudaMemcpy(cache.gpu_pool, cache.pool, bytes, cudaMemcpyHostToDevice));
-    int32_t from[2] = { 3, 0 }, to[2] = { 1, 4 };
-    void *gpu_from = device_copy(from, sizeof from), *gpu_to = device_copy(to, sizeof to);
-    kvant_cuda_pages pages = cache_pages(&cache, KVANT_ROLE_V);
-    assert_int_equal(kvant_cuda_copy_blocks(&pages, cache.v_info.page_bytes, 2, gpu_from, gpu_to, 2, NULL),
-                     KVANT_OK);
-    for (int i = 0; i < 2; i++)
-        for (uint32_t h = 0; h < 2; h++)
-            memcpy(cache_page(&cache, KVANT_ROLE_V, (uint32_t)to[i], h),
-                   cache_page(&cache, KVANT_ROLE_V, (uint32_t)from[i], h), cache.v_info.page_bytes);
-    compare_pools(&cache, &(append_case){ "int-4", 96, 0, KVANT_CUDA_F32, 0, false });
-    cudaFree(gpu_from);
-    cudaFree(gpu_to);
-    cache_close(&cache);
-}
-
 int main(int argc, char **argv)
 {
     if (!begin_tests(argc, argv))
@@ -442,7 +418,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
-        cmocka_unit_test(test_copy_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

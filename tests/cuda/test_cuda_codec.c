@@ -267,7 +267,6 @@ static void test_argument_checks(void **unused)
     assert_int_equal(kvant_cuda_attention(&attention, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_cuda_decode(&decode, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_copy_blocks(NULL, 64, 1, NULL, NULL, 1, NULL), KVANT_ERR_ARGUMENT);
 }
 
 int main(void)

@@ -21,15 +21,8 @@ struct DecodeArgs {
     bool transformed;
 };
 
-struct CopyArgs {
-    uint8_t *base;
-    size_t block_stride, head_stride, page_bytes;
-    const int32_t *from, *to;
-};
-
 /* codec: of args.codec, which may lack its transform. */
 cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,
                           uint32_t n_kv_heads, cudaStream_t stream);
-cudaError_t launch_copy(const CopyArgs &args, uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
 
 } // namespace kvant

@@ -26,14 +26,6 @@ typedef struct host_control {
     size_t shared_limit;
 } host_control;
 
-/* Arguments of copy_blocks, which has no struct of its own. */
-typedef struct host_copied {
-    kvant_cuda_pages pages;
-    size_t page_bytes;
-    const int32_t *from, *to;
-    uint32_t n_kv_heads, n;
-} host_copied;
-
 typedef host_control *host_control_fn(void);
 
 #define HOST_CONTROL_FUNCTION "host_control_get"

@@ -36,7 +36,6 @@ bool host_answers(const char *function, const void *arguments, size_t size, kvan
 typedef void host_work(void *data);
 #define HOST_RUN(name, type) host_work host_run_##name;
 HOST_RECORDED(HOST_RUN)
-HOST_RUN(merge, kvant_cuda_merge_args)
 #undef HOST_RUN
 
 /* A function of the driver: a program that opens this library finds it by name, so no header declares it. */

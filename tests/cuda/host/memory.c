@@ -5,14 +5,6 @@
 
 #include "internal.h"
 
-/* No test with the stand-in copies blocks. */
-kvant_status host_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,
-                              const int32_t *to, uint32_t n, kvant_cuda_stream stream)
-{
-    const host_copied given = { *pages, page_bytes, from, to, n_kv_heads, n };
-    return host_answers(__func__, &given, sizeof given, stream) ? host.answer : KVANT_ERR_UNSUPPORTED;
-}
-
 kvant_status host_device_current(int *device)
 {
     *device = 0;

@@ -310,4 +310,3 @@ EXPORT(int, cuEventRecord, (event *e, void *handle))
         host_##name(args, &n_launches);                                                                            \
     }
 HOST_RECORDED(RUN)
-RUN(merge, kvant_cuda_merge_args)
