@@ -276,6 +276,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
+    part->tensor->half_rows = kvant_cuda_has_exact(part);
     if (part->n_unused) {
         part->tensor->sink_blocks = 0;
         part->tensor->open = (uint8_t *)((uintptr_t)part->tensor->open -

@@ -141,6 +141,7 @@ struct kvant_tensor {
     uint32_t step_rows;     /* of a write, that stay open until the next one; 0: there is no exact part */
     bool always_open;       /* rows pass through open pages */
     bool learns;            /* center=first or norm=first */
+    bool half_rows;         /* a device stores rows as fp16 in pages of its own, too */
     bool any_written;
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;

@@ -97,8 +97,13 @@ static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t
     float room[KVANT_MAX_HEAD_DIM];
     kvant_affine affine = kvant_affine_at(tensor, version, head, position_for(job, r), room);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
-    return kvant_codec_check_rows(codec, kvant_version_transform(tensor, version, head), job->kernels, &affine, rows, job->stride, r->n,
-                                  goes_through_open(tensor, r->block, version));
+    const kvant_transform *transform = kvant_version_transform(tensor, version, head);
+    const bool open = goes_through_open(tensor, r->block, version);
+    if (tensor->half_rows && !open)
+        KVANT_FORWARD(kvant_codec_check_rows(codec, transform, job->kernels, &affine, rows,
+                                             job->stride, r->n, true));
+    return kvant_codec_check_rows(codec, transform, job->kernels, &affine, rows, job->stride, r->n,
+                                  open);
 }
 
 /* A block may keep its version when its rows do not fit the one it should get. */

@@ -246,6 +246,18 @@ static void refuse_rows(const spec_pair *pair)
     twins_free(&t);
 }
 
+static void rows_beyond_half_are_refused(void **unused)
+{
+    (void)unused;
+    static const spec_pair pairs_of[] = {
+        { .k = "trellis-4", .v = "trellis-4" },
+        { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3" },
+        { .preset = "balanced", .k = "trellis-4:transform=file", .v = "trellis-4", .calibrated = true },
+    };
+    for (size_t i = 0; i < sizeof pairs_of / sizeof *pairs_of; i++)
+        twins_beyond_half(&pairs_of[i]);
+}
+
 /* The next call says so, and the slots keep what they had: nothing. */
 static void refuse_rows_later(const spec_pair *pair)
 {
@@ -549,6 +561,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(heads_differ),
 #endif
         cmocka_unit_test(refused_rows_leave_no_trace),
+        cmocka_unit_test(rows_beyond_half_are_refused),
         cmocka_unit_test(cut_blocks_are_sealed_again),
         cmocka_unit_test(cut_sequences_export_their_tokens),
         cmocka_unit_test(blocks_change_devices),

@@ -76,6 +76,8 @@ void twins_read(twins *t, int32_t s);
 /* A preset's cache: which rows are exact, and that codes are the CPU's (twins_exact.c). */
 void twins_exact(const spec_pair *spec);
 void twins_plain_keys(void);
+/* Rows that a codec could hold, but not fp16, are refused. */
+void twins_beyond_half(const spec_pair *spec);
 /* n newest tokens' attention, against a softmax over rows. */
 void twins_attend_rows(twins *t, int32_t s, uint32_t n);
 

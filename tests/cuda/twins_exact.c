@@ -205,6 +205,45 @@ void twins_exact(const spec_pair *spec)
         append_long(spec, &g);
 }
 
+/* A row of tensor's kv head 0 whose transformed row is one number that fp16 cannot hold. Its
+ * root mean square, the scale of codecs, is 2^17 / sqrt(DIM), which fp16 holds. */
+static void make_spike(const kvant_tensor *tensor, float row[WIDTH])
+{
+    const kvant_affine affine = kvant_version_affine(tensor, tensor->newest, 0);
+    const float y[DIM] = { 0x1p17f };
+    kvant_transform_inverse(kvant_version_transform(tensor, tensor->newest, 0),
+                            kvant_kernels_get(KVANT_CPU_AUTO), &affine, y, row);
+}
+
+/* A cache with an exact part on both devices refuses such rows on both. Codecs with a search alone have
+ * fp16 pages on a GPU only. */
+void twins_beyond_half(const spec_pair *spec)
+{
+    twins t;
+    twins_new(&t, spec, SEQUENCES);
+    kvant_sequence_create(t.cpu);
+    kvant_sequence_create(t.gpu);
+    assert_true(twins_append(&t, 0, 200));
+    for (int role = 0; role < 2; role++) {
+        float *rows[] = { random_rows(7 * WIDTH, 0.5f), random_rows(7 * WIDTH, 0.5f) };
+        const kvant_tensor *tensor = kvant_cache_tensor(t.gpu, 0, (kvant_role)role)[0];
+        make_spike(tensor, rows[role] + 5 * WIDTH);
+        void *k = device_copy(rows[0], 7 * WIDTH * sizeof(float)),
+             *v = device_copy(rows[1], 7 * WIDTH * sizeof(float));
+        if (spec->preset)
+            assert_int_equal(kvant_cache_append(t.cpu, 0, 0, rows[0], rows[1], 7), KVANT_ERR_RANGE);
+        assert_int_equal(kvant_cache_append(t.gpu, 0, 0, k, v, 7), KVANT_ERR_RANGE);
+        assert_int_equal(twins_length(&t, 0), 200);
+        cudaFree(k);
+        cudaFree(v);
+        free(rows[0]);
+        free(rows[1]);
+    }
+    twins_append(&t, 0, 30);
+    twins_compare(&t);
+    twins_free(&t);
+}
+
 static void save_plain_keys(const char *path)
 {
     kvant_settings_layer layers[2 * LAYERS];
