@@ -252,7 +252,10 @@ static void rows_beyond_half_are_refused(void **unused)
     static const spec_pair pairs_of[] = {
         { .k = "trellis-4", .v = "trellis-4" },
         { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3" },
-        { .preset = "balanced", .k = "trellis-4:transform=file", .v = "trellis-4", .calibrated = true },
+        { .preset = "balanced",
+          .k = "trellis-4:transform=file",
+          .v = "trellis-4",
+          .calibrated = true },
     };
     for (size_t i = 0; i < sizeof pairs_of / sizeof *pairs_of; i++)
         twins_beyond_half(&pairs_of[i]);
@@ -523,6 +526,24 @@ static void first_and_newest_tokens_are_exact(void **unused)
     twins_plain_keys();
 }
 
+/* Blocks with scales, matrices or centres of different texts are attended to in one call. */
+static void versions_share_a_call(void **unused)
+{
+    (void)unused;
+    static const spec_pair sharing[] = {
+        { .k = "int-4:center=first,norm=first", .v = "int-4" },
+        { .k = "turboquant-4:center=first", .v = "trellis-4" },
+        { .k = "turboquant-4:rotate=dense,center=first,norm=first", .v = "int-4" },
+        { .k = "trellis-4:transform=first", .v = "trellis-4" },
+        { .k = "int-4:center=first,norm=first", .v = "int-4:center=first" },
+        { .k = "int-4", .v = "turboquant-4:rotate=dense,center=first" },
+    };
+    static const spec_pair scaled = { .k = "int-4", .v = "int-4:norm=first" };
+    for (size_t i = 0; i < sizeof sharing / sizeof *sharing; i++)
+        twins_versions(&sharing[i]);
+    twins_scales(&scaled);
+}
+
 /* With pages for the exact part of one sequence of 640 tokens, which four sequences share. */
 static void presets_agree(void **unused)
 {
@@ -570,6 +591,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(matrices_agree),
         cmocka_unit_test(first_and_newest_tokens_are_exact),
         cmocka_unit_test(presets_agree),
+        cmocka_unit_test(versions_share_a_call),
     };
     return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
 }

@@ -76,6 +76,12 @@ void twins_read(twins *t, int32_t s);
 /* A preset's cache: which rows are exact, and that codes are the CPU's (twins_exact.c). */
 void twins_exact(const spec_pair *spec);
 void twins_plain_keys(void);
+/* Blocks of two caches that learnt from different rows, in one cache (twins_versions.c). */
+void twins_versions(const spec_pair *spec);
+/* The same where values have another scale, which a GPU does not take. */
+void twins_scales(const spec_pair *spec);
+/* At most so many decode steps of two sequences. */
+void twins_take_steps(twins *t, uint32_t most, uint32_t window);
 /* Rows that a codec could hold, but not fp16, are refused. */
 void twins_beyond_half(const spec_pair *spec);
 /* n newest tokens' attention, against a softmax over rows. */

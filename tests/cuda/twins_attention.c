@@ -161,16 +161,19 @@ static const kvant_codec *reference_codec(const twins *t, const stored_layer *al
     return *made;
 }
 
-/* R W (c / s) of keys. */
-static void turn_center(const stored_layer *all, const stored *block, uint32_t h, float turned[DIM])
+/* R W (c / s). */
+static void turn_center(const stored_layer *all, const stored *block, kvant_role role, uint32_t h,
+                        float turned[DIM])
 {
     float x[DIM];
     for (uint32_t j = 0; j < DIM; j++)
         x[j] = block->center[h * DIM + j] / block->scale[h * DIM + j];
-    kvant_transform_forward(&all->codecs[KVANT_ROLE_K][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, turned);
+    kvant_transform_forward(&all->codecs[role][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL,
+                            x, turned);
 }
 
-/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center: keys with it. */
+/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center:
+ * with it. */
 static void fill_open_page(const fixture *f, const stored_layer *all, const stored *block, kvant_role role, uint32_t b,
                            bool center)
 {
@@ -179,8 +182,8 @@ static void fill_open_page(const fixture *f, const stored_layer *all, const stor
     for (uint32_t h = 0; h < KV_HEADS; h++) {
         uint16_t *to = open_page(&f->open, role, b, h);
         float turned[DIM] = { 0 }, y[DIM];
-        if (center && role == KVANT_ROLE_K)
-            turn_center(all, block, h, turned);
+        if (center)
+            turn_center(all, block, role, h, turned);
         for (uint32_t i = 0; i < 64; i++) {
             if (block->open)
                 kernels->half_to_float((uint16_t *)(block->pages + h * f->open.page_bytes) + i * DIM, y, DIM);
@@ -203,6 +206,16 @@ static bool centers_back(const stored_layer *all, const attention_problem *p)
     return any && p->softcap > 0;
 }
 
+/* So do values of several centres. */
+static bool values_back(const stored_layer *all)
+{
+    bool several = false;
+    for (uint32_t b = 1; b < all->n_blocks; b++)
+        several |= memcmp(all->blocks[KVANT_ROLE_V][0].center, all->blocks[KVANT_ROLE_V][b].center,
+                          sizeof(float[WIDTH])) != 0;
+    return several;
+}
+
 /* What a turned centre adds to a score is <q, c>: of sums of DIM products in binary32, turned and not. */
 static void check_turned(const stored_layer *all, const float *q, uint32_t n)
 {
@@ -213,7 +226,7 @@ static void check_turned(const stored_layer *all, const float *q, uint32_t n)
             const kvant_affine affine = { block->center + h * DIM, block->scale + h * DIM };
             float turned[DIM], y[DIM];
             double sum = 0, want = 0, size = 0;
-            turn_center(all, block, h, turned);
+            turn_center(all, block, KVANT_ROLE_K, h, turned);
             assert_int_equal(kvant_codec_transform_query(all->codecs[KVANT_ROLE_K][h], &affine, q + i * DIM, y), KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
                 sum += (double)y[j] * turned[j];
@@ -227,10 +240,12 @@ static void check_turned(const stored_layer *all, const float *q, uint32_t n)
 
 static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint32_t b)
 {
-    const bool center = centers_back(all, &f->p), open = center || all->blocks[0][b].open || all->blocks[1][b].open || t->spec->decoded;
+    const bool center[] = { centers_back(all, &f->p), values_back(all) };
+    const bool open = center[0] || center[1] || all->blocks[0][b].open || all->blocks[1][b].open ||
+                      t->spec->decoded;
     for (int role = 0; role < 2; role++)
         if (open)
-            fill_open_page(f, all, &all->blocks[role][b], (kvant_role)role, b, center);
+            fill_open_page(f, all, &all->blocks[role][b], (kvant_role)role, b, center[role]);
         else
             memcpy(cache_page(&f->cache, (kvant_role)role, b, 0), all->blocks[role][b].pages, all->blocks[role][b].bytes);
     f->table[f->blocks_per_row++] = open ? -1 - (int32_t)b : (int32_t)b;
@@ -291,7 +306,7 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
     memcpy(p->v_center, v->center, sizeof p->v_center);
     f->k_scale = t->spec->transformed ? NULL : p->k_scale;
     f->v_scale = p->v_scale;
-    f->center = p->v_center;
+    f->center = values_back(all) ? NULL : p->v_center;
 }
 
 static void part_close(part *p)
@@ -330,11 +345,12 @@ static bool is_turned(const kvant_codec *codec)
     return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
 }
 
-/* Rows of a dense rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add up to at most
+/* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add up to at most
  * the length of q; of outputs, DIM numbers are off by so much of theirs. */
-static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n)
+static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n, bool several)
 {
-    for (uint32_t i = 0; is_turned(all->codecs[KVANT_ROLE_K][0]) && i < n * HEADS; i++) {
+    const bool turned = several || is_turned(all->codecs[KVANT_ROLE_K][0]);
+    for (uint32_t i = 0; turned && i < n * HEADS; i++) {
         double squares = 0;
         for (uint32_t j = 0; j < DIM; j++)
             squares += pow(q[i * DIM + j] * (f->k_scale ? f->k_scale[i % HEADS / (HEADS / KV_HEADS) * DIM + j] : 1), 2);
@@ -516,7 +532,8 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     attention_problem p = *problem;
     read_layer(t, s, layer, &all);
     const int32_t length = (int32_t)(twins_length(t, s) - 64 * t->dropped[s]);
-    if (find_parts(&all, parts) > 1)
+    const bool several = find_parts(&all, parts) > 1; /* queries go through a matrix of each */
+    if (several)
         p = (attention_problem){ .query_tokens = 1, .causal = problem->causal, .softcap = problem->softcap,
                                 .sinks = problem->sinks };
     attended a;
@@ -528,7 +545,7 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     for (uint32_t b = 0; b < all.n_blocks; b++)
         if (parts[b] == b) {
             part_open(&list[n], t, &all, parts, b, length, &p, starts);
-            note_turning(&list[n].f, &all, a.q, a.n);
+            note_turning(&list[n].f, &all, a.q, a.n, several);
             list[n].f.q = transform(t, &list[n].f, &all, a.q, a.n);
             list[n].f.mask = a.mask, list[n].f.mask_stride = a.mask_stride;
             n++;

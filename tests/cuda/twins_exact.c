@@ -215,8 +215,8 @@ static void make_spike(const kvant_tensor *tensor, float row[WIDTH])
                             kvant_kernels_get(KVANT_CPU_AUTO), &affine, y, row);
 }
 
-/* A cache with an exact part on both devices refuses such rows on both. Codecs with a search alone have
- * fp16 pages on a GPU only. */
+/* A cache with an exact part on both devices refuses such rows on both. Codecs with a search alone
+ * have fp16 pages on a GPU only. */
 void twins_beyond_half(const spec_pair *spec)
 {
     twins t;

@@ -198,7 +198,7 @@ static void append_taken(twins *t, uint32_t layer, int32_t s, const rows *r)
 }
 
 /* A round of steps; most: at most so many. Afterwards the rows are appended, and both caches are the same. */
-static void take_steps(twins *t, uint32_t most, uint32_t window)
+void twins_take_steps(twins *t, uint32_t most, uint32_t window)
 {
     static rows state[LAYERS][BATCH];
     static const int32_t sequences[BATCH] = { 0, 1 };
@@ -243,11 +243,11 @@ void twins_steps(const spec_pair *spec)
     assert_int_equal(kvant_steps_next(t.gpu), KVANT_ERR_ARGUMENT);
     twins_append(&t, 0, 100);
     twins_append(&t, 1, 64);
-    take_steps(&t, 64, 0);
+    twins_take_steps(&t, 64, 0);
     twins_append(&t, 1, 36);
-    take_steps(&t, 5, 90);
+    twins_take_steps(&t, 5, 90);
     twins_read(&t, 0);
-    take_steps(&t, 64, 0);
+    twins_take_steps(&t, 64, 0);
     twins_read(&t, 1);
     if (strstr(spec->k, "transform=first"))
         twins_attend_rows(&t, 1, 20);
