@@ -287,7 +287,7 @@ static void fill_list(attention_call *c, gather_list list, int32_t *from)
         c->lists[c->n_lists++] = list;
 }
 
-/* A block is in one list of each role, so lists of a role fit one behind the other. */
+/* A role's lists name each block once, so they fit one behind another. */
 static void make_lists(attention_call *c, int32_t *at)
 {
     for (int role = 0; role < 2 && c->gathers; role++) {

@@ -13,7 +13,7 @@ typedef struct gather_list {
 
 #define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_VERSIONS)
 
-/* Versions that a call's blocks have. By kvant_role, but for `through`. */
+/* Versions of a call's blocks. Arrays are by kvant_role. */
 typedef struct call_versions {
     uint32_t used[2], first[2];  /* a bit each; the first of them */
     bool centred[2], scaled[2]; /* any of them */

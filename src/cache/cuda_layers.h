@@ -220,8 +220,8 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
 const float *kvant_cuda_centers(const cuda_part *part, bool turned);
 
 /* Attention over keys of several versions gets queries that went through the matrix of each, with
- * rotation and scale. So its codec of keys has no rotation: `full`, or that of a matrix from a file.
- * kvant_cuda_make_queries makes what is missing, the codec included. */
+ * rotation and scale. So its codec of keys has no rotation: it is `full`, or one with a matrix
+ * from a file. kvant_cuda_make_queries makes the matrix and `full` where they are missing. */
 kvant_status kvant_cuda_make_queries(cuda_part *part, uint32_t version);
 const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t version);
 

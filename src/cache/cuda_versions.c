@@ -7,7 +7,7 @@
 #include "cuda_layers.h"
 #include "weights.h"
 
-/* The numbers of a version. Those of one kind lie together, so that attention finds the centres of
+/* Kinds of numbers of a version. Numbers of a kind lie together, so attention finds the centres of
  * all versions. */
 enum { CENTER, SCALE, ATTENTION_SCALE, TURNED_CENTER, KINDS };
 
@@ -228,7 +228,7 @@ static kvant_status upload_queries(const cuda_part *part, uint32_t version, uint
     return status;
 }
 
-/* Of a version without a matrix, which is made when there is a call with other versions. */
+/* A version without a matrix gets one for its queries when a call has other versions, too. */
 static kvant_status make_queries(cuda_part *part, uint32_t version)
 {
     kvant_tensor *tensor = part->tensor;

@@ -315,8 +315,8 @@ void kvant_versions_reset(kvant_tensor *tensor)
     kvant_versions_forget(tensor);
 }
 
-/* A call of attention on a GPU knows one centre and one scale of values. So their second version is
- * the last that is learnt. */
+/* A call of attention on a GPU knows one centre and one scale of values. So values learn once
+ * there. When no block uses their version any more, another one takes its place. */
 static bool learns_once(const kvant_tensor *tensor)
 {
     return tensor->device && kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;

@@ -168,8 +168,8 @@ static void turn_center(const stored_layer *all, const stored *block, kvant_role
     float x[DIM];
     for (uint32_t j = 0; j < DIM; j++)
         x[j] = block->center[h * DIM + j] / block->scale[h * DIM + j];
-    kvant_transform_forward(&all->codecs[role][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL,
-                            x, turned);
+    kvant_transform_forward(&all->codecs[role][h]->transform,
+                            kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, turned);
 }
 
 /* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center:
@@ -345,9 +345,10 @@ static bool is_turned(const kvant_codec *codec)
     return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
 }
 
-/* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add up to at most
- * the length of q; of outputs, DIM numbers are off by so much of theirs. */
-static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n, bool several)
+/* Rows of a rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add
+ * up to at most the length of q; of outputs, DIM numbers are off by so much of theirs. */
+static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n,
+                         bool several)
 {
     const bool turned = several || is_turned(all->codecs[KVANT_ROLE_K][0]);
     for (uint32_t i = 0; turned && i < n * HEADS; i++) {

@@ -27,7 +27,8 @@ static void append_shifted(twins *t, float shift)
     }
 }
 
-/* A matrix serves rows of its own kind. Of others the devices judge by different samples. */
+/* The devices judge a matrix by different samples. They agree about rows like those that it was
+ * made of. */
 static void source_open(twins *t, const spec_pair *spec, float shift)
 {
     const bool matrices = strstr(spec->k, "transform=first") != NULL;
