@@ -136,16 +136,11 @@ static bool is_next(const attention_call *c, uint32_t i)
     return c->steps && i % c->stride == (uint32_t)c->memory->staging[sequence] / KVANT_PAGE_TOKENS;
 }
 
-static const kvant_block *block_of(const attention_call *c, int role, uint32_t i)
-{
-    return &c->layer->parts[role].tensor->blocks[c->blocks[i]];
-}
-
 /* Versions */
 
 static uint32_t version_of(const attention_call *c, int role, uint32_t i)
 {
-    return block_of(c, role, i)->version;
+    return c->layer->parts[role].tensor->blocks[c->blocks[i]].version;
 }
 
 /* Kernels multiply queries by one scale, and know no matrix. */
@@ -387,15 +382,15 @@ static size_t width_of(const attention_call *c)
 /* Through all matrices in one launch, or one after the other where there are too many queries. */
 static kvant_status transform_queries(const attention_call *c, kvant_cuda_query_args all)
 {
-    kvant_cuda_query_args one = all;
+    const uint32_t n = 1 + all.n_further,
+                   at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
+    kvant_cuda_query_args some = all;
     kvant_status status = KVANT_OK;
-    if ((uint64_t)all.batch * (1 + all.n_further) <= MOST_TURNED)
-        return kvant_cuda_transform_queries(&all, c->memory->stream);
-    one.n_further = 0;
-    for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
-        one.inverse_weights = i ? all.further[i - 1] : all.inverse_weights;
-        one.out = all.out + i * all.batch * width_of(c);
-        status = kvant_cuda_transform_queries(&one, c->memory->stream);
+    some.n_further = at_once - 1;
+    for (uint32_t i = 0; i < n && status == KVANT_OK; i += at_once) {
+        some.inverse_weights = i ? all.further[i - 1] : all.inverse_weights;
+        some.out = all.out + i * all.batch * width_of(c);
+        status = kvant_cuda_transform_queries(&some, c->memory->stream);
     }
     return status;
 }
