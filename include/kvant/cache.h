@@ -144,8 +144,9 @@ typedef struct kvant_steps_info {
     bool floats;      /* steps take KVANT_CUDA_F32 alone */
 } kvant_steps_info;
 
-/* KVANT_ERR_UNSUPPORTED on the CPU, while centres and scales are not learnt yet (64 tokens), and for a softcap over keys with a
- * centre; KVANT_ERR_FULL, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
+/* KVANT_ERR_UNSUPPORTED on the CPU, while centres and scales are not learnt yet (64 tokens), for a
+ * softcap over keys with a centre, and when imported blocks brought values of several centres;
+ * KVANT_ERR_FULL, KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uint32_t n, kvant_steps_info *info);
 
 /* Before the work of a step; enqueues a copy on the cache's stream. */
