@@ -396,8 +396,10 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     kvp_invalid_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
         ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_place_takes(graph->nodes[i]);
-    if (!ours)
+    if (!ours) { /* with cb_eval each node is a graph, and RoPE's has the positions */
+        kvp_gpu_find_positions(b, graph);
         return b->inner.graph_compute(backend, graph);
+    }
     b->n_graphs++;
     pthread_mutex_lock(&b->gpu->lock);
     status = kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
