@@ -229,6 +229,7 @@ struct llama_context *harness_context(const harness_options *options)
     params.kv_unified = options->unified;
     params.swa_full = !options->window;
     params.offload_kqv = !options->on_cpu;
+    params.cb_eval = options->eval;
     params.n_threads = params.n_threads_batch = N_THREADS;
     params.flash_attn_type = options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     if (options->spec != NULL && options->spec[0] == '\0') {

@@ -27,6 +27,7 @@ typedef struct harness_options {
     bool unified;
     bool window; /* a sliding window's cache has the window's cells, not the context's */
     bool on_cpu; /* keys and values stay in the computer's memory (--no-kv-offload) */
+    ggml_backend_sched_eval_callback eval; /* asked for each node of a graph (cb_eval); NULL: none */
 } harness_options;
 
 /* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without

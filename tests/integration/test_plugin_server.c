@@ -1,0 +1,311 @@
+/* test_plugin_server.c - a server's work for hours, in short: slots that fill unevenly, idle slots
+ * that are saved and restored, messages that are removed, drafts that are accepted in part, sliding
+ * windows, a callback that splits graphs.
+ *
+ * The same calls go to llama.cpp's own f16 cache (twins.h). Answers are as good as those to the
+ * same text that nothing was done to. The bytes stay below what kvant says, and steps at the same
+ * depth take as long at the end as at the start. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../choose.h"
+#include "twins.h"
+
+enum { LIVES = 3, ROUNDS = 2, N_SCORED = 16, SAMPLE = 8 };
+
+/* Settings of a run, from the environment of the test: KVANT_TEST_EXACT and KVANT_TEST_LIVES. */
+static const char *exact(void)
+{
+    const char *given = getenv("KVANT_TEST_EXACT");
+
+    return given != NULL ? given : "0";
+}
+
+static int n_lives(void)
+{
+    const char *given = getenv("KVANT_TEST_LIVES");
+
+    return given != NULL ? atoi(given) : LIVES;
+}
+
+/* How good answers are */
+
+/* All slots answer together. Returns a KLD for each token; the caller frees. */
+static double *answer(twins *t)
+{
+    double *klds = malloc((size_t)(N_SCORED * t->n_slots) * sizeof(*klds));
+
+    assert_non_null(klds);
+    for (int i = 0; i < N_SCORED; i++)
+        twins_step(t, (1u << t->n_slots) - 1, klds + i * t->n_slots);
+    return klds;
+}
+
+static double mean_of_sample(const double *klds, int n_slots, int slot, int first)
+{
+    double sum = 0;
+
+    for (int i = first; i < first + SAMPLE; i++)
+        sum += klds[i * n_slots + slot];
+    return sum / SAMPLE;
+}
+
+/* Four sequences that decode in turn may lose 1.3 times as much as one that decodes alone. A plain
+ * run has the same slots with the same text, so a factor of 1.3 allows for rows that are exact in
+ * one run and not in the other. Tokens of a slot that follow one another err alike, so SAMPLE of them are one
+ * sample. The mean of the differences may exceed 0 by 3 of its standard errors. */
+static void assert_as_plain(const char *what, const double *klds, const double *plain, int n_slots,
+                            double factor)
+{
+    const int n = N_SCORED / SAMPLE * n_slots;
+    double a = 0, b = 0, squares = 0, mean, error;
+
+    for (int i = 0; i < n; i++) {
+        const int slot = i % n_slots, first = i / n_slots * SAMPLE;
+        const double x = mean_of_sample(klds, n_slots, slot, first);
+        const double y = mean_of_sample(plain, n_slots, slot, first), d = x - factor * y;
+        a += x / n;
+        b += y / n;
+        squares += d * d / n;
+    }
+    mean = a - factor * b;
+    error = sqrt((squares - mean * mean) / (n - 1));
+    print_message("%s: KLD %.6f, plain %.6f, error of the difference %.6f\n", what, a, b, error);
+    assert_true(b > 0);
+    assert_true(mean <= 3 * error);
+}
+
+/* How long steps take */
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(const double *times, int n)
+{
+    double sorted[TWINS_STEPS];
+
+    memcpy(sorted, times, (size_t)n * sizeof(*times));
+    qsort(sorted, (size_t)n, sizeof(*sorted), compare);
+    return sorted[n / 2];
+}
+
+/* Lives are alike, so a third of them has the same depths as another third. */
+static void assert_no_slow_phase(const char *what, const twins *t, const unsigned long *parts)
+{
+    const int third = t->n_steps / 3;
+    const double first = median(t->times, third);
+    const double last = median(t->times + t->n_steps - third, third);
+
+    print_message("%s: a step takes %.2f of f16's time, at the end %.2f; parts %lu, %lu\n", what,
+                  first, last, parts[0], parts[1]);
+    assert_true(last <= 2 * first);
+    assert_true(parts[1] <= 2 * parts[0]);
+}
+
+/* Work */
+
+/* A life of a server. After each one all slots are empty, but not after the last one. */
+typedef void life(twins *t);
+
+static void check(const char *what, life *live, const harness_options *options, double factor)
+{
+    twins *t = twins_new(options, exact()), *plain;
+    const int n = n_lives() / 3 * 3;
+    unsigned long parts[2] = { 0 };
+    double *klds, *plain_klds, peak, budget;
+
+    for (int i = 0; i < n; i++) {
+        for (int s = 0; s < t->n_slots && i > 0; s++)
+            twins_forget(t, s);
+        t->parts = 0;
+        t->next = i * 37;
+        live(t);
+        parts[0] += i < n / 3 ? t->parts : 0;
+        parts[1] += i >= n - n / 3 ? t->parts : 0;
+    }
+    twins_check_cells(t);
+    peak = t->peak;
+    budget = twins_budget(t);
+    assert_no_slow_phase(what, t, parts);
+    plain = twins_plain(t);
+    klds = answer(t);
+    plain_klds = answer(plain);
+    print_message("%s: at most %.0f bytes of %.0f\n", what, peak, budget);
+    assert_true(peak <= budget);
+    assert_as_plain(what, klds, plain_klds, t->n_slots, factor);
+    twins_free(plain);
+    twins_free(t);
+    free(klds);
+    free(plain_klds);
+}
+
+/* Three users at a time. The slot of a user who waits is saved, and empty meanwhile. */
+static void uneven_slots(twins *t)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int first = 0; first < t->n_slots; first += 3) {
+            const int end = first + 3 < t->n_slots ? first + 3 : t->n_slots;
+            const unsigned mask = (1u << end) - (1u << first);
+            for (int s = first; s < end; s++) {
+                if (round > 0)
+                    twins_restore(t, s);
+                twins_prompt(t, s, 12 + 9 * s);
+            }
+            for (int i = 0; i < 8; i++)
+                twins_step(t, mask, NULL);
+            for (int s = first; s < end; s++)
+                twins_save(t, s);
+        }
+    }
+    for (int s = 0; s < t->n_slots; s++)
+        twins_restore(t, s);
+}
+
+static void slots_fill_unevenly(void **state)
+{
+    const harness_options options = { .spec = "", .n_ctx = 1024, .n_seq = 8, .unified = true };
+
+    (void)state;
+    check("unified slots", uneven_slots, &options, 1.3);
+}
+
+static void all_streams_fill_unevenly(void **state)
+{
+    (void)state;
+    check("streams", uneven_slots, &(harness_options){ .spec = "", .n_ctx = 4096, .n_seq = 8 },
+          1.3);
+}
+
+/* Behind a system prompt each second message is removed, as a client does that drops history. */
+static void removals(twins *t)
+{
+    enum { SYSTEM = 30, MESSAGES = 8 };
+    int starts[MESSAGES + 1];
+
+    twins_prompt(t, 0, SYSTEM);
+    for (int turn = 0; turn < 2; turn++) {
+        starts[0] = turn == 0 ? SYSTEM : t->slots[0].n;
+        for (int i = 0; i < MESSAGES; i++) {
+            twins_prompt(t, 0, 17 + i * 37 % 60);
+            for (int j = 0; j < 5; j++)
+                twins_step(t, 1, NULL);
+            starts[i + 1] = t->slots[0].n;
+        }
+        for (int i = MESSAGES - 1; i > 0; i -= 2)
+            twins_drop(t, 0, starts[i], starts[i + 1]);
+    }
+}
+
+/* On a GPU the keys of a block that do not all move alike are encoded once more, and most blocks
+ * here have an end of a message. Twice the divergence is what test_plugin_shift.c allows, too. */
+static void messages_are_removed(void **state)
+{
+    (void)state;
+    check("removed messages", removals, &(harness_options){ .spec = "", .n_ctx = 1024 },
+          harness_on_gpu() ? 2 : 1.3);
+}
+
+/* 4 drafted tokens a step, of which 0 to 4 stay, and the token that the target adds. */
+static void drafting(twins *t)
+{
+    twins_prompt(t, 0, 300);
+    for (int i = 0; i < 20; i++) {
+        twins_draft(t, 0, 5, i * 7 % 5);
+        twins_step(t, 1, NULL);
+    }
+}
+
+static void drafts_are_accepted_in_part(void **state)
+{
+    (void)state;
+    check("drafts", drafting, &(harness_options){ .spec = "", .n_ctx = 1024 }, 1.3);
+}
+
+/* Replaces the model. */
+static void all_windows_slide(void **state)
+{
+    const harness_options options = {
+        .spec = "", .n_ctx = 2048, .n_seq = 8, .unified = true, .window = true
+    };
+
+    (void)state;
+    harness_load_tiny("gemma3");
+    check("windows", uneven_slots, &options, 1.3);
+}
+
+/* A program that looks at each node (cb_eval) */
+
+static unsigned long n_asked;
+
+static bool look_at_node(struct ggml_tensor *node, bool ask, void *user)
+{
+    (void)node;
+    (void)user;
+    n_asked += ask;
+    return true;
+}
+
+/* Logits of the last of some steps, in a context that leaves its place, loses a message and is
+ * restored. */
+static float *looked_at(const harness_options *options)
+{
+    twins *t = twins_new(options, exact());
+    const size_t bytes = harness_n_vocab() * sizeof(float);
+    float *logits = malloc(bytes);
+
+    assert_non_null(logits);
+    twins_prompt(t, 0, 200);
+    twins_prompt(t, 0, 300);
+    twins_drop(t, 0, 100, 150);
+    for (int i = 0; i < 4; i++)
+        twins_step(t, 1, NULL);
+    twins_save(t, 0);
+    twins_restore(t, 0);
+    for (int i = 0; i < 4; i++)
+        twins_step(t, 1, NULL);
+    memcpy(logits, llama_get_logits_ith(t->both[1], -1), bytes);
+    twins_free(t);
+    return logits;
+}
+
+/* llama.cpp makes a graph of each node then, so a step has many. */
+static void a_callback_changes_no_answer(void **state)
+{
+    harness_options options = { .spec = "", .n_ctx = 1024 };
+    float *plain = looked_at(&options), *split;
+
+    (void)state;
+    n_asked = 0;
+    options.eval = look_at_node;
+    split = looked_at(&options);
+    assert_true(n_asked > 100);
+    assert_memory_equal(plain, split, harness_n_vocab() * sizeof(float));
+    free(plain);
+    free(split);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_fill_unevenly),
+        cmocka_unit_test(a_callback_changes_no_answer),
+        cmocka_unit_test(all_streams_fill_unevenly),
+        cmocka_unit_test(messages_are_removed),
+        cmocka_unit_test(drafts_are_accepted_in_part),
+        cmocka_unit_test(all_windows_slide),
+    };
+
+    choose_cases(argc, argv);
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}
