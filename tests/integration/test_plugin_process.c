@@ -399,7 +399,9 @@ int main(int argc, char **argv)
     };
 
     if (argc > 2) {
-        const struct CMUnitTest other[] = { cmocka_unit_test_prestate(do_in_this_process, argv[1]) };
+        const struct CMUnitTest other[] = {
+            cmocka_unit_test_prestate(do_in_this_process, argv[1]),
+        };
         snprintf(folder, sizeof(folder), "%s", argv[2]);
         return cmocka_run_group_tests(other, start, harness_stop);
     }

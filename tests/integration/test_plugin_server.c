@@ -59,8 +59,8 @@ static double mean_of_sample(const double *klds, int n_slots, int slot, int firs
 
 /* Four sequences that decode in turn may lose 1.3 times as much as one that decodes alone. A plain
  * run has the same slots with the same text, so a factor of 1.3 allows for rows that are exact in
- * one run and not in the other. Tokens of a slot that follow one another err alike, so SAMPLE of them are one
- * sample. The mean of the differences may exceed 0 by 3 of its standard errors. */
+ * one run and not in the other. Tokens of a slot that follow one another err alike, so SAMPLE of
+ * them are one sample. The mean of the differences may exceed 0 by 3 of its standard errors. */
 static void assert_as_plain(const char *what, const double *klds, const double *plain, int n_slots,
                             double factor)
 {
@@ -182,9 +182,10 @@ static void slots_fill_unevenly(void **state)
 
 static void all_streams_fill_unevenly(void **state)
 {
+    const harness_options options = { .spec = "", .n_ctx = 4096, .n_seq = 8 };
+
     (void)state;
-    check("streams", uneven_slots, &(harness_options){ .spec = "", .n_ctx = 4096, .n_seq = 8 },
-          1.3);
+    check("streams", uneven_slots, &options, 1.3);
 }
 
 /* Behind a system prompt each second message is removed, as a client does that drops history. */

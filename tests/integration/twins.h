@@ -53,7 +53,8 @@ void twins_forget(twins *t, int slot);
 void twins_save(twins *t, int slot);
 void twins_restore(twins *t, int slot);
 
-/* Checks that both contexts have the same cells for the same tokens, as their states list them. */
+/* Checks that both contexts have the same cells for the same tokens, as their states list them, and
+ * that no row was lost. */
 void twins_check_cells(twins *t);
 
 /* The same tokens in new contexts that are compressed from the start: each slot's prompt in
