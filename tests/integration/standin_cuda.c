@@ -44,6 +44,12 @@ static struct gpu {
 static size_t n_gpus;
 static unsigned long n_direct, n_recorded, n_synchronized;
 
+/* Contexts have threads of their own. */
+static void count(unsigned long *n)
+{
+    __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+}
+
 static struct gpu *gpu_of(ggml_backend_dev_t device)
 {
     return (struct gpu *)device->context; /* a derived device has it, too */
@@ -169,7 +175,7 @@ static void backend_free(ggml_backend_t backend)
 static void backend_synchronize(ggml_backend_t backend)
 {
     (void)backend;
-    n_synchronized++;
+    count(&n_synchronized);
 }
 
 static void replay(void *data)
@@ -269,7 +275,7 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
     captured = driver.record(self->stream, replay, r, bytes);
     if (!captured)
         replay(r);
-    *(captured ? &n_recorded : &n_direct) += 1;
+    count(captured ? &n_recorded : &n_direct);
     free(r);
     return GGML_STATUS_SUCCESS;
 }

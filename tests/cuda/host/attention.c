@@ -12,7 +12,7 @@
 kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err, size_t errlen)
 {
     const char *refusal = getenv(HOST_NO_PAIR_ENV);
-    host.codec = k;
+    host_note(&host.codec, &k, sizeof host.codec);
     if (host_answers("attention_check", NULL, 0, NULL)) {
         snprintf(err, errlen, "%s", host.said);
         return host.answer;
@@ -282,7 +282,7 @@ static kvant_status attend_turned(const kvant_cuda_attention_args *args, kvant_c
 
 kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
-    host.attention = *args;
+    host_note(&host.attention, args, sizeof *args);
     ANSWER(attention, args, stream);
     return args->turned.q ? attend_turned(args, stream) : attend(args, stream);
 }

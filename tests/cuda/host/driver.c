@@ -5,6 +5,7 @@
  * There are two GPUs. Memory and streams belong to the one whose context is current, and work on what belongs to
  * another one fails. */
 #define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ static struct span {
     size_t bytes;
     void *context;
 } spans[MOST_SPANS];
+static pthread_mutex_t spans_lock = PTHREAD_MUTEX_INITIALIZER; /* contexts may have threads */
 
 void *host_context(void)
 {
@@ -33,18 +35,27 @@ void *host_context(void)
 bool host_is_here(const void *memory)
 {
     const char *at = memory;
+    bool here = true; /* of a test */
+
+    pthread_mutex_lock(&spans_lock);
     for (int i = 0; i < MOST_SPANS; i++)
-        if (spans[i].at && at >= spans[i].at && at < spans[i].at + spans[i].bytes)
-            return spans[i].context == current;
-    return true; /* of a test */
+        if (spans[i].at && at >= spans[i].at && at < spans[i].at + spans[i].bytes) {
+            here = spans[i].context == current;
+            break;
+        }
+    pthread_mutex_unlock(&spans_lock);
+    return here;
 }
 
 static void note(const void *at, size_t bytes)
 {
     int i = 0;
+
+    pthread_mutex_lock(&spans_lock);
     while (spans[i].at)
         i++;
     spans[i] = (struct span){ at, bytes, current };
+    pthread_mutex_unlock(&spans_lock);
 }
 
 bool host_driver_runs(void)
@@ -110,8 +121,11 @@ EXPORT(int, cuCtxSetCurrent, (void *context))
 EXPORT(size_t, host_bytes, (void))
 {
     size_t bytes = 0;
+
+    pthread_mutex_lock(&spans_lock);
     for (int i = 0; i < MOST_SPANS; i++)
         bytes += spans[i].at ? spans[i].bytes : 0;
+    pthread_mutex_unlock(&spans_lock);
     return bytes;
 }
 
@@ -152,9 +166,11 @@ EXPORT(int, cuMemAlloc_v2, (address *memory, size_t bytes))
 
 EXPORT(int, cuMemFree_v2, (address memory))
 {
+    pthread_mutex_lock(&spans_lock);
     for (int i = 0; i < MOST_SPANS; i++)
         if (spans[i].at == (const char *)(uintptr_t)memory)
             spans[i].at = NULL;
+    pthread_mutex_unlock(&spans_lock);
     free((void *)(uintptr_t)memory);
     return 0;
 }

@@ -18,6 +18,9 @@ bool host_is_wrong(const char *function);
 
 extern host_control host;
 
+/* Sets a field of host: caches in different threads call the library at the same time. */
+void host_note(void *at, const void *value, size_t bytes);
+
 /* Notes a call; true when the test wants an answer instead of a result. */
 bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream);
 

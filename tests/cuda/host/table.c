@@ -1,5 +1,6 @@
 /* table.c - the table of the stand-in (host.h), its control, and its codecs. Codecs are those of
  * libkvant_cuda (src/cuda/params.c), with its refusals; their pages hold codes of the CPU's. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,15 @@ static struct {
 
 host_control host;
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void host_note(void *at, const void *value, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    memcpy(at, value, bytes);
+    pthread_mutex_unlock(&lock);
+}
+
 _Static_assert(sizeof(kvant_cuda_append_args) <= sizeof host.arguments &&
                    sizeof(kvant_cuda_attention_args) <= sizeof host.arguments,
                "a copy of arguments");
@@ -27,11 +37,13 @@ host_control *host_control_get(void)
 
 bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream)
 {
+    pthread_mutex_lock(&lock);
     host.function = function;
     host.stream = stream;
     memset(host.arguments, 0, sizeof host.arguments);
     if (size)
         memcpy(host.arguments, arguments, size);
+    pthread_mutex_unlock(&lock);
     return host.answer != KVANT_OK;
 }
 
@@ -90,14 +102,14 @@ kvant_status host_device_check(char *err, size_t errlen)
 
 kvant_status host_codec_create(const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen)
 {
-    host.kind = view->kind;
+    host_note(&host.kind, &view->kind, sizeof host.kind);
     const kvant_status status = kvant_cuda_table_codec_create(view, codec, err, errlen);
     return know(status, *codec, (const kvant_codec *)((const char *)view - offsetof(kvant_codec, view)));
 }
 
 kvant_status host_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
 {
-    host.codec = sealed;
+    host_note(&host.codec, &sealed, sizeof host.codec);
     const kvant_status status = kvant_cuda_table_codec_create_open(sealed, open);
     return know(status, *open, host_source(sealed));
 }
