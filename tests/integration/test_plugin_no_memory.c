@@ -1,0 +1,210 @@
+/* test_plugin_no_memory.c - each allocation of the plug-in fails once: for rows of a step, their
+ * plan, fp16 pages, transforms, a hand-over. The step fails, and another try computes it. No row
+ * that was stored before is lost: answers are as good as those of a cache where nothing fails. */
+#define _GNU_SOURCE /* dl_iterate_phdr, setenv */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <link.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { N_PROMPT = 250, N_STEPS = 12, N_CTX = 512, N_TEXT = N_PROMPT + 3 * N_STEPS };
+
+/* Allocations of the plug-in, which this program's functions serve */
+
+static uintptr_t plugin_begin, plugin_end;
+static atomic_long until; /* allocations until one fails; 0: none does */
+
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t n, size_t bytes);
+extern void *__libc_realloc(void *old, size_t bytes);
+extern void *__libc_memalign(size_t alignment, size_t bytes);
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED void *malloc(size_t bytes);
+EXPORTED void *calloc(size_t n, size_t bytes);
+EXPORTED void *realloc(void *old, size_t bytes);
+EXPORTED void *aligned_alloc(size_t alignment, size_t bytes);
+
+static bool fails(const void *caller)
+{
+    const uintptr_t at = (uintptr_t)caller;
+    const long left = atomic_load_explicit(&until, memory_order_relaxed);
+
+    return left > 0 && at >= plugin_begin && at < plugin_end && atomic_fetch_sub(&until, 1) == 1;
+}
+
+#define CALLER __builtin_return_address(0)
+
+void *malloc(size_t bytes)
+{
+    return fails(CALLER) ? NULL : __libc_malloc(bytes);
+}
+
+void *calloc(size_t n, size_t bytes)
+{
+    return fails(CALLER) ? NULL : __libc_calloc(n, bytes);
+}
+
+void *realloc(void *old, size_t bytes)
+{
+    return fails(CALLER) ? NULL : __libc_realloc(old, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    return fails(CALLER) ? NULL : __libc_memalign(alignment, bytes);
+}
+
+static int note_plugin(struct dl_phdr_info *info, size_t size, void *user)
+{
+    (void)size;
+    (void)user;
+    if (strstr(info->dlpi_name, "libggml-kvant") == NULL)
+        return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_LOAD && (info->dlpi_phdr[i].p_flags & PF_X) != 0) {
+            plugin_begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+            plugin_end = plugin_begin + info->dlpi_phdr[i].p_memsz;
+        }
+    return 1;
+}
+
+/* A life */
+
+static llama_token tokens[N_TEXT];
+
+typedef struct life {
+    struct llama_context *context;
+    int pos, text;
+    float *logits, *next;
+    int n_refused;
+} life;
+
+static bool try_to_decode(life *l, int n)
+{
+    struct llama_batch batch = llama_batch_init(n, 0, 1);
+    int status;
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; i++) {
+        batch.token[i] = tokens[l->text + i];
+        batch.pos[i] = l->pos + i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = 0;
+        batch.logits[i] = i + 1 == n;
+    }
+    status = llama_decode(l->context, batch);
+    llama_synchronize(l->context);
+    llama_batch_free(batch);
+    return status == 0;
+}
+
+/* What a refused step stored goes away before the second try. */
+static void decode(life *l, int n)
+{
+    if (!try_to_decode(l, n)) {
+        l->n_refused++;
+        llama_memory_seq_rm(llama_get_memory(l->context), 0, l->pos, -1);
+        assert_true(try_to_decode(l, n));
+    }
+    l->pos += n;
+    l->text += n;
+}
+
+static void steps(life *l)
+{
+    for (int i = 0; i < N_STEPS; i++) {
+        decode(l, 1);
+        memcpy(l->next, llama_get_logits_ith(l->context, -1), harness_n_vocab() * sizeof(float));
+        l->next += harness_n_vocab();
+    }
+}
+
+static void drop(life *l)
+{
+    const llama_memory_t memory = llama_get_memory(l->context);
+
+    assert_true(llama_memory_seq_rm(memory, 0, 100, 130));
+    llama_memory_seq_add(memory, 0, 130, -1, -30);
+    l->pos -= 30;
+}
+
+/* The caller frees the logits of 2 * N_STEPS tokens. failing: the allocation that does; 0: none. */
+static life live(const char *spec, const char *exact, long failing)
+{
+    const harness_options options = { .spec = spec, .n_ctx = N_CTX };
+    life l = { .logits = malloc(2 * N_STEPS * harness_n_vocab() * sizeof(float)) };
+
+    assert_non_null(l.logits);
+    setenv("KVANT_EXACT", exact, 1);
+    l.context = harness_context(&options);
+    l.next = l.logits;
+    atomic_store(&until, failing);
+    decode(&l, N_PROMPT);
+    steps(&l);
+    drop(&l);
+    steps(&l);
+    llama_free(l.context);
+    return l;
+}
+
+static const char *exact(void)
+{
+    const char *given = getenv("KVANT_TEST_EXACT");
+
+    return given != NULL ? given : "0";
+}
+
+/* A sample of the allocations of a life. Rows of a step that comes twice may be encoded twice,
+ * which at most doubles the divergence; 1e-5 is as small as rounding. */
+static void each_allocation_may_fail(void **state)
+{
+    enum { MOST = 1000000, N_TRIES = 60 };
+    life stock = live(NULL, "0", 0), plain = live("", "0", 0), whole = live("", exact(), MOST);
+    const long n = MOST - atomic_exchange(&until, 0);
+    const double kld = harness_mean_kld(stock.logits, plain.logits, 2 * N_STEPS);
+    int n_refused = 0;
+
+    (void)state;
+    assert_true(n > 0);
+    for (long i = 0; i < N_TRIES; i++) {
+        const long failing = 1 + i * n / N_TRIES;
+        life l = live("", exact(), failing);
+        const double now = harness_mean_kld(stock.logits, l.logits, 2 * N_STEPS);
+        atomic_store(&until, 0);
+        n_refused += l.n_refused;
+        if (!(isfinite(now) && now <= 2 * kld + 1e-5))
+            fail_msg("allocation %ld of %ld: KLD %g, compressed %g", failing, n, now, kld);
+        free(l.logits);
+    }
+    print_message("%ld allocations, %d steps were refused\n", n, n_refused);
+    free(stock.logits);
+    free(plain.logits);
+    free(whole.logits);
+}
+
+static int start(void **state)
+{
+    const int status = harness_start(state);
+
+    if (status == 0) {
+        harness_tokens(tokens, N_TEXT);
+        dl_iterate_phdr(note_plugin, NULL);
+    }
+    return status == 0 && plugin_end > 0 ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(each_allocation_may_fail) };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
