@@ -1,5 +1,5 @@
-/* test_plugin_at_once.c - two contexts of a process, each on a thread of its own, compute at the
- * same time: on one GPU, and in the computer's memory. Each gives the bits that it gives alone. */
+/* test_plugin_at_once.c - two contexts of a process compute at the same time on two threads: on one
+ * GPU, and in the computer's memory. Each context gives the bits that it gives alone. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>

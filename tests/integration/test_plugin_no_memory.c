@@ -1,6 +1,6 @@
 /* test_plugin_no_memory.c - each allocation of the plug-in fails once: for rows of a step, their
  * plan, fp16 pages, transforms, a hand-over. The step fails, and another try computes it. No row
- * that was stored before is lost: answers are as good as those of a cache where nothing fails. */
+ * that was stored before is lost: answers are as good as without a failure. */
 #define _GNU_SOURCE /* dl_iterate_phdr, setenv */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -107,7 +107,7 @@ static bool try_to_decode(life *l, int n)
     return status == 0;
 }
 
-/* What a refused step stored goes away before the second try. */
+/* A program removes the rows of a refused step before it tries again. */
 static void decode(life *l, int n)
 {
     if (!try_to_decode(l, n)) {

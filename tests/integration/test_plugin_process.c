@@ -163,7 +163,7 @@ static float *answer_of_new_process(void)
 }
 
 /* Rows of a state are encoded once more at most, which adds an error as large as the first one. So
- * the divergence is at most twice that of the context that was saved. Rounding to fp16 is 1e-5. */
+ * the divergence at most doubles. Rounding to fp16 is 1e-5. */
 static void a_new_process_answers_alike(void **state)
 {
     struct llama_context *context = new_context(false);

@@ -1,6 +1,6 @@
-/* test_plugin_server.c - a server's work for hours, in short: slots that fill unevenly, idle slots
- * that are saved and restored, messages that are removed, drafts that are accepted in part, sliding
- * windows, a callback that splits graphs.
+/* test_plugin_server.c - a server's work for hours, in short. Slots fill unevenly, and idle slots are
+ * saved and restored. Messages are removed. Drafts are accepted in part. Windows slide. A callback
+ * splits graphs.
  *
  * The same calls go to llama.cpp's own f16 cache (twins.h). Answers are as good as those to the
  * same text that nothing was done to. The bytes stay below what kvant says, and steps at the same
@@ -59,7 +59,7 @@ static double mean_of_sample(const double *klds, int n_slots, int slot, int firs
 
 /* Four sequences that decode in turn may lose 1.3 times as much as one that decodes alone. A plain
  * run has the same slots with the same text, so a factor of 1.3 allows for rows that are exact in
- * one run and not in the other. Tokens of a slot that follow one another err alike, so SAMPLE of
+ * one run alone. Tokens of a slot that follow one another err alike, so SAMPLE of
  * them are one sample. The mean of the differences may exceed 0 by 3 of its standard errors. */
 static void assert_as_plain(const char *what, const double *klds, const double *plain, int n_slots,
                             double factor)
@@ -188,7 +188,7 @@ static void all_streams_fill_unevenly(void **state)
     check("streams", uneven_slots, &options, 1.3);
 }
 
-/* Behind a system prompt each second message is removed, as a client does that drops history. */
+/* Each second message behind a system prompt is removed, as a client does that drops history. */
 static void removals(twins *t)
 {
     enum { SYSTEM = 30, MESSAGES = 8 };

@@ -59,7 +59,7 @@ void twins_free(twins *t)
     free(t);
 }
 
-/* What is measured */
+/* Measurements */
 
 static void *plugin_function(const char *name)
 {
@@ -125,7 +125,7 @@ double twins_budget(const twins *t)
     return size.bytes + size.working + uncounted(t) + sequences(t, &size);
 }
 
-/* Of this thread, which computes both contexts' graphs. Other processes do not count. */
+/* This thread's time: it computes both contexts' graphs, and other processes do not count. */
 static double seconds(void)
 {
     struct timespec now;
@@ -239,7 +239,7 @@ void twins_step(twins *t, unsigned slots, double *klds)
     llama_batch_free(batch);
 }
 
-/* What removes tokens */
+/* Removals */
 
 static void remove_tokens(twins *t, int slot, int first, int end)
 {
@@ -345,7 +345,7 @@ static double error_of_row(const uint8_t *stock, const uint8_t *ours)
 }
 
 /* A row that is lost, or that is another token's, differs by its norm or more. 4 bits err by .07 of
- * it, and by .3 after they were encoded 18 times. */
+ * the norm. After 18 encodings the error is .3. */
 static void check_rows(const uint8_t *stock, const uint8_t *ours, size_t n, int slot)
 {
     const size_t row = row_numbers() * sizeof(uint16_t), layer = ROWS_HEAD + n * row;

@@ -58,7 +58,7 @@ void twins_restore(twins *t, int slot);
 void twins_check_cells(twins *t);
 
 /* The same tokens in new contexts that are compressed from the start: each slot's prompt in
- * batches, nothing removed. The next tokens of the text are those of t, too. */
+ * batches, nothing removed. The text goes on where that of t does. */
 twins *twins_plain(const twins *t);
 
 /* The most bytes that kvant's cache may take: what kvant says that a full one takes. */
