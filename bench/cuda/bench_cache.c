@@ -106,16 +106,16 @@ static double mean(const double *times, int n)
     return sum / n;
 }
 
-static void row(const char *operation, const char *codec, int batch, int tokens, const char *what, double us, double host)
+static void row(const char *name, const char *codec, int batch, int tokens, const char *what, double us, double host)
 {
-    printf("%-22s %-28s batch %d, %4d tokens: %-10s %8.2f us", operation, codec, batch, tokens, what, us);
+    printf("%-22s %-28s batch %d, %4d tokens: %-10s %8.2f us", name, codec, batch, tokens, what, us);
     if (host > 0)
         printf(", host %.2f us", host);
     printf("\n");
     fflush(stdout);
     if (bench.csv)
         fprintf(bench.csv, "%s,%s,%s,%s,%s,%s,%d,%d,%d,%d,%s,%.2f,%.2f\n", bench.machine, bench.compiler, bench.commit,
-                bench.command, operation, codec, batch, tokens, KV_HEADS, DIM, what, us, host);
+                bench.command, name, codec, batch, tokens, KV_HEADS, DIM, what, us, host);
 }
 
 /* ---- calls of cuda.h ---- */
@@ -350,7 +350,7 @@ static double copy_rows(const setting *s, uint32_t n, uint16_t *room)
     return median(times, 9);
 }
 
-static void run_steps(const setting *s, const char *operation, uint32_t n, int steps, uint16_t *room)
+static void run_steps(const setting *s, const char *name, uint32_t n, int steps, uint16_t *room)
 {
     static double us[2][STEPS], host[2][STEPS];
     static const char *const names[] = { "append", "attention" };
@@ -360,11 +360,11 @@ static void run_steps(const setting *s, const char *operation, uint32_t n, int s
     for (int attend = 0; attend < 2; attend++) {
         char what[32];
         snprintf(what, sizeof what, "%s mean", names[attend]);
-        row(operation, s->name, s->batch, (int)n, what, mean(us[attend], steps), mean(host[attend], steps));
+        row(name, s->name, s->batch, (int)n, what, mean(us[attend], steps), mean(host[attend], steps));
         snprintf(what, sizeof what, "%s median", names[attend]);
-        row(operation, s->name, s->batch, (int)n, what, median(us[attend], steps), median(host[attend], steps));
+        row(name, s->name, s->batch, (int)n, what, median(us[attend], steps), median(host[attend], steps));
     }
-    row(operation, s->name, s->batch, (int)n, "copy", copy_rows(s, n, room), 0);
+    row(name, s->name, s->batch, (int)n, "copy", copy_rows(s, n, room), 0);
 }
 
 static void bench_preset(const char *preset, bool calibrated, int batch, bool asynchronous)

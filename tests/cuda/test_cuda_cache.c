@@ -74,7 +74,8 @@ static void random_calls(const spec_pair *spec, bool attend)
     assert_int_equal(kvant_sequence_create(t.gpu) + 1, alive);
     for (int step = 0; step < STEPS; step++) {
         int32_t s = (int32_t)(random_bits() % (uint64_t)alive);
-        switch (step ? random_bits() % 12 : 0) {
+        const uint64_t call = random_bits() % 12;
+        switch (step == STEPS / 3 ? 10 : step ? call : 0) { /* one fork at least */
         case 7: full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40)); break;
         case 8: truncate_one(&t, s); break;
         case 9: drop_one(&t, s); break;
