@@ -11,11 +11,12 @@ typedef enum rank { OLD, NEWEST, FIRST } rank;
 
 typedef struct plan_block {
     int32_t page;
-    int32_t last;  /* the largest position of its rows */
-    int32_t query; /* the position that the newest tokens count back from */
-    uint64_t seen;     /* the step whose queries saw it last */
-    uint64_t written;  /* the step that wrote to it last */
-    bool first;        /* it holds one of the first tokens */
+    int32_t last;       /* the largest position of the rows that it got in a step last */
+    int32_t query, end; /* the newest tokens count back from query in the step that saw the block
+                         * last, and from end after this step */
+    uint64_t first;     /* a bit per slot with one of the first tokens */
+    uint64_t seen;      /* the step whose queries saw it last */
+    uint64_t written;   /* the step that wrote to it last */
 } plan_block;
 
 struct kvant_plan {
@@ -88,49 +89,98 @@ void kvant_plan_release(kvant_plan *plan, uint32_t block)
     plan->blocks[block] = no_rows;
 }
 
-/* Notes */
-
-/* A block that several sequences share is as new as it is to the shortest of them. */
-static void note_views(kvant_plan *plan, const kvant_plan_step *step)
+void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by)
 {
-    for (const kvant_plan_view *v = step->views; v < step->views + step->n_views; v++)
-        for (uint32_t i = 0; i < v->n; i++) {
-            plan_block *b = v->blocks[i] >= 0 ? &plan->blocks[v->blocks[i]] : NULL;
-            if (!b)
-                continue;
-            b->query = b->seen == plan->now && b->query < v->query ? b->query : v->query;
-            b->seen = plan->now;
-        }
+    plan_block *b = &plan->blocks[block];
+    b->last += by;
+    b->query += by;
+    b->end += by;
 }
+
+void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params)
+{
+    plan->params.step_pages = params->step_pages;
+    plan->params.first = params->first;
+    plan->params.newest = params->newest;
+}
+
+bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block)
+{
+    return plan->blocks[block].first != 0;
+}
+
+/* Notes */
 
 static plan_block *block_of(const kvant_plan *plan, const kvant_plan_step *step, uint32_t row)
 {
     return &plan->blocks[step->slots[row] / SLOTS];
 }
 
+/* A block that several sequences share is as new as it is to the shortest of them. */
+static void see(const kvant_plan *plan, plan_block *b, int32_t query, int32_t end)
+{
+    const bool again = b->seen == plan->now;
+    b->query = again && b->query < query ? b->query : query;
+    b->end = again && b->end < end ? b->end : end;
+    b->seen = plan->now;
+}
+
+static void note_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_t position)
+{
+    const uint64_t bit = UINT64_C(1) << slot % SLOTS;
+    b->last = b->written == plan->now && b->last > position ? b->last : position;
+    b->first = (uint32_t)position < plan->params.first ? b->first | bit : b->first & ~bit;
+}
+
+/* Rows that no view has are newest in their step, and count back from its last row afterwards. */
 static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
 {
+    int32_t end = 0;
     plan->n_step = 0;
     for (uint32_t i = 0; i < step->n; i++) {
         plan_block *b = block_of(plan, step, i);
         plan->n_step += b->written != plan->now && b->page >= 0;
+        if (step->positions)
+            note_row(plan, b, step->slots[i], step->positions[i]);
         b->written = plan->now;
-        b->last = b->last < step->positions[i] ? step->positions[i] : b->last;
-        b->first |= (uint32_t)step->positions[i] < plan->params.first;
-        if (b->seen != plan->now)
-            b->query = b->last + 1;
+        end = b->last + 1 > end ? b->last + 1 : end;
     }
-    for (uint32_t i = 0; i < step->n; i++)
-        block_of(plan, step, i)->seen = plan->now;
+    for (uint32_t i = 0; i < step->n; i++) {
+        plan_block *b = block_of(plan, step, i);
+        see(plan, b, b->last + 1, end);
+    }
+}
+
+/* The end of a sequence is behind the last of its rows that the step brought. */
+static int32_t end_of(const kvant_plan *plan, const kvant_plan_view *view)
+{
+    int32_t end = view->query;
+    for (uint32_t i = 0; i < view->n; i++) {
+        const plan_block *b = view->blocks[i] >= 0 ? &plan->blocks[view->blocks[i]] : NULL;
+        if (b && b->written == plan->now && b->last >= end)
+            end = b->last + 1;
+    }
+    return end;
+}
+
+static void note_views(kvant_plan *plan, const kvant_plan_step *step)
+{
+    for (const kvant_plan_view *v = step->views; v < step->views + step->n_views; v++) {
+        const int32_t end = end_of(plan, v);
+        for (uint32_t i = 0; i < v->n; i++)
+            if (v->blocks[i] >= 0)
+                see(plan, &plan->blocks[v->blocks[i]], v->query, end);
+    }
 }
 
 /* Pages */
 
 static rank rank_of(const kvant_plan *plan, const plan_block *b)
 {
+    const int64_t from = b->seen == plan->now ? b->query : b->end;
     if (b->first)
         return FIRST;
-    return (int64_t)b->query - b->last <= (int64_t)plan->params.newest ? NEWEST : OLD;
+    return from - b->last <= (int64_t)plan->params.newest ? NEWEST : OLD;
 }
 
 static bool goes_before(const kvant_plan *plan, const plan_block *a, const plan_block *b)
@@ -164,15 +214,20 @@ static rank most_for(const kvant_plan *plan, const plan_block *b)
     return plan->n_step < plan->params.step_pages ? FIRST : rank_of(plan, b);
 }
 
+static void seal(kvant_plan *plan, uint32_t block)
+{
+    plan->seal[plan->n_seal++] =
+        (kvant_plan_change){ block, (uint32_t)plan->blocks[block].page };
+    leave(plan, block);
+}
+
 static bool make_room(kvant_plan *plan, rank most)
 {
     for (uint32_t n = 0; n < KVANT_PLAN_RUN; n++) {
         const int32_t block = next_to_go(plan, n ? OLD : most);
         if (block < 0)
             break;
-        plan->seal[plan->n_seal++] =
-            (kvant_plan_change){ (uint32_t)block, (uint32_t)plan->blocks[block].page };
-        leave(plan, (uint32_t)block);
+        seal(plan, (uint32_t)block);
     }
     return plan->n_free > 0;
 }
@@ -192,16 +247,73 @@ static void open_block(kvant_plan *plan, uint32_t block)
     plan->open[plan->n_open++] = (kvant_plan_change){ block, page };
 }
 
-/* The last rows of a step are the newest, so they come first. */
-kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step)
+static void begin(kvant_plan *plan)
 {
     plan->now++;
     plan->n_seal = plan->n_open = 0;
-    note_views(plan, step);
-    note_rows(plan, step);
-    for (int of = FIRST; of >= OLD; of--)
-        for (uint32_t i = step->n; i-- > 0;)
-            if (rank_of(plan, block_of(plan, step, i)) == (rank)of)
-                open_block(plan, (uint32_t)(step->slots[i] / SLOTS));
+}
+
+static kvant_plan_changes changes_of(const kvant_plan *plan)
+{
     return (kvant_plan_changes){ plan->seal, plan->open, plan->n_seal, plan->n_open };
+}
+
+/* The last rows of a step are the newest, so they come first. */
+static void open_rows(kvant_plan *plan, const kvant_plan_step *step, rank of)
+{
+    int64_t last = -1;
+    for (uint32_t i = step->n; i-- > 0;) {
+        const int64_t block = step->slots[i] / SLOTS;
+        if (block != last && rank_of(plan, &plan->blocks[block]) == of)
+            open_block(plan, (uint32_t)block);
+        last = block;
+    }
+}
+
+kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step)
+{
+    begin(plan);
+    note_rows(plan, step);
+    note_views(plan, step);
+    for (int of = FIRST; of >= OLD; of--)
+        open_rows(plan, step, (rank)of);
+    return changes_of(plan);
+}
+
+/* Copies */
+
+/* Copies open like rows of a step that is as long as steps may be. So a copy pushes out no block of
+ * a higher rank. */
+kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to, uint32_t n)
+{
+    begin(plan);
+    plan->n_step = plan->params.step_pages;
+    for (uint32_t i = 0; i < n; i++) {
+        plan_block *original = &plan->blocks[from + i];
+        kvant_plan_release(plan, to + i);
+        if (original->page >= 0 && rank_of(plan, original) == OLD)
+            seal(plan, from + i);
+        else if (original->page >= 0)
+            original->written = plan->now; /* it keeps its page */
+        plan->blocks[to + i] = *original;
+        plan->blocks[to + i].page = KVANT_PLAN_NO_PAGE;
+    }
+    for (int of = FIRST; of >= NEWEST; of--)
+        for (uint32_t i = n; i-- > 0;)
+            if (plan->blocks[from + i].page >= 0 &&
+                rank_of(plan, &plan->blocks[to + i]) == (rank)of)
+                open_block(plan, to + i);
+    return changes_of(plan);
+}
+
+void kvant_plan_undo(kvant_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_open; i++)
+        leave(plan, plan->open[i].block);
+    for (uint32_t i = 0; i < plan->n_seal; i++) {
+        plan->pages[plan->seal[i].page] = (int32_t)plan->seal[i].block;
+        plan->blocks[plan->seal[i].block].page = (int32_t)plan->seal[i].page;
+        plan->n_free--;
+    }
+    plan->n_seal = plan->n_open = 0;
 }

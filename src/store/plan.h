@@ -9,7 +9,9 @@
  *   budget  At most n_pages blocks are exact.
  *   step    Rows of a step are exact until the step is over, as far as step_pages last.
  *   ends    The first and the newest tokens of a sequence are exact. If there is no room for all
- *           sequences, the sequence that no query saw for longest gives way.
+ *           sequences, the sequence that no query saw for longest gives way. The newest tokens count
+ *           back from the step's first query while the step lasts, and from the end of the
+ *           sequence afterwards.
  *   rest    Other blocks stay exact until another block needs their page. Then the oldest are
  *           sealed, up to KVANT_PLAN_RUN at once. */
 #pragma once
@@ -35,15 +37,16 @@ typedef struct kvant_plan_params {
 /* A sequence that queries of a step see. The newest tokens count back from its first query, because
  * that query's newest tokens came before the step. */
 typedef struct kvant_plan_view {
-    const int32_t *blocks; /* below 0: none */
+    const int32_t *blocks; /* below 0: none. Blocks that have no page may be left out, unless the
+                            * step writes to them. A block may stand there several times. */
     uint32_t n;
     int32_t query; /* the position of the first query */
 } kvant_plan_view;
 
 /* Rows of a step, with views, or rows that come without a step, such as a restored block's. */
 typedef struct kvant_plan_step {
-    const int64_t *slots; /* 64 x block + offset, in any order */
-    const int32_t *positions;
+    const int64_t *slots;     /* 64 x block + offset, in any order */
+    const int32_t *positions; /* NULL: not known, or the rows stay where they are in their sequence */
     uint32_t n;
     const kvant_plan_view *views;
     uint32_t n_views;
@@ -71,11 +74,32 @@ void kvant_plan_free(kvant_plan **plan);
  * the next call. */
 kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step);
 
+/* Blocks to .. to + n - 1 become copies of the blocks from .. from + n - 1, which they do not
+ * overlap. What the copies held before is forgotten. Copies of first and newest tokens that are
+ * exact are opened, as far as there is room. Other exact blocks of the original are sealed, so that
+ * the original and its copy read the same rows. The changes are valid until the next call. */
+kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to, uint32_t n);
+
+/* The last call's changes could not be carried out: the blocks that they name have the pages that
+ * they had before. */
+void kvant_plan_undo(kvant_plan *plan);
+
 /* The page of a block, or KVANT_PLAN_NO_PAGE: the block is sealed. */
 int32_t kvant_plan_page(const kvant_plan *plan, uint32_t block);
 
 /* The block that has a page, or -1. */
 int32_t kvant_plan_block(const kvant_plan *plan, uint32_t page);
 
+/* Whether a block holds some of the first tokens of a sequence. */
+bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block);
+
 /* The block holds no rows any more. */
 void kvant_plan_release(kvant_plan *plan, uint32_t block);
+
+/* The rows of a block go to other positions, `by` positions further. Their block stays as new as it
+ * is. */
+void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by);
+
+/* From the next step on, other numbers of tokens are first, newest or of a step. n_blocks and n_pages
+ * stay. */
+void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params);

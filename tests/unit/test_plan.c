@@ -1,122 +1,8 @@
-/* test_plan.c - properties of the plan (src/store/plan.h). A model carries a plan's changes out on
- * numbers: a page or the codes of a block hold the number of the write that each slot got last. The
+/* test_plan.c - properties of the plan (src/store/plan.h), whose changes a model carries out. The
  * random tests write, rewrite and remove rows of several sequences. */
-#include "testing.h"
+#include "plan_model.h"
 
-#include "../../src/store/plan.h"
-
-enum { BLOCKS = 96, SLOTS = 64, PAGES = 20, SEQUENCES = 6, MOST_ROWS = 512 };
-
-typedef struct sequence {
-    int32_t blocks[BLOCKS];
-    uint32_t n_blocks, length;
-} sequence;
-
-typedef struct model {
-    kvant_plan_params params;
-    kvant_plan *plan;
-    uint64_t state, writes;
-    uint64_t want[BLOCKS][SLOTS]; /* 0: no row */
-    uint64_t codes[BLOCKS][SLOTS], pages[PAGES][SLOTS];
-    int32_t owner[PAGES]; /* the block of a page, or -1 */
-    bool used[BLOCKS];
-    sequence sequences[SEQUENCES];
-    uint64_t digest;            /* of all decisions */
-    uint32_t n_sealed, n_seals; /* blocks; steps that sealed some */
-} model;
-
-static void begin(model *m, kvant_plan_params params, uint64_t seed)
-{
-    *m = (model){ .params = params, .state = seed };
-    assert_true(params.n_pages <= PAGES && params.n_blocks <= BLOCKS);
-    assert_int_equal(kvant_plan_create(&params, &m->plan), KVANT_OK);
-    for (uint32_t i = 0; i < PAGES; i++)
-        m->owner[i] = -1;
-}
-
-static void end(model *m)
-{
-    kvant_plan_free(&m->plan);
-    assert_null(m->plan);
-}
-
-static void mix(model *m, uint64_t x)
-{
-    m->digest = (m->digest ^ x) * 0x100000001b3u;
-}
-
-/* Carries changes out. A page has one block at a time, and the block that leaves is its block. */
-static void change(model *m, const kvant_plan_changes *c)
-{
-    for (uint32_t i = 0; i < c->n_seal; i++) {
-        const kvant_plan_change of = c->seal[i];
-        assert_int_equal(m->owner[of.page], (int32_t)of.block);
-        memcpy(m->codes[of.block], m->pages[of.page], sizeof m->codes[0]);
-        m->owner[of.page] = -1;
-        mix(m, of.block << 8 | of.page);
-    }
-    for (uint32_t i = 0; i < c->n_open; i++) {
-        const kvant_plan_change of = c->open[i];
-        assert_true(of.page < m->params.n_pages);
-        assert_int_equal(m->owner[of.page], -1);
-        memcpy(m->pages[of.page], m->codes[of.block], sizeof m->pages[0]);
-        m->owner[of.page] = (int32_t)of.block;
-        mix(m, 1 << 20 | of.block << 8 | of.page);
-    }
-    m->n_sealed += c->n_seal;
-    m->n_seals += c->n_seal > 0;
-}
-
-/* Every row is where the plan says, and nowhere else is a block said to be. */
-static void check(const model *m)
-{
-    uint32_t n_exact = 0;
-    for (uint32_t b = 0; b < m->params.n_blocks; b++) {
-        const int32_t page = kvant_plan_page(m->plan, b);
-        n_exact += page >= 0;
-        if (page >= 0)
-            assert_int_equal(m->owner[page], (int32_t)b);
-        for (uint32_t i = 0; i < SLOTS; i++)
-            if (m->want[b][i] != 0)
-                assert_int_equal(page >= 0 ? m->pages[page][i] : m->codes[b][i], m->want[b][i]);
-    }
-    for (uint32_t page = 0; page < m->params.n_pages; page++) {
-        const int32_t block = kvant_plan_block(m->plan, page);
-        assert_int_equal(block, m->owner[page]);
-        if (block >= 0)
-            assert_int_equal(kvant_plan_page(m->plan, (uint32_t)block), (int32_t)page);
-    }
-    assert_true(n_exact <= m->params.n_pages);
-}
-
-/* Rows of a step: planned, planned again as another layer does, written. */
-static void take(model *m, const kvant_plan_step *step)
-{
-    kvant_plan_changes c = kvant_plan_step_rows(m->plan, step);
-    change(m, &c);
-    c = kvant_plan_step_rows(m->plan, step);
-    assert_int_equal(c.n_seal + c.n_open, 0);
-    for (uint32_t i = 0; i < step->n; i++) {
-        const uint32_t block = (uint32_t)(step->slots[i] / SLOTS),
-                       slot = (uint32_t)(step->slots[i] % SLOTS);
-        const int32_t page = kvant_plan_page(m->plan, block);
-        m->want[block][slot] = ++m->writes;
-        *(page >= 0 ? &m->pages[page][slot] : &m->codes[block][slot]) = m->writes;
-        mix(m, (uint64_t)page);
-    }
-    check(m);
-}
-
-static void release(model *m, int32_t block)
-{
-    const int32_t page = kvant_plan_page(m->plan, (uint32_t)block);
-    if (page >= 0)
-        m->owner[page] = -1;
-    memset(m->want[block], 0, sizeof m->want[0]);
-    m->used[block] = false;
-    kvant_plan_release(m->plan, (uint32_t)block);
-    assert_int_equal(kvant_plan_page(m->plan, (uint32_t)block), KVANT_PLAN_NO_PAGE);
-}
+enum { N_BLOCKS = 96, MOST_ROWS = 512 };
 
 /* n tokens from `from` on of each of some sequences in one step. False: no block is left. */
 static bool append(model *m, const uint32_t *which, uint32_t n_which, uint32_t n)
@@ -127,7 +13,7 @@ static bool append(model *m, const uint32_t *which, uint32_t n_which, uint32_t n
     uint32_t rows = 0;
     for (uint32_t w = 0; w < n_which; w++) {
         sequence *s = &m->sequences[which[w]];
-        const int32_t query = (int32_t)s->length;
+        const int32_t query = (int32_t)s->length + m->shift;
         for (uint32_t i = 0; i < n; i++, rows++) {
             uint32_t block = 0;
             while (s->length / SLOTS == s->n_blocks && block < m->params.n_blocks && m->used[block])
@@ -138,7 +24,7 @@ static bool append(model *m, const uint32_t *which, uint32_t n_which, uint32_t n
                 m->used[block] = true;
                 s->blocks[s->n_blocks++] = (int32_t)block;
             }
-            positions[rows] = (int32_t)s->length;
+            positions[rows] = (int32_t)s->length + m->shift;
             slots[rows] = (int64_t)s->blocks[s->length / SLOTS] * SLOTS + s->length % SLOTS;
             s->length++;
         }
@@ -174,7 +60,7 @@ static void check_ends(const model *m, uint32_t which, uint32_t step)
                 fail_msg("token %u of %u is not exact", i, s->length);
 }
 
-static const kvant_plan_params usual = { BLOCKS, 12, 8, 64, 128 };
+static const kvant_plan_params usual = { N_BLOCKS, 12, 8, 64, 128 };
 
 /* 12 pages hold 192 tokens that begin anywhere in a block, and a step of 512 tokens. */
 static void ends_and_steps_are_exact_where_there_is_room(void **unused)
@@ -203,12 +89,12 @@ static void old_blocks_are_sealed_in_runs(void **unused)
     model m;
     const uint32_t which = 0;
     begin(&m, usual, 1);
-    for (uint32_t i = 0; i < BLOCKS * SLOTS; i++) {
+    for (uint32_t i = 0; i < N_BLOCKS * SLOTS; i++) {
         assert_true(append(&m, &which, 1, 1));
         check_ends(&m, 0, 1);
     }
     assert_int_equal(m.n_sealed, m.n_seals * KVANT_PLAN_RUN);
-    assert_int_equal(m.n_seals, (BLOCKS - 12 + KVANT_PLAN_RUN - 1) / KVANT_PLAN_RUN);
+    assert_int_equal(m.n_seals, (N_BLOCKS - 12 + KVANT_PLAN_RUN - 1) / KVANT_PLAN_RUN);
     end(&m);
 }
 
@@ -217,7 +103,7 @@ static void idle_sequences_give_way(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ BLOCKS, 9, 2, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 2, 64, 64 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
         for (uint32_t i = 0; i < 20; i++) {
             assert_true(append(&m, &s, 1, 30));
@@ -239,7 +125,7 @@ static void steps_have_pages_of_their_own(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ BLOCKS, 9, 3, 128, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 3, 128, 64 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
         assert_true(append(&m, &s, 1, 128));
     for (uint32_t i = 0; i < 3; i++) {
@@ -255,7 +141,7 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ BLOCKS, 6, 2, 0, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 0, 64 }, 1);
     for (int order = 0; order < 2; order++)
         for (int32_t round = 0; round < 20; round++) {
             int64_t slots[SLOTS];
@@ -281,7 +167,7 @@ static void long_steps_keep_their_last_rows(void **unused)
     (void)unused;
     model m;
     const uint32_t which = 0;
-    begin(&m, (kvant_plan_params){ BLOCKS, 6, 4, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 4, 64, 64 }, 1);
     for (int i = 0; i < 5; i++) {
         assert_true(append(&m, &which, 1, 512));
         const sequence *s = &m.sequences[0];
@@ -289,6 +175,154 @@ static void long_steps_keep_their_last_rows(void **unused)
             assert_true(is_exact(&m, s, s->length - back));
         assert_true(is_exact(&m, s, 0));
         assert_int_equal(is_exact(&m, s, s->length - 511), i == 0); /* the first block */
+    }
+    end(&m);
+}
+
+/* All first blocks are overwritten with later tokens of another sequence. They are no first blocks
+ * any more, and give way to newer blocks. */
+static void overwritten_blocks_are_no_longer_first(void **unused)
+{
+    (void)unused;
+    model m;
+    int64_t slots[SLOTS];
+    int32_t positions[SLOTS];
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 1, 64, 64 }, 1);
+    for (int32_t block = 0; block < 30; block++) {
+        for (int32_t i = 0; i < SLOTS; i++) {
+            slots[i] = block % 10 * SLOTS + i;
+            positions[i] = (block < 5 ? 0 : block) * SLOTS + i; /* five sequences, then one */
+        }
+        const int32_t blocks[] = { block % 10 };
+        const kvant_plan_view view = { blocks, 1, positions[0] };
+        take(&m, &(kvant_plan_step){ slots, positions, SLOTS, &view, 1 });
+        assert_int_equal(kvant_plan_holds_first(m.plan, (uint32_t)block % 10), block < 5);
+    }
+    for (uint32_t block = 0; block < 10; block++)
+        assert_int_equal(kvant_plan_page(m.plan, block) >= 0, block >= 4);
+    end(&m);
+}
+
+/* Twenty blocks get late tokens of one sequence and then tokens of another one, which has lower
+ * positions. They are old when the second sequence's tokens are: of 10 pages all but 4 are sealed at
+ * once, so 20 blocks need at most 5 runs. A block that was as new as its former rows would be sealed
+ * alone. */
+static void blocks_age_with_their_new_rows(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 10, 2, 64, 64 }, 1);
+    m.shift = 5000;
+    for (uint32_t i = 0; i < 20; i++)
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
+    m.shift = 0;
+    m.sequences[0].length = m.n_seals = 0;
+    for (uint32_t i = 0; i < 20; i++)
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
+    assert_in_range(m.n_seals, 1, 5);
+    end(&m);
+}
+
+/* Sequence 0 gets 512 tokens in its last step. Sequence 1 then needs pages: sequence 0 keeps its
+ * first block and its 128 newest tokens, and no other block. */
+static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 16, 8, 64, 128 }, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 512));
+    for (uint32_t i = 0; i < 3; i++)
+        assert_true(append(&m, &(uint32_t){ 1 }, 1, 512));
+    const sequence *s = &m.sequences[0];
+    for (uint32_t i = 0; i < s->length; i += SLOTS)
+        assert_int_equal(is_exact(&m, s, i), i == 0 || s->length - i <= 128);
+    check_ends(&m, 1, 512);
+    end(&m);
+}
+
+/* A sequence's tokens move to positions that are lower by 1000. Its newest tokens are the same ones,
+ * and go on to be those. */
+static void shifted_tokens_stay_as_new_as_they_are(void **unused)
+{
+    (void)unused;
+    model m;
+    const uint32_t which = 0;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 128 }, 1);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_true(append(&m, &which, 1, 64));
+    for (uint32_t block = 0; block < N_BLOCKS; block++)
+        kvant_plan_shift(m.plan, block, -1000);
+    m.shift = -1000;
+    for (uint32_t i = 0; i < 20; i++) {
+        assert_true(append(&m, &which, 1, 64));
+        check_ends(&m, 0, 64);
+    }
+    end(&m);
+}
+
+/* Two sequences are copied one after the other, as streams are: their first and newest tokens are
+ * exact in the originals and in the copies, and the copies go on. */
+static void copies_are_as_exact_as_their_originals(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 20, 4, 64, 128 }, 1);
+    for (uint32_t s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < 5; i++)
+            assert_true(append(&m, &s, 1, 128));
+    for (uint32_t s = 0; s < 2; s++) {
+        sequence *to = &m.sequences[2 + s];
+        const uint32_t from = (uint32_t)m.sequences[s].blocks[0], first = 40 + 20 * s;
+        *to = m.sequences[s];
+        for (uint32_t i = 0; i < to->n_blocks; i++)
+            to->blocks[i] = (int32_t)(first + (uint32_t)to->blocks[i] - from);
+        copy(&m, from, first, to->n_blocks);
+        for (uint32_t i = 0; i < 4; i++)
+            if (i < 2 || i - 2 <= s)
+                check_ends(&m, i, 0);
+    }
+    assert_true(append(&m, &(uint32_t){ 3 }, 1, 1));
+    for (uint32_t i = 0; i < 4; i++)
+        check_ends(&m, i, i == 3);
+    end(&m);
+}
+
+/* Rows that are rewritten where they are have no positions. Their blocks are opened, and are as new
+ * as before. */
+static void rewritten_blocks_are_opened(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 64 }, 1);
+    for (uint32_t i = 0; i < 12; i++)
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
+    const int64_t slots[] = { 3 * SLOTS, 0, 4 * SLOTS };
+    take(&m, &(kvant_plan_step){ slots, NULL, 3, NULL, 0 });
+    for (uint32_t i = 0; i < 3; i++)
+        assert_true(kvant_plan_page(m.plan, (uint32_t)(slots[i] / SLOTS)) >= 0);
+    assert_true(kvant_plan_holds_first(m.plan, 0));
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
+        check_ends(&m, 0, 64);
+    }
+    for (uint32_t i = 3; i < 5; i++)
+        assert_false(kvant_plan_page(m.plan, i) >= 0);
+    end(&m);
+}
+
+/* Tokens that were sealed as no one's first or newest stay sealed when more tokens are to be exact.
+ * All later ones are exact. */
+static void parameters_change_between_steps(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 12, 1, 0, 0 }, 1);
+    for (uint32_t s = 0; s < 2; s++) {
+        for (uint32_t i = 0; i < 30; i++)
+            assert_true(append(&m, &s, 1, 64));
+        assert_int_equal(is_exact(&m, &m.sequences[s], 0), s == 1);
+        kvant_plan_set_params(m.plan, &(kvant_plan_params){ N_BLOCKS, 12, 1, 64, 64 });
     }
     end(&m);
 }
@@ -301,7 +335,7 @@ static void rows_without_a_step(void **unused)
     model m;
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
-    begin(&m, (kvant_plan_params){ BLOCKS, 5, 2, 64, 128 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 5, 2, 64, 128 }, 1);
     for (int round = 0; round < 2; round++) { /* then from another position on */
         for (int32_t block = 0; block < 20; block++) {
             for (int32_t i = 0; i < SLOTS; i++) {
@@ -327,7 +361,9 @@ static void random_step(model *m)
     uint32_t all[SEQUENCES], n_all = 0;
     int64_t slots[40];
     int32_t positions[40];
-    switch (test_random(&m->state) % 8) {
+    const uint32_t half = m->params.n_blocks / 2;
+    switch (test_random(&m->state) % 9) {
+    case 8: copy(m, half * (a % 2), half * !(a % 2), 1 + (uint32_t)(test_random(&m->state) % half)); return;
     case 0: cut(m, a, (uint32_t)(test_random(&m->state) % (m->sequences[a].length + 1))); return;
     case 1: cut(m, a, 0); return;
     case 2:
@@ -336,7 +372,7 @@ static void random_step(model *m)
             slots[i] = (int64_t)(test_random(&m->state) % (m->params.n_blocks * SLOTS));
             m->used[slots[i] / SLOTS] = true;
         }
-        take(m, &(kvant_plan_step){ slots, positions, 40, NULL, 0 });
+        take(m, &(kvant_plan_step){ slots, a % 2 ? positions : NULL, 40, NULL, 0 });
         return;
     case 3:
         for (uint32_t s = 0; s < SEQUENCES; s++)
@@ -348,17 +384,18 @@ static void random_step(model *m)
     }
 }
 
-static uint64_t random_run(uint64_t seed)
+static uint64_t random_run(uint64_t seed, bool undoes)
 {
     model m;
     const uint64_t r = seed * 0x9e3779b97f4a7c15u;
-    const uint32_t pages = 1 + (uint32_t)(r >> 8) % PAGES;
-    const kvant_plan_params params = { .n_blocks = 8 + (uint32_t)(r >> 16) % (BLOCKS - 7),
+    const uint32_t pages = 1 + (uint32_t)(r >> 8) % 20;
+    const kvant_plan_params params = { .n_blocks = 8 + (uint32_t)(r >> 16) % (N_BLOCKS - 7),
                                        .n_pages = pages,
                                        .step_pages = (uint32_t)(r >> 24) % (pages + 1),
                                        .first = 64 * ((uint32_t)(r >> 32) % 3),
                                        .newest = (uint32_t)(r >> 40) % 200 };
     begin(&m, params, seed);
+    m.undoes = undoes;
     for (int step = 0; step < 300; step++)
         random_step(&m);
     const uint64_t digest = m.digest;
@@ -370,15 +407,16 @@ static void every_row_is_in_one_place(void **unused)
 {
     (void)unused;
     for (uint64_t seed = 1; seed <= 60; seed++)
-        random_run(seed);
+        random_run(seed, seed % 2);
 }
 
 static void replays_are_equal(void **unused)
 {
     (void)unused;
     for (uint64_t seed = 100; seed < 110; seed++) {
-        assert_true(random_run(seed) == random_run(seed));
-        assert_true(random_run(seed) != random_run(seed + 1));
+        assert_true(random_run(seed, false) == random_run(seed, false));
+        assert_true(random_run(seed, false) == random_run(seed, true));
+        assert_true(random_run(seed, false) != random_run(seed + 1, false));
     }
 }
 
@@ -391,6 +429,13 @@ int main(void)
         cmocka_unit_test(steps_have_pages_of_their_own),
         cmocka_unit_test(shared_blocks_are_as_new_as_for_the_shortest),
         cmocka_unit_test(long_steps_keep_their_last_rows),
+        cmocka_unit_test(overwritten_blocks_are_no_longer_first),
+        cmocka_unit_test(blocks_age_with_their_new_rows),
+        cmocka_unit_test(newest_tokens_of_an_idle_sequence_count_from_its_end),
+        cmocka_unit_test(shifted_tokens_stay_as_new_as_they_are),
+        cmocka_unit_test(copies_are_as_exact_as_their_originals),
+        cmocka_unit_test(rewritten_blocks_are_opened),
+        cmocka_unit_test(parameters_change_between_steps),
         cmocka_unit_test(rows_without_a_step),
         cmocka_unit_test(every_row_is_in_one_place),
         cmocka_unit_test(replays_are_equal),
