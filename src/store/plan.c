@@ -102,6 +102,7 @@ void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params)
     plan->params.step_pages = params->step_pages;
     plan->params.first = params->first;
     plan->params.newest = params->newest;
+    plan->params.step_rows = params->step_rows;
 }
 
 bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block)
@@ -114,6 +115,11 @@ bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block)
 static plan_block *block_of(const kvant_plan *plan, const kvant_plan_step *step, uint32_t row)
 {
     return &plan->blocks[step->slots[row] / SLOTS];
+}
+
+static bool is_long(const kvant_plan *plan, const kvant_plan_step *step)
+{
+    return plan->params.step_rows != 0 && step->n > plan->params.step_rows;
 }
 
 /* A block that several sequences share is as new as it is to the shortest of them. */
@@ -147,7 +153,7 @@ static void note_rows(kvant_plan *plan, const kvant_plan_step *step)
     }
     for (uint32_t i = 0; i < step->n; i++) {
         plan_block *b = block_of(plan, step, i);
-        see(plan, b, b->last + 1, end);
+        see(plan, b, is_long(plan, step) ? end : b->last + 1, end);
     }
 }
 
@@ -166,10 +172,10 @@ static int32_t end_of(const kvant_plan *plan, const kvant_plan_view *view)
 static void note_views(kvant_plan *plan, const kvant_plan_step *step)
 {
     for (const kvant_plan_view *v = step->views; v < step->views + step->n_views; v++) {
-        const int32_t end = end_of(plan, v);
+        const int32_t end = end_of(plan, v), query = is_long(plan, step) ? end : v->query;
         for (uint32_t i = 0; i < v->n; i++)
             if (v->blocks[i] >= 0)
-                see(plan, &plan->blocks[v->blocks[i]], v->query, end);
+                see(plan, &plan->blocks[v->blocks[i]], query, end);
     }
 }
 
@@ -214,11 +220,11 @@ static rank most_for(const kvant_plan *plan, const plan_block *b)
     return plan->n_step < plan->params.step_pages ? FIRST : rank_of(plan, b);
 }
 
-static void seal(kvant_plan *plan, uint32_t block)
+static void seal_block(kvant_plan *plan, int32_t block)
 {
     plan->seal[plan->n_seal++] =
-        (kvant_plan_change){ block, (uint32_t)plan->blocks[block].page };
-    leave(plan, block);
+        (kvant_plan_change){ (uint32_t)block, (uint32_t)plan->blocks[block].page };
+    leave(plan, (uint32_t)block);
 }
 
 static bool make_room(kvant_plan *plan, rank most)
@@ -227,7 +233,7 @@ static bool make_room(kvant_plan *plan, rank most)
         const int32_t block = next_to_go(plan, n ? OLD : most);
         if (block < 0)
             break;
-        seal(plan, (uint32_t)block);
+        seal_block(plan, block);
     }
     return plan->n_free > 0;
 }
@@ -275,7 +281,7 @@ kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step 
     begin(plan);
     note_rows(plan, step);
     note_views(plan, step);
-    for (int of = FIRST; of >= OLD; of--)
+    for (int of = FIRST; of >= (is_long(plan, step) ? NEWEST : OLD); of--)
         open_rows(plan, step, (rank)of);
     return changes_of(plan);
 }
@@ -292,7 +298,7 @@ kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to,
         plan_block *original = &plan->blocks[from + i];
         kvant_plan_release(plan, to + i);
         if (original->page >= 0 && rank_of(plan, original) == OLD)
-            seal(plan, from + i);
+            seal_block(plan, (int32_t)(from + i));
         else if (original->page >= 0)
             original->written = plan->now; /* it keeps its page */
         plan->blocks[to + i] = *original;

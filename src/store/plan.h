@@ -9,8 +9,8 @@
  *   budget  At most n_pages blocks are exact.
  *   step    Rows of a step are exact until the step is over, as far as step_pages last.
  *   ends    The first and the newest tokens of a sequence are exact. If there is no room for all
- *           sequences, the sequence that no query saw for longest gives way. The newest tokens count
- *           back from the step's first query while the step lasts, and from the end of the
+ *           sequences, the sequence that no query saw for longest gives way. The newest tokens
+ *           count back from the step's first query while the step lasts, and from the end of the
  *           sequence afterwards.
  *   rest    Other blocks stay exact until another block needs their page. Then the oldest are
  *           sealed, up to KVANT_PLAN_RUN at once. */
@@ -32,6 +32,8 @@ typedef struct kvant_plan_params {
     uint32_t n_pages;       /* exact blocks at most */
     uint32_t step_pages;    /* of these, for rows of a step that are neither first nor newest */
     uint32_t first, newest; /* tokens of each sequence that are exact */
+    uint32_t step_rows; /* A longer step seals its rows at once. Its first tokens and the newest
+                         * tokens at its end stay exact. 0: no step is longer. */
 } kvant_plan_params;
 
 /* A sequence that queries of a step see. The newest tokens count back from its first query, because
@@ -46,7 +48,7 @@ typedef struct kvant_plan_view {
 /* Rows of a step, with views, or rows that come without a step, such as a restored block's. */
 typedef struct kvant_plan_step {
     const int64_t *slots;     /* 64 x block + offset, in any order */
-    const int32_t *positions; /* NULL: not known, or the rows stay where they are in their sequence */
+    const int32_t *positions; /* NULL: not known, or rows stay where they are in their sequence */
     uint32_t n;
     const kvant_plan_view *views;
     uint32_t n_views;
@@ -75,7 +77,7 @@ void kvant_plan_free(kvant_plan **plan);
 kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step);
 
 /* Blocks to .. to + n - 1 become copies of the blocks from .. from + n - 1, which they do not
- * overlap. What the copies held before is forgotten. Copies of first and newest tokens that are
+ * overlap. The copies forget their former rows. Copies of first and newest tokens that are
  * exact are opened, as far as there is room. Other exact blocks of the original are sealed, so that
  * the original and its copy read the same rows. The changes are valid until the next call. */
 kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to, uint32_t n);
@@ -100,6 +102,5 @@ void kvant_plan_release(kvant_plan *plan, uint32_t block);
  * is. */
 void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by);
 
-/* From the next step on, other numbers of tokens are first, newest or of a step. n_blocks and n_pages
- * stay. */
+/* From the next step on, other tokens are first, newest or of a step. n_blocks and n_pages stay. */
 void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params);

@@ -1,6 +1,6 @@
-/* plan_model.h - a model that carries out what the plan (src/store/plan.h) decides, on numbers: a page
- * or the codes of a block hold the number of the write that each slot got last. It checks that every
- * row is in one place and that no more pages are used than there are. */
+/* plan_model.h - a model that carries out decisions of the plan (src/store/plan.h) on numbers. A
+ * page or the codes of a block hold the number of the write that each slot got last. The model
+ * checks that every row is in one place and that no more pages are used than there are. */
 #ifndef KVANT_TESTS_PLAN_MODEL_H
 #define KVANT_TESTS_PLAN_MODEL_H
 

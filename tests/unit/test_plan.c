@@ -60,7 +60,7 @@ static void check_ends(const model *m, uint32_t which, uint32_t step)
                 fail_msg("token %u of %u is not exact", i, s->length);
 }
 
-static const kvant_plan_params usual = { N_BLOCKS, 12, 8, 64, 128 };
+static const kvant_plan_params usual = { N_BLOCKS, 12, 8, 64, 128, 0 };
 
 /* 12 pages hold 192 tokens that begin anywhere in a block, and a step of 512 tokens. */
 static void ends_and_steps_are_exact_where_there_is_room(void **unused)
@@ -103,7 +103,7 @@ static void idle_sequences_give_way(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 2, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 2, 64, 64, 0 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
         for (uint32_t i = 0; i < 20; i++) {
             assert_true(append(&m, &s, 1, 30));
@@ -125,7 +125,7 @@ static void steps_have_pages_of_their_own(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 3, 128, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 3, 128, 64, 0 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
         assert_true(append(&m, &s, 1, 128));
     for (uint32_t i = 0; i < 3; i++) {
@@ -141,7 +141,7 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 0, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 0, 64, 0 }, 1);
     for (int order = 0; order < 2; order++)
         for (int32_t round = 0; round < 20; round++) {
             int64_t slots[SLOTS];
@@ -167,7 +167,7 @@ static void long_steps_keep_their_last_rows(void **unused)
     (void)unused;
     model m;
     const uint32_t which = 0;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 4, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 4, 64, 64, 0 }, 1);
     for (int i = 0; i < 5; i++) {
         assert_true(append(&m, &which, 1, 512));
         const sequence *s = &m.sequences[0];
@@ -187,7 +187,7 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
     model m;
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 1, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 1, 64, 64, 0 }, 1);
     for (int32_t block = 0; block < 30; block++) {
         for (int32_t i = 0; i < SLOTS; i++) {
             slots[i] = block % 10 * SLOTS + i;
@@ -204,14 +204,14 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
 }
 
 /* Twenty blocks get late tokens of one sequence and then tokens of another one, which has lower
- * positions. They are old when the second sequence's tokens are: of 10 pages all but 4 are sealed at
- * once, so 20 blocks need at most 5 runs. A block that was as new as its former rows would be sealed
- * alone. */
+ * positions. They are old when the second sequence's tokens are: of 10 pages all but 4 are sealed
+ * at once, so 20 blocks need at most 5 runs. A block that was as new as its former rows would be
+ * sealed alone. */
 static void blocks_age_with_their_new_rows(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 10, 2, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 10, 2, 64, 64, 0 }, 1);
     m.shift = 5000;
     for (uint32_t i = 0; i < 20; i++)
         assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
@@ -229,7 +229,7 @@ static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 16, 8, 64, 128 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 16, 8, 64, 128, 0 }, 1);
     for (uint32_t i = 0; i < 3; i++)
         assert_true(append(&m, &(uint32_t){ 0 }, 1, 512));
     for (uint32_t i = 0; i < 3; i++)
@@ -241,14 +241,14 @@ static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
     end(&m);
 }
 
-/* A sequence's tokens move to positions that are lower by 1000. Its newest tokens are the same ones,
- * and go on to be those. */
+/* A sequence's tokens move to positions that are lower by 1000. Its newest tokens are the same
+ * ones, and tokens that follow are newer. */
 static void shifted_tokens_stay_as_new_as_they_are(void **unused)
 {
     (void)unused;
     model m;
     const uint32_t which = 0;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 128 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 128, 0 }, 1);
     for (uint32_t i = 0; i < 20; i++)
         assert_true(append(&m, &which, 1, 64));
     for (uint32_t block = 0; block < N_BLOCKS; block++)
@@ -261,13 +261,13 @@ static void shifted_tokens_stay_as_new_as_they_are(void **unused)
     end(&m);
 }
 
-/* Two sequences are copied one after the other, as streams are: their first and newest tokens are
+/* Sequence 0 is copied as a stream is, then sequence 1. Their first and newest tokens are
  * exact in the originals and in the copies, and the copies go on. */
 static void copies_are_as_exact_as_their_originals(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 20, 4, 64, 128 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 20, 4, 64, 128, 0 }, 1);
     for (uint32_t s = 0; s < 2; s++)
         for (uint32_t i = 0; i < 5; i++)
             assert_true(append(&m, &s, 1, 128));
@@ -294,7 +294,7 @@ static void rewritten_blocks_are_opened(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 64 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 64, 0 }, 1);
     for (uint32_t i = 0; i < 12; i++)
         assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
     const int64_t slots[] = { 3 * SLOTS, 0, 4 * SLOTS };
@@ -317,12 +317,36 @@ static void parameters_change_between_steps(void **unused)
 {
     (void)unused;
     model m;
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 12, 1, 0, 0 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 12, 1, 0, 0, 0 }, 1);
     for (uint32_t s = 0; s < 2; s++) {
         for (uint32_t i = 0; i < 30; i++)
             assert_true(append(&m, &s, 1, 64));
         assert_int_equal(is_exact(&m, &m.sequences[s], 0), s == 1);
-        kvant_plan_set_params(m.plan, &(kvant_plan_params){ N_BLOCKS, 12, 1, 64, 64 });
+        kvant_plan_set_params(m.plan, &(kvant_plan_params){ N_BLOCKS, 12, 1, 64, 64, 0 });
+    }
+    end(&m);
+}
+
+/* Steps of more than 16 tokens are sealed at once. Their first tokens and the newest tokens at
+ * their end are exact. Shorter steps are exact as a whole. */
+static void rows_of_long_steps_are_sealed_at_once(void **unused)
+{
+    (void)unused;
+    model m;
+    const uint32_t which = 0;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 8, 4, 64, 128, 16 }, 1);
+    for (int i = 0; i < 4; i++) {
+        assert_true(append(&m, &which, 1, 300));
+        const sequence *s = &m.sequences[0];
+        for (uint32_t at = s->length - 300; at < s->length; at++)
+            if (at < 64 || s->length - at <= 128)
+                assert_true(is_exact(&m, s, at));
+            else if (s->length - at > 128 + SLOTS && s->length - at <= 300 - SLOTS)
+                assert_false(is_exact(&m, s, at)); /* in no block with other rows */
+        for (uint32_t n = 1; n <= 16; n++) {
+            assert_true(append(&m, &which, 1, n));
+            check_ends(&m, 0, n);
+        }
     }
     end(&m);
 }
@@ -335,7 +359,7 @@ static void rows_without_a_step(void **unused)
     model m;
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
-    begin(&m, (kvant_plan_params){ N_BLOCKS, 5, 2, 64, 128 }, 1);
+    begin(&m, (kvant_plan_params){ N_BLOCKS, 5, 2, 64, 128, 0 }, 1);
     for (int round = 0; round < 2; round++) { /* then from another position on */
         for (int32_t block = 0; block < 20; block++) {
             for (int32_t i = 0; i < SLOTS; i++) {
@@ -363,7 +387,9 @@ static void random_step(model *m)
     int32_t positions[40];
     const uint32_t half = m->params.n_blocks / 2;
     switch (test_random(&m->state) % 9) {
-    case 8: copy(m, half * (a % 2), half * !(a % 2), 1 + (uint32_t)(test_random(&m->state) % half)); return;
+    case 8:
+        copy(m, half * (a % 2), half * !(a % 2), 1 + (uint32_t)(test_random(&m->state) % half));
+        return;
     case 0: cut(m, a, (uint32_t)(test_random(&m->state) % (m->sequences[a].length + 1))); return;
     case 1: cut(m, a, 0); return;
     case 2:
@@ -393,7 +419,8 @@ static uint64_t random_run(uint64_t seed, bool undoes)
                                        .n_pages = pages,
                                        .step_pages = (uint32_t)(r >> 24) % (pages + 1),
                                        .first = 64 * ((uint32_t)(r >> 32) % 3),
-                                       .newest = (uint32_t)(r >> 40) % 200 };
+                                       .newest = (uint32_t)(r >> 40) % 200,
+                                       .step_rows = (uint32_t)(r >> 48) % 3 * 20 };
     begin(&m, params, seed);
     m.undoes = undoes;
     for (int step = 0; step < 300; step++)
@@ -436,6 +463,7 @@ int main(void)
         cmocka_unit_test(copies_are_as_exact_as_their_originals),
         cmocka_unit_test(rewritten_blocks_are_opened),
         cmocka_unit_test(parameters_change_between_steps),
+        cmocka_unit_test(rows_of_long_steps_are_sealed_at_once),
         cmocka_unit_test(rows_without_a_step),
         cmocka_unit_test(every_row_is_in_one_place),
         cmocka_unit_test(replays_are_equal),

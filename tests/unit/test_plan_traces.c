@@ -1,6 +1,7 @@
 /* test_plan_traces.c - the plan (src/store/plan.h) on recorded traces of llama.cpp's cells
- * (integrations/llama.cpp/trace.h has the format): every row is in one place, the budget holds, first
- * and newest tokens of a sequence stay exact while there is room, and two replays are equal. */
+ * (integrations/llama.cpp/trace.h has the format): every row is in one place, the budget holds,
+ * first and newest tokens of a sequence stay exact while there is room, and two replays are
+ * equal. */
 #include "plan_model.h"
 
 enum { FIRST = 64, NEWEST = 128, MOST_CELLS = BLOCKS * SLOTS, PIECE = 512 };
@@ -192,7 +193,8 @@ static void read_new(trace *t, const line *l, uint32_t n_pages, uint32_t step_pa
     assert_int_equal(l->kind, 'o');
     t->n_cells = l->n_kv;
     begin(&t->m,
-          (kvant_plan_params){ l->stream * l->n_kv / SLOTS, n_pages, step_pages, FIRST, NEWEST }, 1);
+          (kvant_plan_params){ l->stream * l->n_kv / SLOTS, n_pages, step_pages, FIRST, NEWEST, 0 },
+          1);
 }
 
 /* Lines of one step, with one per stream, make one step of the plan. */
