@@ -1,6 +1,7 @@
 /* test_plugin_exact.c - the tokens that a cache on a GPU keeps as fp16 (gpu/step.c), on the mock of
  * ggml-cuda. The first 64 and the newest 128 tokens of each sequence stay, and a step's tokens do
- * until the next step. */
+ * until the next step. Which ones these are the plan decides (src/store/plan.h), which has tests of
+ * its own; here it has to get to know what llama.cpp does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -157,6 +158,50 @@ static void first_and_newest_tokens_are_exact(void **state)
     llama_free(stock);
 }
 
+/* Sequence 0 is idle while sequence 1 gets more than 128 tokens. Both are in one stream, so only
+ * masks tell whose tokens are newest. */
+static void first_and_newest_tokens_of_an_idle_sequence_are_exact(void **state)
+{
+    harness_options options = exact_options;
+    struct llama_context *ours, *stock = harness_context(&stock_options);
+
+    (void)state;
+    options.n_seq = 2;
+    options.unified = true;
+    ours = harness_context(&options);
+    prompt(ours, 0, 2100, 0);
+    prompt(stock, 0, 2100, 0);
+    for (int i = 0; i < 240; i += 20)
+        harness_decode(ours, tokens + i, 20, i, 1, false);
+    check(ours, stock, 0, 2100, NEWEST, PAGES(2));
+    llama_free(ours);
+    llama_free(stock);
+}
+
+/* 20 sequences have 64 first tokens each, more than there are pages, and are removed. Their cells
+ * are behind n_kv then, so they keep no page from a new sequence. */
+static void first_tokens_that_were_removed_give_way(void **state)
+{
+    enum { N = 20 };
+    harness_options options = exact_options;
+    struct llama_context *ours, *stock = harness_context(&stock_options);
+
+    (void)state;
+    options.n_seq = N;
+    options.unified = true;
+    ours = harness_context(&options);
+    for (int s = 0; s < N; s++)
+        harness_decode(ours, tokens, 64, 0, s, false);
+    assert_true(llama_memory_seq_rm(llama_get_memory(ours), -1, -1, -1));
+    for (int i = 0; i < 248; i += 8) {
+        harness_decode(ours, tokens + i, 8, i, 0, false);
+        harness_decode(stock, tokens + i, 8, i, 0, false);
+    }
+    check(ours, stock, 0, 248, NEWEST, PAGES(1));
+    llama_free(ours);
+    llama_free(stock);
+}
+
 /* Each sequence has its part, whichever is at work. */
 static void streams_have_exact_tokens_of_their_own(void **state)
 {
@@ -252,6 +297,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_and_newest_tokens_are_exact),
+        cmocka_unit_test(first_and_newest_tokens_of_an_idle_sequence_are_exact),
+        cmocka_unit_test(first_tokens_that_were_removed_give_way),
         cmocka_unit_test(streams_have_exact_tokens_of_their_own),
         cmocka_unit_test(restored_tokens_are_exact),
         cmocka_unit_test(copies_are_exact),

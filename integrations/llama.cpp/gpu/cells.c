@@ -568,7 +568,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     }
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     if (kvp_gpu_hand_over(cells->cache) && kvp_gpu_cache_settle(cells->cache, gpu->stream) &&
-        kvp_gpu_open_written(kv, cell_numbers, n, gpu->stream) &&
+        kvp_gpu_open_written(kv, &(kvp_gpu_step){ .cells = cell_numbers, .n = n }, gpu->stream) &&
         kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
         kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) &&
         (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL &&
@@ -659,9 +659,8 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
     pthread_mutex_lock(&source->gpu->lock);
     kvp_gpu_marks_notice(source->cache, KVANT_ERR_NONFINITE);
     ok = kvp_gpu_cache_settle(source->cache, source->gpu->stream) &&
-         kvp_gpu_copy_first(source->cache, first, to_first, n);
-    if (ok)
-        kvp_gpu_open_copies(from, first, to_first, n);
+         kvp_gpu_copy_first(source->cache, first, to_first, n) &&
+         kvp_gpu_open_copies(from, first, to_first, n);
     kvp_gpu_cache_holds_copies(source->cache, first, to_first, n);
     kvp_gpu_ranges_copy(source->cache, first, to_first, n);
     ok = ok && copy_pages(to, first, to_first, n);

@@ -28,7 +28,8 @@
  *   size.c      what all of this takes, from shapes alone
  *   in_place.c  caches that fit as fp16; ready.c before they no longer do, hand_over.c then
  *   open.c      blocks whose rows are fp16
- *   step.c      which these are: the first and the newest of a sequence, and those of a step
+ *   step.c      steps for the plan (src/store/plan.h), which decides which blocks these are
+ *   borrow.c    pages for a batch that waits
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
@@ -48,6 +49,7 @@
 #include <kvant/cuda.h>
 
 #include "../abi.h"
+#include "../../../src/store/plan.h"
 #include "../kv_tensor.h"
 #include "../ops.h"
 #include "driver.h"
@@ -107,24 +109,13 @@ static inline bool kvp_gpu_is_few(const kvp_gpu_step *step)
     return step->n <= KVP_FEW_TOKENS;
 }
 
+/* The rows of an open page. The plan (src/store/plan.h) decides whose page it is. */
 typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
-    uint64_t first; /* rows that are among the first tokens of a sequence */
-    uint64_t token; /* the newest row, counted as kvp_gpu_end counts */
-    uint64_t step;  /* that brought it */
     uint64_t fresh; /* rows that are not encoded yet */
     uint64_t moved; /* rows whose keys moved here: their codes are out of date, values' are not */
     uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
-    uint64_t used;  /* the last step with one of its rows */
 } kvp_open_page;
-
-/* The newest token of a stream. If a stream has several sequences (a unified cache), `token` counts
- * the tokens of the one that got the most in each step. */
-typedef struct kvp_gpu_end {
-    uint64_t token, before; /* before: when its last step came */
-    uint64_t step;
-    int32_t position; /* of the last token of the first sequence in that step */
-} kvp_gpu_end;
 
 /* Rows of a batch one behind the other, in blocks whose keys have one transform. */
 typedef struct kvp_gpu_run {
@@ -199,13 +190,13 @@ typedef struct kvp_gpu_cache {
     kvant_exact_part exact; /* the most of what its tensors have */
     uint32_t sink_tokens; /* first tokens of a sequence, which nothing is learnt from */
     uint32_t n_blocks, n_pages, n_own; /* n_own: pages, unless a batch waits for matrices */
-    kvp_gpu_end *ends; /* by stream */
+    kvant_plan *plan;     /* NULL: no block has a page */
     const kvp_kv *planner; /* whose rows were written first since the last graph; NULL: none were */
     int64_t planned_last;  /* the last cell of these rows */
+    int32_t planned_position; /* of the row behind it, counted from where its sequence began */
     int32_t *table; /* by block: itself, or -1 - its open page */
     uint64_t *written; /* by block: a bit per cell that got a row since the cache was cleared */
     kvp_open_page pages[KVP_MOST_PAGES];
-    uint64_t now;
     bool table_changed;
     /* The batch at hand: all of its rows are in open pages and in no sealed page yet; some of its
      * rows go to open pages. */
@@ -284,13 +275,16 @@ struct kvp_gpu_copies {
 };
 
 /* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
- * other. */
+ * other; attention did not take the lengths yet. known: until the graph is prepared, the mask says
+ * which blocks rows see, by lengths if in_order is set, else by bits. */
 typedef struct kvp_gpu_mask {
     struct kvp_gpu_mask *next;
     const void *at;
     size_t n_cells, n_rows, n_streams;
-    bool plain;
+    bool plain, known, in_order;
     int32_t lengths[KVP_MOST_STREAMS];
+    uint64_t *bits; /* by row: a bit per block of 64 cells of the row's stream */
+    size_t most_bits;
 } kvp_gpu_mask;
 
 struct kvp_gpu {
@@ -668,13 +662,12 @@ void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell);
 void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);
 
-/* open.c: the open page with a cell, or -1. have_pages: n of a tensor, in the memory reserved for them. assign: a page to another block, or
- * to none. */
+/* open.c: the open page with a cell, or -1. have_pages: n of a tensor, in the memory reserved for
+ * them. close_all: no block has one any more. */
 #define KVP_NO_PAGE (-1)
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* of a kv head */
 bool kvp_gpu_have_pages(kvp_kv *kv, uint32_t n);
-void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. stage
@@ -701,22 +694,18 @@ const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info);
 void kvp_gpu_cache_leave(kvp_kv *kv);
 
-/* Decides which blocks are open for a batch, and brings table and slots to the GPU. */
-bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+/* step.c. Prepares a cache for a graph: opens blocks for the rows of a batch, and brings table and
+ * slots to the GPU. mask is that of attention over the cache, or NULL. */
+bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
+                           cu_stream stream);
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 
-/* open.c. Blocks with rows that get open pages, and these pages. */
-typedef struct kvp_gpu_opening {
-    uint32_t n, blocks[KVP_MOST_PAGES], pages[KVP_MOST_PAGES];
-} kvp_gpu_opening;
+/* open.c. Carries a plan's changes out for all tensors: encodes blocks that are sealed, then
+ * decodes blocks that are opened. After an error all pages are as they were, in the plan, too. */
+bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream);
 
-/* open.c. Pages have changed hands: encodes what the former ones held, then decodes the blocks that
- * are opened. After an error all pages are as they were. */
-bool kvp_gpu_exchange(kvp_gpu_cache *cache, const kvp_open_page *former,
-                      const kvp_gpu_opening *opened, cu_stream stream);
-
-/* step.c. Whether a page is for the first or the newest tokens of a sequence. */
-bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page);
+/* open.c. Gives a page to another block, or to none. The rows of its former block are forgotten. */
+void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
 
 /* step.c. Whether all blocks of a step are open, or empty with a free page, so that nothing is
  * encoded or decoded before its graph. */
@@ -726,13 +715,22 @@ bool kvp_gpu_opens_empty(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
 size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t n, int64_t *slots);
 
 /* step.c. Before rows of a tensor are written without a graph, or blocks of 64 cells are copied:
- * opens the blocks of the first and newest rows. The cache is settled. open_copies opens the copies
- * of blocks that are open; their pages are still to be copied. */
-bool kvp_gpu_open_written(const kvp_kv *kv, const int64_t *numbers, size_t n, cu_stream stream);
-void kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n);
+ * opens blocks as the plan decides. The cache is settled. Rows without positions follow each other.
+ * open_copies opens the copies of blocks that are open; their pages are still to be copied. */
+bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n);
 
-/* Opens blocks that have rows, as far as there are pages for them. */
-bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, size_t n, cu_stream stream);
+/* step.c. Opens blocks that have rows, as far as there are pages for them. */
+bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t n,
+                         cu_stream stream);
+
+/* borrow.c. While a batch waits (wait.c), pages are borrowed, and the plan does not know them.
+ * kvp_gpu_borrow gives them to the blocks of a step. kvp_gpu_page_stays tells whether a page has
+ * first or newest tokens. kvp_gpu_assign_page makes a page a block's own after the wait, and tells
+ * the plan. */
+void kvp_gpu_borrow(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page);
+void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
 
 /* Sealed pages hold all rows afterwards. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);
@@ -769,6 +767,14 @@ bool kvp_gpu_marks_any(const kvp_gpu_cache *cache);
 
 /* masks.c. A mask on its way to the GPU; the lock is held. */
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size);
+
+/* kvp_gpu_mask_of returns the mask of an attention node over a step of n rows, or NULL if it did
+ * not pass the device. kvp_gpu_mask_sees tells whether a row of the step sees cells of a block.
+ * Blocks count from the first one of the row's stream. kvp_gpu_forget_masks forgets the masks of the
+ * graph that was prepared. The lock is held. */
+const kvp_gpu_mask *kvp_gpu_mask_of(const kvp_gpu *gpu, const abi_tensor *node, size_t n);
+bool kvp_gpu_mask_sees(const kvp_gpu_mask *mask, size_t row, size_t block);
+void kvp_gpu_forget_masks(kvp_gpu_backend *b);
 
 /* Adds an attention node to those of its mask; false: there are too many masks or streams. */
 bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node);

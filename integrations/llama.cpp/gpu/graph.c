@@ -157,8 +157,11 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
             kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
         else if (step.positions == NULL)
             warn_of_positions(b, cache);
-        ok = ok && found && kvp_gpu_cache_prepare(cache, &step, b->gpu->stream);
+        ok = ok && found &&
+             kvp_gpu_cache_prepare(cache, &step, kvp_gpu_mask_of(b->gpu, b->writes[i].last, step.n),
+                                   b->gpu->stream);
         *waits = *waits && (!cache->keeps || cache->waits);
     }
+    kvp_gpu_forget_masks(b);
     return ok;
 }

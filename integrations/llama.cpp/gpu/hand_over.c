@@ -19,7 +19,7 @@
 static bool plan_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     bool ok = kvp_gpu_ranges_prepare(cache, step) &&
-              kvp_gpu_open_written(cache->tensors[0], step->cells, step->n, cache->gpu->stream);
+              kvp_gpu_open_written(cache->tensors[0], step, cache->gpu->stream);
 
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, step->cells[i]);

@@ -55,6 +55,34 @@ static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
     return (int32_t)(first + n_rows - 1);
 }
 
+static size_t words_of(const kvp_gpu_mask *mask)
+{
+    return (mask->n_cells + 64 * KVANT_PAGE_TOKENS - 1) / (64 * KVANT_PAGE_TOKENS);
+}
+
+/* Which blocks each row sees; false without memory. */
+static bool read_bits(kvp_gpu_mask *mask, const uint16_t *data)
+{
+    const size_t n_rows = mask->n_rows * mask->n_streams, words = words_of(mask);
+
+    if (n_rows * words > mask->most_bits) {
+        free(mask->bits);
+        mask->bits = malloc(n_rows * words * sizeof(*mask->bits));
+        mask->most_bits = mask->bits != NULL ? n_rows * words : 0;
+    }
+    if (mask->bits == NULL)
+        return false;
+    memset(mask->bits, 0, n_rows * words * sizeof(*mask->bits));
+    for (size_t row = 0; row < n_rows; row++, data += mask->n_cells)
+        for (size_t cell = 0; cell < mask->n_cells; cell += KVANT_PAGE_TOKENS) {
+            const size_t left = mask->n_cells - cell, block = cell / KVANT_PAGE_TOKENS;
+            const size_t n = left < KVANT_PAGE_TOKENS ? left : KVANT_PAGE_TOKENS;
+            if (!all_are(data + cell, n, HIDDEN))
+                mask->bits[row * words + block / 64] |= (uint64_t)1 << block % 64;
+        }
+    return true;
+}
+
 static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
 {
     kvp_gpu_mask *mask = gpu->masks;
@@ -79,12 +107,44 @@ void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
     mask->n_cells = n_cells;
     mask->n_rows = n_rows;
     mask->n_streams = n_streams;
-    mask->plain = tensor->ne[2] == 1 && n_streams <= KVP_MOST_STREAMS &&
-                  size == n_streams * n_rows * n_cells * sizeof(uint16_t);
+    mask->known = tensor->ne[2] == 1 && size == n_streams * n_rows * n_cells * sizeof(uint16_t);
+    mask->plain = mask->known && n_streams <= KVP_MOST_STREAMS;
     for (size_t s = 0; s < n_streams && mask->plain; s++) {
         mask->lengths[s] = length_of((const uint16_t *)data + s * n_rows * n_cells, n_cells, n_rows);
         mask->plain = mask->lengths[s] > 0;
     }
+    mask->in_order = mask->plain;
+    mask->known = mask->known && (mask->in_order || read_bits(mask, data));
+}
+
+const kvp_gpu_mask *kvp_gpu_mask_of(const kvp_gpu *gpu, const abi_tensor *node, size_t n)
+{
+    const abi_tensor *at = node != NULL ? node->src[3] : NULL;
+    const kvp_gpu_mask *mask = at != NULL ? gpu->masks : NULL;
+
+    while (mask != NULL && mask->at != at->data)
+        mask = mask->next;
+    return mask != NULL && mask->known && mask->n_rows * mask->n_streams == n &&
+                   mask->n_cells == (size_t)node->src[1]->ne[1]
+               ? mask
+               : NULL;
+}
+
+bool kvp_gpu_mask_sees(const kvp_gpu_mask *mask, size_t row, size_t block)
+{
+    const size_t stream = row / mask->n_rows, behind = mask->n_rows - 1 - row % mask->n_rows;
+
+    if (mask->in_order)
+        return block * KVANT_PAGE_TOKENS + behind < (size_t)mask->lengths[stream];
+    return block * KVANT_PAGE_TOKENS < mask->n_cells &&
+           (mask->bits[row * words_of(mask) + block / 64] >> block % 64 & 1);
+}
+
+void kvp_gpu_forget_masks(kvp_gpu_backend *b)
+{
+    for (kvp_gpu_mask *mask = b->gpu->masks; mask != NULL; mask = mask->next)
+        for (int i = 0; i < b->n_attended; i++)
+            mask->known = mask->known && mask->at != b->attended[i].mask;
 }
 
 /* A mask is seen once per graph: what lies at its place afterwards may be anything. */

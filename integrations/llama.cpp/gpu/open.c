@@ -1,7 +1,7 @@
 /* open.c - blocks whose rows are fp16, in open pages next to the sealed pages of all blocks.
  *
  * Owns the caches, their tensors' open pages, and the encoding and decoding of these pages. All
- * tensors of a cache have the same blocks open. step.c decides which. */
+ * tensors of a cache have the same blocks open. The plan (src/store/plan.h) decides which. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -27,13 +27,11 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
     cache->n_streams = kv->shape.n_streams;
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
-    cache->ends = calloc(cache->n_streams, sizeof(*cache->ends));
     cache->ranges.of = calloc(cache->n_blocks, sizeof(*cache->ranges.of));
     cache->ranges.centers.positions = calloc(cache->n_blocks, sizeof(*cache->ranges.centers.positions));
-    if (cache->written == NULL || cache->ends == NULL || cache->ranges.of == NULL ||
+    if (cache->written == NULL || cache->ranges.of == NULL ||
         cache->ranges.centers.positions == NULL) {
         free(cache->written);
-        free(cache->ends);
         free(cache->ranges.of);
         free(cache->ranges.centers.positions);
         free(cache);
@@ -53,16 +51,47 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
 {
     for (uint32_t i = 0; i < cache->n_blocks && cache->table != NULL; i++)
         cache->table[i] = (int32_t)i;
+    for (uint32_t i = 0; i < cache->n_blocks && cache->plan != NULL; i++)
+        kvant_plan_release(cache->plan, i);
     for (uint32_t i = 0; i < cache->n_pages; i++)
         cache->pages[i] = (kvp_open_page){ .block = KVP_NO_PAGE };
     cache->table_changed = true;
 }
 
-/* Room for the table, and for the slots of sealed and of open pages behind it. */
+static uint32_t pages_of(uint32_t tokens)
+{
+    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
+/* Without an exact part (KVANT_CODEC with sink=, recent= or a trellis), only a few rows wait in
+ * pages, because encoding them takes as long as encoding a block. They may use all pages but those
+ * for one sequence's first and newest tokens, which begin anywhere in a block. */
+static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
+{
+    const kvant_exact_part *part = &cache->exact;
+    const uint32_t ends = pages_of(part->first) + pages_of(part->newest) + (part->newest != 0);
+    const uint32_t rest = cache->n_own > ends ? cache->n_own - ends : 1;
+
+    return (kvant_plan_params){ .n_blocks = cache->n_blocks,
+                                .n_pages = cache->n_own,
+                                .step_pages = part->step != 0 ? pages_of(part->step) : rest,
+                                .first = part->first,
+                                .newest = part->newest,
+                                .step_rows = part->step != 0 ? 0 : KVP_FEW_TOKENS };
+}
+
+/* The plan, and room for the table. A tensor that joins later may have more first and newest
+ * tokens. */
 static bool make_room(kvp_gpu_cache *cache)
 {
-    if (cache->table != NULL)
+    const kvant_plan_params params = plan_params(cache);
+
+    if (cache->table != NULL) {
+        kvant_plan_set_params(cache->plan, &params);
         return true;
+    }
+    if (kvant_plan_create(&params, &cache->plan) != KVANT_OK)
+        return false;
     cache->table = malloc(cache->n_blocks * sizeof(*cache->table));
     kvp_gpu_close_all(cache);
     return cache->table != NULL &&
@@ -162,7 +191,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->shift.mixed);
     free(cache->table);
     free(cache->written);
-    free(cache->ends);
+    kvant_plan_free(&cache->plan);
     free(cache->wait_cells);
     free(cache->first);
     free(cache->plain.cells);
@@ -274,49 +303,69 @@ static bool encode(kvp_gpu_cache *cache, const kvp_open_page *pages, cu_stream s
     return ok;
 }
 
-/* Where decoded rows go, in 64 rows (bring_slots), behind the blocks' numbers. */
-static bool bring_blocks(kvp_gpu_cache *cache, const kvp_gpu_opening *opened, uint32_t n_kv_heads, cu_stream stream)
+/* How many of the blocks that are opened have rows. A block without rows needs no decoding: nobody
+ * sees the rows that its page still holds of another block. */
+static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes *changes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < changes->n_open; i++)
+        n += cache->written[changes->open[i].block] != 0;
+    return n;
+}
+
+/* Brings the numbers of the n blocks, and behind them where their rows go, counted in 64 rows: a
+ * page has 64 rows per kv head (bring_slots). */
+static bool bring_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *changes, uint32_t n,
+                         uint32_t n_kv_heads, cu_stream stream)
 {
     int32_t numbers[2 * KVP_MOST_PAGES];
+    uint32_t at = 0;
 
-    for (uint32_t i = 0; i < opened->n; i++) {
-        numbers[i] = (int32_t)opened->blocks[i];
-        numbers[opened->n + i] = (int32_t)(opened->pages[i] * n_kv_heads);
+    for (uint32_t i = 0; i < changes->n_open; i++) {
+        if (cache->written[changes->open[i].block] == 0)
+            continue;
+        numbers[at] = (int32_t)changes->open[i].block;
+        numbers[n + at++] = (int32_t)(changes->open[i].page * n_kv_heads);
     }
     return kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(numbers), false) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers, 2 * opened->n * sizeof(*numbers), stream), "copying");
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers,
+                                    2 * n * sizeof(*numbers), stream),
+                     "copying");
 }
 
 /* Decodes sealed rows into pages. */
-static bool decode(kvp_gpu_cache *cache, const kvp_gpu_opening *opened, cu_stream stream)
+static bool decode(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream)
 {
+    const uint32_t n = count_rows(cache, changes);
     uint32_t heads = 0;
     bool ok = true;
 
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+    for (size_t i = 0; i < cache->n_tensors && ok && n > 0; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         if (cells->in_place)
             continue;
-        ok = heads == cells->n_kv_heads || bring_blocks(cache, opened, cells->n_kv_heads, stream);
+        ok = heads == cells->n_kv_heads ||
+             bring_blocks(cache, changes, n, cells->n_kv_heads, stream);
         heads = cells->n_kv_heads;
         const kvant_cuda_decode_args args = { .size = sizeof(args),
                                               .codec = cells->codec,
                                               .pages = cells->pages,
                                               .blocks = cache->moved.at,
-                                              .n_blocks = opened->n,
+                                              .n_blocks = n,
                                               .n_kv_heads = cells->n_kv_heads,
                                               .type = KVANT_CUDA_F16,
                                               .out = cells->open_pages.base,
                                               .token_stride = cells->head_dim,
                                               .head_stride = cells->open_pages.head_stride / sizeof(uint16_t),
-                                              .to = (const int32_t *)cache->moved.at + opened->n,
+                                              .to = (const int32_t *)cache->moved.at + n,
                                               .transformed = 1 };
         ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
     }
     return ok;
 }
 
-void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
+void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 {
     if (cache->pages[page].block != KVP_NO_PAGE)
         cache->table[cache->pages[page].block] = cache->pages[page].block;
@@ -326,32 +375,25 @@ void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->table_changed = true;
 }
 
-bool kvp_gpu_exchange(kvp_gpu_cache *cache, const kvp_open_page *former,
-                      const kvp_gpu_opening *opened, cu_stream stream)
+bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream)
 {
-    kvp_open_page leaving[KVP_MOST_PAGES];
-    bool changed = false, ok;
+    kvp_open_page leaving[KVP_MOST_PAGES] = { 0 };
+    bool ok;
 
-    memcpy(leaving, former, sizeof(leaving));
-    for (uint32_t i = 0; i < cache->n_pages; i++)
-        if (former[i].block == cache->pages[i].block)
-            leaving[i].fresh = leaving[i].moved = 0;
-        else
-            changed = true;
-    if (!changed)
+    if (changes->n_seal + changes->n_open == 0)
         return true;
+    for (uint32_t i = 0; i < changes->n_seal; i++)
+        leaving[changes->seal[i].page] = cache->pages[changes->seal[i].page];
     ok = encode(cache, leaving, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = kvp_gpu_have_pages(cache->tensors[i], cache->n_pages);
-    ok = ok && (opened->n == 0 || decode(cache, opened, stream));
-    for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
-        if (former[i].block != cache->pages[i].block)
-            kvp_gpu_assign_page(cache, i, KVP_NO_PAGE);
-    for (uint32_t i = 0; i < cache->n_pages && !ok; i++)
-        if (former[i].block != cache->pages[i].block) {
-            kvp_gpu_assign_page(cache, i, former[i].block);
-            cache->pages[i] = former[i];
-        }
+    ok = ok && decode(cache, changes, stream);
+    if (!ok)
+        kvant_plan_undo(cache->plan);
+    for (uint32_t i = 0; i < changes->n_seal && ok; i++)
+        kvp_gpu_put_page(cache, changes->seal[i].page, KVP_NO_PAGE);
+    for (uint32_t i = 0; i < changes->n_open && ok; i++)
+        kvp_gpu_put_page(cache, changes->open[i].page, (int32_t)changes->open[i].block);
     return ok;
 }
 
@@ -373,7 +415,6 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
         kvp_gpu_close_all(cache);
     kvp_gpu_wait_forget(cache);
     memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
-    memset(cache->ends, 0, cache->n_streams * sizeof(*cache->ends));
     cache->planner = NULL;
     cache->learning = cache->learns;
     cache->n_first = 0;
@@ -386,4 +427,27 @@ int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell)
     const int32_t at = cache->table != NULL ? cache->table[cell / KVANT_PAGE_TOKENS] : 0;
 
     return at < 0 ? -1 - at : -1;
+}
+
+void kvp_gpu_cache_holds(kvp_gpu_cache *cache, int64_t cell)
+{
+    uint64_t *written = &cache->written[cell / KVANT_PAGE_TOKENS];
+
+    cache->ranges.changed = cache->ranges.changed || *written == 0;
+    *written |= (uint64_t)1 << (cell % KVANT_PAGE_TOKENS);
+}
+
+void kvp_gpu_cache_holds_copies(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n)
+{
+    memmove(cache->written + to, cache->written + first, n * sizeof(*cache->written));
+    cache->ranges.changed = true;
+}
+
+bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache)
+{
+    uint64_t any = 0;
+
+    for (uint32_t block = 0; block < cache->n_blocks; block++)
+        any |= cache->written[block];
+    return any == 0;
 }

@@ -78,9 +78,8 @@ static bool is_written(const kvp_gpu_cache *cache, uint32_t block, uint32_t slot
 
 static bool has_first_tokens(const kvp_gpu_cache *cache, uint32_t block)
 {
-    const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
-
-    return page >= 0 && cache->pages[page].first != 0;
+    return kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS) >= 0 &&
+           kvant_plan_holds_first(cache->plan, block);
 }
 
 /* By how much most keys of a block move that move at all, and how many these are. */
@@ -349,6 +348,15 @@ static bool note_learnt(kvp_gpu_cache *cache, const int32_t *shifts)
     return ok;
 }
 
+/* Most rows of a block say where its newest ones go. */
+static void note_positions(const plan *p)
+{
+    uint32_t n;
+
+    for (uint32_t block = 0; block < p->cache->n_blocks && p->cache->plan != NULL; block++)
+        kvant_plan_shift(p->cache->plan, block, most_common(p, block, &n));
+}
+
 static bool begin(plan *p, cu_stream stream)
 {
     kvp_gpu_cache *cache = p->cache;
@@ -362,8 +370,10 @@ static bool begin(plan *p, cu_stream stream)
         renumber(p);
     ok =
         ok && list_mixed(p) && note_learnt(cache, p->shifts) && kvp_gpu_ranges_bring(cache, stream);
-    if (ok)
+    if (ok) {
         note_open(cache);
+        note_positions(p);
+    }
     free(p->by);
     return ok;
 }
