@@ -42,11 +42,20 @@ bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page)
 
 void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 {
-    const int64_t cell = (int64_t)block * KVANT_PAGE_TOKENS;
-    const int32_t position = (int32_t)(place_of(cache, block) * KVANT_PAGE_TOKENS);
+    const uint64_t written = cache->written[block];
+    uint32_t rows[2] = { 0, KVANT_PAGE_TOKENS - 1 }; /* the first and the last one */
+    int64_t cells[2];
+    int32_t positions[2];
 
+    while (rows[0] < rows[1] && !(written >> rows[0] & 1))
+        rows[0]++;
+    while (rows[0] < rows[1] && !(written >> rows[1] & 1))
+        rows[1]--;
+    for (int i = 0; i < 2; i++) {
+        cells[i] = (int64_t)block * KVANT_PAGE_TOKENS + rows[i];
+        positions[i] = (int32_t)(place_of(cache, block) * KVANT_PAGE_TOKENS + rows[i]);
+    }
     /* Pages are assigned in their order, so the plan gives the block the same page. */
-    kvant_plan_step_rows(cache->plan,
-                         &(kvant_plan_step){ .slots = &cell, .positions = &position, .n = 1 });
+    kvant_plan_step_rows(cache->plan, &(kvant_plan_step){ cells, positions, 2, NULL, 0 });
     kvp_gpu_put_page(cache, page, block);
 }
