@@ -14,6 +14,7 @@
  *   marks.c     cells whose rows were refused
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   rows.c      their rows, read and written without a graph
  *   learn.c     centre and scale of their first rows
  *   weigh.c     matrices of their first rows and queries (transform=first)
  *   decoded.c   the same from tokens that are decoded
@@ -470,6 +471,13 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
  * stream then. */
 void kvp_gpu_batch_done(kvp_gpu *gpu);
 kvant_status kvp_gpu_decode_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n, float *out);
+
+/* rows.c. The kvp_remote's functions (kv_tensor.h). */
+kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
+kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n,
+                                const float *rows);
+bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first,
+                         uint32_t n);
 
 /* Rows of one, in the computer's memory when this returns; false with a message. */
 bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, float *rows);
