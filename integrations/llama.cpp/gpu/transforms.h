@@ -1,0 +1,243 @@
+/* transforms.h - transforms of rows on a GPU: how centres, scales and matrices are learned, which
+ * blocks have which, and how keys move to other positions. It does not own pages. */
+#ifndef KVP_GPU_TRANSFORMS_H
+#define KVP_GPU_TRANSFORMS_H
+
+#include "types.h"
+
+/* Positions that have a matrix (ranges.c). Rows take it from `from` on. */
+typedef struct kvp_gpu_range {
+    uint32_t number;
+    int32_t first, last, from;
+} kvp_gpu_range;
+
+/* What the keys of a block went through has an id. Ids below KVP_MOST_RANGES are the matrices of
+ * ranges. The others are of keys that a context shift moved (shift.c): the matrix of a range, and
+ * by how many positions these keys moved since they were stored. by 0: the id is free. */
+typedef struct kvp_gpu_lineage {
+    uint32_t range;
+    int32_t by;
+} kvp_gpu_lineage;
+
+/* Rows of a batch one behind the other, in blocks whose keys have one transform. */
+typedef struct kvp_gpu_run {
+    size_t first, n;
+    uint32_t transform; /* its id */
+} kvp_gpu_run;
+
+/* By what the centre of a range is turned to be a block's (centers.c, kvant/cuda.h: kvant_cuda_turning). */
+typedef struct kvp_gpu_centers {
+    int32_t *positions;    /* by block: of its first cell, or KVP_NO_POSITION */
+    uint32_t first, end;   /* blocks whose phases the GPU does not have yet */
+    bool used;             /* by keys of some layer */
+    kvp_gpu_memory phases; /* by block, head_dim each, once they are used */
+    kvp_gpu_memory pairs;
+    float *host;           /* the same as phases */
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;       /* of the layers whose blocks have centres; size 0: not known */
+    uint32_t head_dim;
+    bool uneven;           /* others differ: there are no further ranges */
+} kvp_gpu_centers;
+
+#define KVP_NO_POSITION INT32_MIN
+
+/* Which blocks' keys have which matrix and centre. */
+typedef struct kvp_gpu_ranges {
+    uint8_t *of;   /* by block: the id of its transform */
+    kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
+    bool moved;    /* some of these are of keys that moved */
+    uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
+    uint32_t asked; /* threads make that of this one; 0: of none */
+    size_t since;  /* rows that were stored since */
+    bool ended;    /* no others can be had */
+    bool changed;  /* of blocks with rows */
+    int32_t position; /* the last one of the last step */
+    uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
+    uint32_t n;             /* of these */
+    kvp_gpu_memory numbers; /* by block, for attention: places in `used`, then numbers of centres */
+    kvp_gpu_centers centers;
+    kvp_gpu_run *runs;     /* of the batch at hand */
+    size_t n_runs;
+    int64_t *last; /* its cells */
+    size_t n_last, most_last;
+} kvp_gpu_ranges;
+
+/* Rows of decoded tokens that matrices are learnt from, and queries of some of these tokens (decoded.c). */
+typedef struct kvp_gpu_decoded {
+    int32_t *positions;   /* by cell, of rows that came in steps of few tokens; NULL: nothing is learnt from them */
+    size_t n;             /* the last rows of cache->plain, which no thread saw yet */
+    char *signs;          /* of values of different tokens among them */
+    size_t n_different;
+    uint32_t n_monotonous; /* blocks that were too much so */
+    bool ended;           /* nothing is learnt from decoded tokens any more */
+    bool asks;            /* graphs of few tokens copy queries: of their first token, from each layer */
+    kvp_gpu_memory asked; /* by layer: these, some of steps before, and keys */
+    size_t row, pitch, n_layers; /* a token's queries in bytes, and a layer's share, of the layers with the most */
+    cu_event ready;       /* rows are there for threads */
+    int32_t place;        /* position of those of the last step; -1: it copied none */
+    int32_t places[KVP_MOST_ASKED];
+    uint32_t n_asked, n_steps;
+    bool pends;           /* threads learn, and nobody asks for the result yet */
+    uint32_t n_late;      /* steps since they began */
+} kvp_gpu_decoded;
+
+/* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
+#define KVP_LEARN_ROWS 64u
+bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
+
+/* Before a batch: notes its cells if they are too few, or learns from those noted before. The lock is held. */
+bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
+
+/* From n rows in the computer's memory, at least so many, of a cache that noted none; false without a message. */
+bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
+
+/* The same before rows in the computer's memory are stored; and for blocks that are copied. */
+bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
+bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
+
+/* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then a thread learns from both.
+ * settle waits for these threads and lets stored rows take their matrices. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
+ * sequence, whose queries may be on their way already. */
+bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
+bool kvp_gpu_weigh_keys(const abi_tensor *node);
+void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q); /* of attention that will come: makes room for its copies */
+bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
+bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
+
+/* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block at position 0 (NULL: blocks share the
+ * codecs'). */
+typedef struct kvp_gpu_version {
+    kvant_codec **codecs;
+    float *start;
+} kvp_gpu_version;
+
+/* anew.c. A version comes in force; all rows take it. A codec that is kept becomes NULL. rows: copies of those of cache->plain, as far as
+ * there are n. *done false: too many rows were stored already. The lock is held. */
+bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
+
+/* The same of rows that wait, and of those of few tokens since; numbers were brought. The version may be none. */
+bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made);
+
+/* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:
+ * nothing waits any more; if later is set, keys wait till their layer's next rows come. The lock is held. */
+bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
+bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes); /* a small part of what is free: others will need memory, too */
+bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
+void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
+uint32_t kvp_gpu_wait_fresh(const kvp_gpu_cache *cache); /* pages, the first ones, with rows of few tokens, when it ended */
+
+/* decoded.c. Before a graph: end, before anything is settled, says whether the threads' time has come. take, when it is, keeps rows and
+ * queries of the steps before, and starts threads. note: a step's rows are in open pages. ask: attention of a few tokens copies
+ * queries. tell: how keys turn, by the node that writes them. The lock is held. */
+bool kvp_gpu_decoded_end(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_decoded_take(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+void kvp_gpu_decoded_note(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots);
+bool kvp_gpu_decoded_ask(const kvp_gpu *gpu, const abi_tensor *node);
+void kvp_gpu_decoded_tell(const abi_tensor *node);
+void kvp_gpu_decoded_forget(kvp_gpu_cache *cache);
+void kvp_gpu_decoded_free(kvp_gpu_cache *cache);
+
+/* weigh.c. Rows behind those of cache->plain; false without memory. */
+bool kvp_gpu_weigh_add(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+
+/* weigh.c. Lists of cells: whether they end with a step's (-sm tensor: a batch is several graphs); those where other rows are now become -1. */
+bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step);
+void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, const int64_t *written, size_t n_written);
+
+/* weigh.c. Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
+bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
+void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
+void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew, as free in learner.c; what a tensor needs for it is made in a thread */
+void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
+
+/* cells.c. The matrix of a transform's id. If its range has none, the last range before counts. */
+typedef struct kvp_gpu_matrix {
+    const float *weights, *inverse_weights;
+} kvp_gpu_matrix;
+kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
+
+/* ranges.c. The range of this number. */
+kvp_gpu_range kvp_gpu_range_at(uint32_t number);
+
+/* centers.c. tell: how a layer's keys turn, before there is a matrix; whether its blocks can have centres. assign: a block's rows are at
+ * position and those behind it from now on. bring: phases to the GPU, of all blocks where it has none; false with a message. of: keys'
+ * centres, which turn; first_block: of blocks that are counted from there. rows, blocks: subtracts (add: adds) centres, where keys have
+ * some: of rows at cells of the GPU, of rows of blocks (open: of open pages). move: the keys of a
+ * block moved, and its transform is another one. copy: of a block to another one. The lock is
+ * held. */
+bool kvp_gpu_centers_tell(const kvp_kv *kv, const abi_tensor *rows);
+void kvp_gpu_centers_assign(kvp_gpu_cache *cache, size_t block, int32_t position);
+void kvp_gpu_centers_move(kvp_gpu_cache *cache, size_t block, int32_t by);
+void kvp_gpu_centers_copy(kvp_gpu_cache *cache, size_t block, size_t to);
+bool kvp_gpu_centers_bring(kvp_gpu_cache *cache, cu_stream stream);
+kvant_cuda_turning kvp_gpu_turning_of(const kvp_gpu_cells *keys, size_t first_block);
+kvant_status kvp_gpu_center_rows(const kvp_gpu_cells *keys, const float *rows, size_t stride, size_t n, const int64_t *cells, bool add,
+                                 float *out);
+kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t first, size_t n, bool add, float *rows);
+void kvp_gpu_centers_forget(kvp_gpu_cache *cache);
+void kvp_gpu_centers_free(kvp_gpu_cache *cache);
+
+/* shift.c. A ROPE node on keys, which moves them. True: it was done or failed, as *status says.
+ * False: keys have to be decoded, rotated and encoded again. The lock is held. */
+bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
+
+/* shift_keys.c. takes: whether keys of a layer can move by getting other matrices. matrices: makes
+ * those of keys that moved, after a shift or after the matrices that they are made of changed.
+ * mixed: moves keys that move by another number of positions than their block. reset: encodes all
+ * keys that moved once more, so that their blocks have ids of ranges. free: when no work that uses
+ * the matrices is left. False: the caller has to say so. The lock is held. */
+bool kvp_gpu_shift_takes(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
+bool kvp_gpu_shift_mixed(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
+void kvp_gpu_shift_free(kvp_gpu_cells *cells);
+
+/* ranges.c. Whether a cache with matrices saw the step before: with -sm tensor it is several graphs. */
+bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
+
+/* ranges.c. Before a graph: which matrix the rows of a batch get, and which further one is to be made; then, once blocks have these rows,
+ * their numbers. forget: all rows are of the past. The lock is held. */
+bool kvp_gpu_ranges_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream);
+
+/* ranges.c. Before rows at positions up to last are stored: the matrix that was asked for comes in
+ * force, and threads begin to make that of the next range. The lock is held. */
+void kvp_gpu_ranges_foresee(kvp_gpu_cache *cache, int32_t last);
+void kvp_gpu_ranges_forget(kvp_gpu_cache *cache);
+void kvp_gpu_ranges_free(kvp_gpu_cache *cache);
+void kvp_gpu_ranges_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n); /* n blocks */
+
+/* Whether rows of the last step are of the first range. */
+bool kvp_gpu_in_first_range(const kvp_gpu_cache *cache);
+
+/* How many runs the batch at hand has. */
+size_t kvp_gpu_runs(const kvp_gpu_cells *keys);
+
+/* Whether blocks' keys may have different transforms; else all have id 0. */
+bool kvp_gpu_has_transforms(const kvp_gpu_cells *keys);
+
+/* How many matrices attention on the keys has, and the id of each. */
+uint32_t kvp_gpu_matrices(const kvp_gpu_cells *keys);
+uint32_t kvp_gpu_transform_at(const kvp_gpu_cells *keys, uint32_t number);
+
+/* The block of an open page, or of a sealed one; -1: of none. */
+int64_t kvp_gpu_block_at(const kvp_gpu_cache *cache, bool open, size_t number);
+
+/* The longest run of blocks (open: of open pages), or of cells, whose keys have one transform: from
+ * the first-th on, of n blocks, or before the n-th cell. */
+kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t first, size_t n);
+kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
+
+/* cells.c: what a version of the first range says is brought to the GPU (which waits for the stream; NULL: one that orders nothing), and
+ * becomes the cells'; or weights and centres of a later one. */
+bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream);
+bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
+void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
+
+/* cells.c. A tensor without rows has neither centre nor scale nor matrix of some any more. */
+void kvp_gpu_unlearn(kvp_gpu_cells *cells);
+
+#endif
