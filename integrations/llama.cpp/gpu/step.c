@@ -107,6 +107,8 @@ static void release_unused(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
         for (size_t at = n_held; at < blocks_per_stream(cache); at++) {
             const uint32_t block = stream_of(cache, step, i) + (uint32_t)at;
             const int32_t page = kvant_plan_page(cache->plan, block);
+            if (cache->written[block] == 0)
+                continue;
             if (page >= 0)
                 kvp_gpu_put_page(cache, (uint32_t)page, KVP_NO_PAGE);
             kvant_plan_release(cache->plan, block);
