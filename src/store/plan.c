@@ -189,22 +189,28 @@ static rank rank_of(const kvant_plan *plan, const plan_block *b)
     return from - b->last <= (int64_t)plan->params.newest ? NEWEST : OLD;
 }
 
+/* Old blocks go first. Blocks that no query of the step sees come next. So a sequence that is written
+ * keeps its newest tokens as long as an idle one has its first. */
 static bool goes_before(const kvant_plan *plan, const plan_block *a, const plan_block *b)
 {
     const rank of[] = { rank_of(plan, a), rank_of(plan, b) };
+    if ((of[0] == OLD) != (of[1] == OLD))
+        return of[0] == OLD;
+    if ((a->seen == plan->now) != (b->seen == plan->now))
+        return a->seen != plan->now;
     if (of[0] != of[1])
         return of[0] < of[1];
     return a->seen != b->seen ? a->seen < b->seen : a->last < b->last;
 }
 
-/* The block that gives up its page next, of those that the step does not write, or -1. Blocks of a
- * higher rank than `most` keep theirs. */
-static int32_t next_to_go(const kvant_plan *plan, rank most)
+/* The block that gives up its page next, of those that were not written since the step `since`
+ * began, or -1. Blocks of a higher rank than `most` keep theirs. */
+static int32_t next_to_go(const kvant_plan *plan, rank most, uint64_t since)
 {
     int32_t best = -1;
     for (uint32_t page = 0; page < plan->params.n_pages; page++) {
         const int32_t at = plan->pages[page];
-        if (at < 0 || plan->blocks[at].written == plan->now ||
+        if (at < 0 || plan->blocks[at].written >= since ||
             rank_of(plan, &plan->blocks[at]) > most)
             continue;
         if (best < 0 || goes_before(plan, &plan->blocks[at], &plan->blocks[best]))
@@ -230,7 +236,7 @@ static void seal_block(kvant_plan *plan, int32_t block)
 static bool make_room(kvant_plan *plan, rank most)
 {
     for (uint32_t n = 0; n < KVANT_PLAN_RUN; n++) {
-        const int32_t block = next_to_go(plan, n ? OLD : most);
+        const int32_t block = next_to_go(plan, n ? OLD : most, plan->now);
         if (block < 0)
             break;
         seal_block(plan, block);
@@ -238,19 +244,60 @@ static bool make_room(kvant_plan *plan, rank most)
     return plan->n_free > 0;
 }
 
+/* Gives the block the first free page from `page` on. */
+static void enter(kvant_plan *plan, uint32_t block, uint32_t page)
+{
+    while (plan->pages[page] >= 0)
+        page++;
+    plan->pages[page] = (int32_t)block;
+    plan->blocks[block].page = (int32_t)page;
+    plan->n_free--;
+    plan->open[plan->n_open++] = (kvant_plan_change){ block, page };
+}
+
 static void open_block(kvant_plan *plan, uint32_t block)
 {
     plan_block *b = &plan->blocks[block];
     if (b->page >= 0 || (!plan->n_free && !make_room(plan, most_for(plan, b))))
         return;
-    uint32_t page = 0;
-    while (plan->pages[page] >= 0)
-        page++;
-    plan->pages[page] = (int32_t)block;
-    b->page = (int32_t)page;
-    plan->n_free--;
+    enter(plan, block, 0);
     plan->n_step++;
-    plan->open[plan->n_open++] = (kvant_plan_change){ block, page };
+}
+
+int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block)
+{
+    return (int64_t)plan->blocks[block].query - plan->blocks[block].last - 1;
+}
+
+bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block)
+{
+    return rank_of(plan, &plan->blocks[block]) == OLD;
+}
+
+void kvant_plan_seal(kvant_plan *plan, uint32_t block)
+{
+    if (plan->blocks[block].page >= 0)
+        leave(plan, block);
+}
+
+static uint32_t count_blocks(const kvant_plan *plan)
+{
+    return plan->params.n_pages - plan->n_free;
+}
+
+kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
+{
+    plan->n_seal = plan->n_open = 0;
+    while (count_blocks(plan) > plan->params.n_pages - n)
+        seal_block(plan, next_to_go(plan, FIRST, UINT64_MAX));
+    for (uint32_t page = 0; page < n; page++) {
+        const int32_t block = plan->pages[page];
+        if (block < 0)
+            continue;
+        leave(plan, (uint32_t)block);
+        enter(plan, (uint32_t)block, n);
+    }
+    return (kvant_plan_changes){ plan->seal, plan->open, plan->n_seal, plan->n_open };
 }
 
 static void begin(kvant_plan *plan)

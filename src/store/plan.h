@@ -95,6 +95,19 @@ int32_t kvant_plan_block(const kvant_plan *plan, uint32_t page);
 /* Whether a block holds some of the first tokens of a sequence. */
 bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block);
 
+/* How many tokens came between a block's last one and the query that the newest tokens count back
+ * from; below 0 for rows of the step. A block is old when it has none of the first and the newest
+ * tokens: a caller that wants no exact rows beyond these seals it. */
+int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block);
+bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block);
+
+/* The caller sealed the block without being told to. */
+void kvant_plan_seal(kvant_plan *plan, uint32_t block);
+
+/* Frees pages 0 to n - 1, which the caller needs for something else. Their blocks get other pages,
+ * and the blocks that go first are sealed. An opened block's rows are in its former page. */
+kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n);
+
 /* The block holds no rows any more. */
 void kvant_plan_release(kvant_plan *plan, uint32_t block);
 

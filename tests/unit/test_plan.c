@@ -119,6 +119,81 @@ static void idle_sequences_give_way(void **unused)
     end(&m);
 }
 
+/* The first blocks of idle sequences fill the pool. A sequence whose tokens come one by one still
+ * keeps its newest tokens: the first blocks of the others go. */
+static void busy_sequences_keep_their_newest_tokens(void **unused)
+{
+    (void)unused;
+    model m;
+    begin(&m, (kvant_plan_params){ BLOCKS, SEQUENCES, SEQUENCES, 64, 128, 0 }, 1);
+    for (uint32_t s = 0; s < SEQUENCES; s++)
+        assert_true(append(&m, &s, 1, 64));
+    for (uint32_t i = 0; i < 600; i++) {
+        assert_true(append(&m, &(uint32_t){ 0 }, 1, 1));
+        check_ends(&m, 0, 1);
+    }
+    assert_true(is_exact(&m, &m.sequences[SEQUENCES - 1], 0)); /* the one that was seen last */
+    assert_false(is_exact(&m, &m.sequences[1], 0));
+    end(&m);
+}
+
+/* Moves the blocks that leave the pages below n. A block that gets another page has its rows. */
+static void vacate(model *m, uint32_t n)
+{
+    static uint64_t former[PAGES][SLOTS];
+    int32_t moved[BLOCKS];
+    const kvant_plan_changes c = kvant_plan_vacate(m->plan, n);
+    for (uint32_t page = 0; page < m->params.n_pages; page++)
+        if (m->owner[page] >= 0)
+            moved[m->owner[page]] = (int32_t)page;
+    memcpy(former, m->pages, sizeof former);
+    change(m, &(kvant_plan_changes){ c.seal, NULL, c.n_seal, 0 });
+    for (uint32_t i = 0; i < c.n_open; i++) {
+        const int32_t from = moved[c.open[i].block];
+        assert_true(from >= 0 && from < (int32_t)n && c.open[i].page >= n);
+        assert_int_equal(m->owner[from], (int32_t)c.open[i].block);
+        assert_int_equal(m->owner[c.open[i].page], -1);
+        memcpy(m->pages[c.open[i].page], former[from], sizeof former[0]);
+        m->owner[c.open[i].page] = (int32_t)c.open[i].block;
+        m->owner[from] = -1;
+    }
+    for (uint32_t page = 0; page < n; page++)
+        assert_int_equal(m->owner[page], -1);
+    check(m);
+}
+
+/* The first 8 pages are for a step and are needed for something else after it. What is old is sealed,
+ * as callers do that want no other exact rows; the ends fit in the 4 pages that are left, and stay. */
+static void steps_leave_their_pages(void **unused)
+{
+    (void)unused;
+    static const uint32_t sizes[] = { 1, 3, 64, 100, 300, 512 };
+    for (uint32_t seed = 1; seed < 9; seed++) {
+        model m;
+        begin(&m, usual, seed);
+        for (const uint32_t which = 0; append(&m, &which, 1, sizes[test_random(&m.state) % 6]);) {
+            sequence *s = &m.sequences[0];
+            const kvant_plan_view view = { s->blocks, s->n_blocks, (int32_t)s->length };
+            kvant_plan_step_rows(m.plan, &(kvant_plan_step){ .views = &view, .n_views = 1 });
+            for (uint32_t i = 0; i < s->n_blocks; i++) {
+                const uint32_t block = (uint32_t)s->blocks[i],
+                               end = 64 * i + 64 < s->length ? 64 * i + 64 : s->length;
+                const int32_t page = kvant_plan_page(m.plan, block);
+                assert_int_equal(kvant_plan_age(m.plan, block), s->length - end);
+                assert_int_equal(kvant_plan_is_old(m.plan, block), i > 0 && s->length - end >= 128);
+                if (page < 0 || !kvant_plan_is_old(m.plan, block))
+                    continue;
+                memcpy(m.codes[block], m.pages[page], sizeof m.codes[0]);
+                m.owner[page] = -1;
+                kvant_plan_seal(m.plan, block);
+            }
+            vacate(&m, 8);
+            check_ends(&m, 0, 0);
+        }
+        end(&m);
+    }
+}
+
 /* First blocks alone fill the pool: rows of a step still have the pages that are kept for a
  * step. */
 static void steps_have_pages_of_their_own(void **unused)
@@ -386,7 +461,7 @@ static void random_step(model *m)
     int64_t slots[40];
     int32_t positions[40];
     const uint32_t half = m->params.n_blocks / 2;
-    switch (test_random(&m->state) % 9) {
+    switch (test_random(&m->state) % 10) {
     case 8:
         copy(m, half * (a % 2), half * !(a % 2), 1 + (uint32_t)(test_random(&m->state) % half));
         return;
@@ -406,6 +481,7 @@ static void random_step(model *m)
                 all[n_all++] = s;
         append(m, all, n_all, 1 + (uint32_t)(test_random(&m->state) % 20));
         return;
+    case 4: vacate(m, (uint32_t)(test_random(&m->state) % (m->params.n_pages + 1))); return;
     default: append(m, &a, 1, 1 + (uint32_t)(test_random(&m->state) % 300));
     }
 }
@@ -453,6 +529,8 @@ int main(void)
         cmocka_unit_test(ends_and_steps_are_exact_where_there_is_room),
         cmocka_unit_test(old_blocks_are_sealed_in_runs),
         cmocka_unit_test(idle_sequences_give_way),
+        cmocka_unit_test(busy_sequences_keep_their_newest_tokens),
+        cmocka_unit_test(steps_leave_their_pages),
         cmocka_unit_test(steps_have_pages_of_their_own),
         cmocka_unit_test(shared_blocks_are_as_new_as_for_the_shortest),
         cmocka_unit_test(long_steps_keep_their_last_rows),
