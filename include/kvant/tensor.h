@@ -16,9 +16,9 @@
  *
  * With an exact part (kvant_exact_part) every row is fp16 first. A write seals what left the window
  * of the newest rows before it, so that attention to the rows of a write reads them as they came.
- * All sequences share one pool of open blocks. When it is full, the sequence that was not written
- * for longest gives way, its first block last. Tensors that are written one after another may share
- * the memory for the rows of a write (kvant_step_pages).
+ * All sequences share one pool of open blocks. When it is full, sequences that are not written give
+ * way: their newest tokens first, their first tokens last. Tensors that are written one after another
+ * may share the memory for the rows of a write (kvant_step_pages).
  *
  * Versions. With center=first or norm=first in a codec's spec, centre and scale per channel come
  * from the rows themselves. The tensor keeps a few versions of them. Rows wait in open blocks until

@@ -278,7 +278,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     part->tensor = *kvant_cache_tensor(cache, layer, role);
     part->tensor->half_rows = kvant_cuda_has_exact(part);
     if (part->n_unused) {
-        part->tensor->sink_blocks = 0;
+        KVANT_FORWARD(kvant_steps_leave_out_first(part->tensor));
         part->tensor->open = (uint8_t *)((uintptr_t)part->tensor->open -
                                          part->n_unused * kvant_open_block_bytes(part->tensor));
     }

@@ -1,4 +1,5 @@
-/* open.c - open (fp16) pages: sinks, which stay open, and the pool of pages that will be sealed.
+/* open.c - what open (fp16) pages hold: encodes their rows, decodes rows into them, and expresses
+ * rows in another transform. Which blocks have an open page is steps.c's part.
  *
  * Open pages hold transformed rows, so sealing applies no rotation. A sealed slot that was not
  * rewritten while its block was open keeps its bytes: its codes are not computed again. Sealing
@@ -156,11 +157,8 @@ static void note_sealed(seal_job *job)
         kvant_block *block = &job->tensor->blocks[open->block];
         open->fresh &= ~job->list[i].slots;
         block->touched = true;
-        if (!job->list[i].closes)
-            continue;
-        block->open_page = KVANT_NO_PAGE;
-        block->state = KVANT_BLOCK_SEALED;
-        open->block = -1;
+        if (job->list[i].closes)
+            kvant_open_leave(job->tensor, (uint32_t)open->block, false);
     }
     job->n = 0;
 }
@@ -181,34 +179,26 @@ static seal_job job_of(kvant_tensor *tensor)
     return (seal_job){ .tensor = tensor, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
 }
 
-static void seal_whole(kvant_tensor *tensor, int32_t page, uint32_t n_threads)
+void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
+                     uint32_t n_threads)
 {
     seal_job job = job_of(tensor);
-    job.list[job.n++] = (sealing){ page, true, ALL_SLOTS };
-    seal(&job, 1, n_threads);
-}
-
-/* Rows written to the sequence after the page's last one; the newest row has age 0. When rows were
- * cut the clock may stand before the page's stamp. */
-static uint64_t age_of(const kvant_tensor *tensor, const kvant_open_page *open)
-{
-    const uint64_t clock = tensor->clocks[tensor->blocks[open->block].sequence];
-    return clock > open->stamp ? clock - open->stamp : 0;
-}
-
-static bool outside_window(const kvant_tensor *tensor, const kvant_open_page *open)
-{
-    return age_of(tensor, open) >= tensor->newest_rows;
+    for (uint32_t i = 0; i < n; i++) {
+        job.list[job.n++] = (sealing){ tensor->blocks[list[i].block].open_page, true, ALL_SLOTS };
+        if (job.n == MOST_PAGES || i + 1 == n)
+            seal(&job, 1, n_threads);
+    }
 }
 
 /* Slots whose rows have left the window. Rows of a page are taken to have come in the order of their
  * slots. A page whose rows are all outside has nothing to wait for. */
 static uint64_t slots_outside(const kvant_tensor *tensor, const kvant_open_page *open)
 {
-    uint64_t age = age_of(tensor, open), slots = 0;
+    int64_t age = kvant_plan_age(tensor->plan, (uint32_t)open->block);
+    uint64_t slots = 0;
     for (uint32_t slot = KVANT_PAGE_TOKENS; slot-- > 0;) {
         const uint64_t bit = (uint64_t)1 << slot;
-        slots |= age >= tensor->newest_rows ? bit : 0;
+        slots |= age >= (int64_t)tensor->newest_rows ? bit : 0;
         age += (open->fresh & bit) != 0;
     }
     return slots;
@@ -221,7 +211,7 @@ static uint64_t slots_outside(const kvant_tensor *tensor, const kvant_open_page 
 static sealing due(const kvant_tensor *tensor, uint32_t page)
 {
     const kvant_open_page *open = &tensor->open_pages[page];
-    const bool outside = outside_window(tensor, open);
+    const bool outside = kvant_plan_is_old(tensor->plan, (uint32_t)open->block);
     const bool complete = outside && open->fresh == ALL_SLOTS;
     if (!tensor->step_rows || tensor->device || kvant_tensor_codec_info(tensor)->block_tokens > 1)
         return (sealing){ (int32_t)page, true, complete ? ALL_SLOTS : 0 };
@@ -235,7 +225,7 @@ static uint32_t list_due(seal_job *job, uint32_t page, bool all)
     const kvant_tensor *tensor = job->tensor;
     for (; page < tensor->n_open_pages && job->n < MOST_PAGES; page++) {
         const kvant_open_page *open = &tensor->open_pages[page];
-        if (open->block < 0 || (tensor->step_rows && kvant_is_sink(tensor, (uint32_t)open->block)))
+        if (open->block < 0 || kvant_is_sink(tensor, (uint32_t)open->block))
             continue;
         const sealing s = all ? (sealing){ (int32_t)page, true, ALL_SLOTS } : due(tensor, page);
         if ((s.closes && s.slots) || (open->fresh & s.slots))
@@ -259,12 +249,10 @@ void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool al
                          uint32_t n_threads)
 {
     seal_job jobs[2];
-    uint32_t page[2];
+    uint32_t page[2] = { 0, 0 };
     bool left = true;
-    for (size_t i = 0; i < n_tensors; i++) {
+    for (size_t i = 0; i < n_tensors; i++)
         jobs[i] = job_of(tensors[i]);
-        page[i] = tensors[i]->n_sink_pages;
-    }
     while (left) {
         left = false;
         for (size_t i = 0; i < n_tensors; i++) {
@@ -273,134 +261,6 @@ void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool al
         }
         seal(jobs, n_tensors, worth_threads(jobs, n_tensors) ? n_threads : 1);
     }
-}
-
-/* Taking pages */
-
-/* The page that a block can have at once, or KVANT_NO_PAGE. Sinks beyond the places for sinks use
- * the pool: an engine may assign more first blocks to a sequence than there are. */
-static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
-{
-    uint32_t i = kvant_is_sink(tensor, block) ? 0 : tensor->n_sink_pages;
-    if (!kvant_steps_may_own(tensor, tensor->blocks[block].sequence))
-        i = tensor->n_own_pages;
-    for (; i < tensor->n_open_pages; i++)
-        if (tensor->open_pages[i].block < 0)
-            return (int32_t)i;
-    return KVANT_NO_PAGE;
-}
-
-bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
-{
-    uint32_t n = 0, sequence = tensor->blocks[block].sequence;
-    int32_t page = free_page(tensor, block);
-    if (page < (int32_t)tensor->n_sink_pages)
-        return page >= 0;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
-        n += tensor->open_pages[i].block >= 0 && tensor->blocks[tensor->open_pages[i].block].sequence == sequence;
-    return n < tensor->window_blocks;
-}
-
-/* Whether a page is sealed before another one when the pool is full. Blocks outside of their
- * sequence's window come first, the one that was not written for longest before the others. When
- * the exact part of all sequences is bounded, blocks of the sequence that was not written for
- * longest come next, its first block last. */
-static bool goes_first(const kvant_tensor *tensor, const kvant_open_page *a,
-                       const kvant_open_page *b)
-{
-    const uint32_t block[] = { (uint32_t)a->block, (uint32_t)b->block };
-    const bool sink[] = { tensor->step_rows && kvant_is_sink(tensor, block[0]),
-                          tensor->step_rows && kvant_is_sink(tensor, block[1]) };
-    const bool outside[] = { outside_window(tensor, a) && !sink[0],
-                             outside_window(tensor, b) && !sink[1] };
-    const uint64_t used[] = { tensor->last_used[tensor->blocks[block[0]].sequence],
-                              tensor->last_used[tensor->blocks[block[1]].sequence] };
-    if (outside[0] != outside[1])
-        return outside[0];
-    if (tensor->step_rows && !outside[0] && used[0] != used[1])
-        return used[0] < used[1];
-    return sink[0] != sink[1] ? sink[1] : a->used < b->used;
-}
-
-/* The page to seal when the pool is full. A sink that found no place of its own is in the pool.
- * KVANT_NO_PAGE when all pages are free, or those of the sequence. */
-static int32_t victim(const kvant_tensor *tensor, uint32_t sequence)
-{
-    int32_t best = KVANT_NO_PAGE;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
-        const kvant_open_page *open = &tensor->open_pages[i];
-        if (open->block < 0 || (sequence != KVANT_ALL_SEQUENCES &&
-                                tensor->blocks[open->block].sequence != sequence))
-            continue;
-        if (best < 0 || goes_first(tensor, open, &tensor->open_pages[best]))
-            best = (int32_t)i;
-    }
-    return best;
-}
-
-void kvant_open_seal_first(kvant_tensor *tensor, uint32_t sequence, uint32_t n_threads)
-{
-    const int32_t page = victim(tensor, sequence);
-    if (page >= 0)
-        seal_whole(tensor, page, n_threads);
-}
-
-static bool is_listed(const seal_job *job, uint32_t page)
-{
-    for (size_t i = 0; i < job->n; i++)
-        if (job->list[i].page == (int32_t)page)
-            return true;
-    return false;
-}
-
-/* The first page to go of those that are outside of their window and not listed; n_open_pages when
- * there is none. */
-static uint32_t next_outside(const seal_job *job)
-{
-    const kvant_tensor *tensor = job->tensor;
-    uint32_t best = tensor->n_open_pages;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
-        const kvant_open_page *open = &tensor->open_pages[i];
-        if (open->block < 0 || !outside_window(tensor, open) ||
-            kvant_is_sink(tensor, (uint32_t)open->block) || is_listed(job, i))
-            continue;
-        if (best == tensor->n_open_pages || open->used < tensor->open_pages[best].used)
-            best = i;
-    }
-    return best;
-}
-
-void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_threads)
-{
-    seal_job job = job_of(tensor);
-    uint32_t n_free = 0;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
-        n_free += tensor->open_pages[i].block < 0;
-    while (n_free + job.n < n_pages && job.n < MOST_PAGES) {
-        const uint32_t page = next_outside(&job);
-        if (page == tensor->n_open_pages)
-            break;
-        job.list[job.n++] = (sealing){ (int32_t)page, true, ALL_SLOTS };
-    }
-    seal(&job, 1, n_threads);
-}
-
-int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads)
-{
-    int32_t page = free_page(tensor, block);
-    if (page < 0) {
-        page = victim(tensor, KVANT_ALL_SEQUENCES);
-        if (page < 0)
-            return KVANT_NO_PAGE;
-        seal_whole(tensor, page, n_threads);
-    }
-    if (page >= (int32_t)tensor->n_own_pages)
-        kvant_steps_acquire(tensor, n_threads);
-    tensor->open_pages[page] =
-        (kvant_open_page){ block, 0, tensor->clocks[tensor->blocks[block].sequence], ++tensor->used };
-    tensor->blocks[block].open_page = page;
-    tensor->blocks[block].state = kvant_is_sink(tensor, block) ? KVANT_BLOCK_SINK : KVANT_BLOCK_OPEN;
-    return page;
 }
 
 /* Opening and changing versions: units are kv heads. */
@@ -516,23 +376,10 @@ bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version
     return true;
 }
 
-bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block)
-{
-    return tensor->blocks[block].open_page >= 0 || tensor->n_open_pages > tensor->n_sink_pages ||
-           free_page(tensor, block) >= 0;
-}
-
-void kvant_open_abandon(kvant_tensor *tensor, uint32_t block)
-{
-    tensor->open_pages[tensor->blocks[block].open_page].block = -1;
-    tensor->blocks[block].open_page = KVANT_NO_PAGE;
-    tensor->blocks[block].state = KVANT_BLOCK_SEALED;
-}
-
-bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads)
+bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads)
 {
     const void *exact = kvant_exact_page(tensor, block);
-    int32_t page = kvant_open_take(tensor, block, n_threads);
+    const int32_t page = kvant_open_enter(tensor, block, n_threads);
     if (page < 0)
         return false;
     kvant_pages_clear(tensor, kvant_open_page_of(tensor, page, 0), kvant_open_block_bytes(tensor));
@@ -542,33 +389,20 @@ bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, ui
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), exact,
                          kvant_open_block_bytes(tensor));
     if (!change(tensor, block, version, !exact, false, n_threads)) {
-        kvant_open_abandon(tensor, block);
+        kvant_open_leave(tensor, block, false);
         return false;
     }
     move_version(tensor, block, version);
     return true;
 }
 
-void kvant_open_count(kvant_tensor *tensor, const kvant_run *run)
+bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads)
 {
-    const kvant_block *block = &tensor->blocks[run->block];
-    const uint64_t pending = block->open_page < 0 ? 0 : tensor->open_pages[block->open_page].fresh;
-    const uint32_t n_new = kvant_count_slots(run->mask & ~pending);
-    tensor->clocks[block->sequence] += block->open_page < 0 ? run->n : n_new;
-    tensor->used += run->n;
-    tensor->last_used[block->sequence] = tensor->used;
+    return kvant_open_take(tensor, block, 0, n_threads) >= 0 &&
+           kvant_open_fill(tensor, block, version, n_threads);
 }
 
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots)
 {
-    kvant_open_page *open = &tensor->open_pages[tensor->blocks[block].open_page];
-    open->fresh |= slots;
-    open->stamp = tensor->clocks[tensor->blocks[block].sequence];
-    open->used = tensor->used;
-}
-
-void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows)
-{
-    uint64_t *clock = &tensor->clocks[sequence];
-    *clock -= n_rows < *clock ? n_rows : *clock;
+    tensor->open_pages[tensor->blocks[block].open_page].fresh |= slots;
 }

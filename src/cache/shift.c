@@ -295,19 +295,8 @@ static void apply(moving *m)
     }
 }
 
-/* Rows that are encoded once more are no newer than they were. An open block keeps its place in the
- * window of its sequence. A block that was opened for the call is sealed before the newest rows. */
-static void keep_age(kvant_tensor *tensor, uint32_t block, const kvant_open_page *former)
-{
-    const int32_t page = tensor->blocks[block].open_page;
-    if (page < 0)
-        return;
-    tensor->open_pages[page].stamp = former ? former->stamp : 0;
-    tensor->open_pages[page].used = former ? former->used : tensor->open_pages[page].used;
-}
-
 /* Encodes the shifted rows of a block once more, as rows without a shift. Nothing is learned
- * from them. */
+ * from them, and they are no newer than they were. */
 static kvant_status encode_block(kvant_tensor *tensor, uint32_t block, float *rows,
                                  uint32_t n_threads)
 {
@@ -326,12 +315,7 @@ static kvant_status encode_block(kvant_tensor *tensor, uint32_t block, float *ro
     KVANT_RETURN_IF(!n, KVANT_OK);
     KVANT_FORWARD(kvant_tensor_next_positions(tensor, positions, n));
     tensor->shifts->n_encoded += n;
-    const bool open = tensor->blocks[block].open_page >= 0;
-    const kvant_open_page former =
-        open ? tensor->open_pages[tensor->blocks[block].open_page] : (kvant_open_page){ 0 };
-    const kvant_status status = kvant_tensor_write(tensor, slots, n, rows, width, n_threads);
-    keep_age(tensor, block, open ? &former : NULL);
-    return status;
+    return kvant_tensor_write(tensor, slots, n, rows, width, n_threads);
 }
 
 static kvant_status encode_all(kvant_tensor *tensor, uint32_t n_threads)

@@ -185,7 +185,8 @@ void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence)
     kvant_block *b = &tensor->blocks[block];
     if (b->sequence == sequence)
         return;
+    /* Its rows and those before them have the positions that the former sequence gave them. */
+    if (tensor->clocks[sequence] < tensor->clocks[b->sequence])
+        tensor->clocks[sequence] = tensor->clocks[b->sequence];
     b->sequence = sequence;
-    if (b->open_page >= 0)
-        tensor->open_pages[b->open_page].stamp = tensor->clocks[sequence];
 }

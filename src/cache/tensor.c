@@ -19,7 +19,7 @@
 #define WAITING_BLOCKS 2u
 
 typedef struct sizes {
-    uint32_t sink_blocks, n_pool, n_sink_pages, n_step_pages, share, newest_rows, step_rows;
+    uint32_t sink_blocks, n_pool, n_sink_pages, n_step_pages, newest_rows, step_rows, step_blocks;
     bool always_open, learns;
     size_t block_bytes, block_stride, open_block_bytes, sealed_bytes, total;
 } sizes;
@@ -136,9 +136,10 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
     pool += p->steps ? 0 : blocks_of(exact->step);
     pool = p->n_open_blocks ? p->n_open_blocks : pool;
     s->n_pool = (uint32_t)(pool < p->n_blocks ? pool : p->n_blocks);
-    s->share = p->n_sequences > 1 ? s->sink_blocks + (uint32_t)window_blocks(s->newest_rows) : s->n_pool;
     pool = p->steps ? kvant_steps_blocks(p->steps, s->open_block_bytes) : 0;
     s->n_step_pages = (uint32_t)(pool < p->n_blocks - s->n_pool ? pool : p->n_blocks - s->n_pool);
+    s->step_rows = s->n_step_pages ? s->n_step_pages * KVANT_PAGE_TOKENS : exact->step;
+    s->step_blocks = (uint32_t)blocks_of(s->step_rows);
     s->always_open = true;
     return KVANT_OK;
 }
@@ -167,7 +168,7 @@ static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
     const size_t sinks = blocks_of(exact.first > info->sink_tokens ? exact.first : info->sink_tokens);
     s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
     s->newest_rows = exact.newest > info->recent_tokens ? exact.newest : info->recent_tokens;
-    s->step_rows = exact.step;
+    s->step_blocks = 1;
     return exact.step ? size_exact_pool(p, &exact, s) : size_codecs_pool(p, s);
 }
 
@@ -232,10 +233,11 @@ static kvant_status create_open_pages(kvant_tensor *tensor)
     const kvant_codec_info *info = kvant_tensor_codec_info(tensor);
     tensor->open_pages = kvant_alloc(tensor->n_open_pages, sizeof *tensor->open_pages);
     tensor->scratch = kvant_alloc((size_t)KVANT_SEAL_WORKERS * info->block_tokens * info->head_dim, sizeof(float));
-    KVANT_RETURN_IF(!tensor->open_pages || !tensor->scratch, KVANT_ERR_MEMORY);
+    tensor->seen = kvant_alloc(tensor->n_open_pages + KVANT_MOST_RUNS, sizeof *tensor->seen);
+    KVANT_RETURN_IF(!tensor->open_pages || !tensor->scratch || !tensor->seen, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < tensor->n_open_pages; i++)
         tensor->open_pages[i].block = -1;
-    return KVANT_OK;
+    return kvant_steps_create(tensor);
 }
 
 static void place_block(kvant_tensor *tensor, uint32_t block)
@@ -257,10 +259,10 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     tensor->page_offsets = kvant_alloc(p->n_kv_heads, sizeof *tensor->page_offsets);
     tensor->blocks = kvant_alloc(p->n_blocks, sizeof *tensor->blocks);
     tensor->clocks = kvant_alloc(p->n_sequences, sizeof *tensor->clocks);
-    tensor->last_used = kvant_alloc(p->n_sequences, sizeof *tensor->last_used);
+    tensor->begun = kvant_alloc(p->n_sequences, sizeof *tensor->begun);
     tensor->sequence_versions = kvant_alloc(p->n_sequences, 1);
     KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks || !tensor->clocks ||
-                        !tensor->last_used || !tensor->sequence_versions,
+                        !tensor->begun || !tensor->sequence_versions,
                     KVANT_ERR_MEMORY);
     size_t offset = 0;
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
@@ -291,12 +293,9 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
         .n_own_pages = s->n_sink_pages + s->n_pool,
         .n_open_pages = s->n_sink_pages + s->n_pool + s->n_step_pages,
         .steps = s->n_step_pages ? p->steps : NULL,
-        .share = s->share,
-        .window_blocks = s->step_rows ? s->n_pool + s->n_step_pages
-                         : s->always_open ? (uint32_t)window_blocks(s->newest_rows)
-                                          : WAITING_BLOCKS,
         .newest_rows = s->newest_rows,
         .step_rows = s->step_rows,
+        .step_blocks = s->step_blocks,
         .always_open = s->always_open,
         .learns = s->learns,
         .sealed = memory,
@@ -348,8 +347,10 @@ void kvant_tensor_free(kvant_tensor **tensor)
     kvant_free((*tensor)->page_offsets);
     kvant_free((*tensor)->blocks);
     kvant_free((*tensor)->open_pages);
+    kvant_free((*tensor)->seen);
+    kvant_plan_free(&(*tensor)->plan);
     kvant_free((*tensor)->clocks);
-    kvant_free((*tensor)->last_used);
+    kvant_free((*tensor)->begun);
     kvant_free((*tensor)->sequence_versions);
     kvant_free((*tensor)->scratch);
     kvant_free((*tensor)->staging);
@@ -370,8 +371,7 @@ kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t 
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
 {
     kvant_block *b = &tensor->blocks[block];
-    if (b->open_page >= 0)
-        tensor->open_pages[b->open_page].block = -1;
+    kvant_open_leave(tensor, block, true);
     if (b->touched)
         kvant_pages_clear(tensor, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (b->written)
@@ -394,7 +394,7 @@ void kvant_tensor_clear(kvant_tensor *tensor)
         return;
     kvant_tensor_clear_blocks(tensor, 0, tensor->n_blocks);
     memset(tensor->clocks, 0, tensor->n_sequences * sizeof *tensor->clocks);
-    memset(tensor->last_used, 0, tensor->n_sequences * sizeof *tensor->last_used);
+    memset(tensor->begun, 0, tensor->n_sequences * sizeof *tensor->begun);
     kvant_versions_reset(tensor);
     kvant_shifts_free(tensor);
     tensor->any_written = false;

@@ -2,8 +2,8 @@
  *
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       a batch of rows: check, choose versions, place, encode
- *   open.c        open pages: taking, sealing, opening again
- *   steps.c       open pages that tensors share
+ *   open.c        what open pages hold: sealing, opening again
+ *   steps.c       which blocks have an open page, as the plan says; pages that tensors share
  *   versions.c    centres and scales: estimates from rows; the version of each row
  *   learn.c       matrices of transform=first, from rows and queries
  *   judge.c       which version a sample of them errs least with
@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "../codec/encode.h"
+#include "../store/plan.h"
 
 #define KVANT_NO_PAGE (-1)
 #define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
@@ -34,13 +35,10 @@ typedef struct kvant_block {
     bool touched; /* its sealed pages were written; until then their memory is not */
 } kvant_block;
 
-/* Open pages 0 .. n_sink_pages - 1 are for sinks, the others are the pool. A tensor with an exact
- * part has the pool alone. Pages from n_own_pages on lie in memory that tensors share (steps.c). */
+/* Open pages from n_own_pages on lie in memory that tensors share (steps.c). */
 typedef struct kvant_open_page {
     int64_t block;  /* -1: free */
     uint64_t fresh; /* bit per slot: written since it was encoded, so its sealed bytes are not up to date */
-    uint64_t stamp; /* the sequence's clock when it was last written */
-    uint64_t used;  /* the same by the clock of all sequences */
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
@@ -83,7 +81,10 @@ typedef struct kvant_run {
     size_t first, n; /* rows */
     uint32_t block;
     uint64_t mask; /* slots it writes */
+    int32_t position; /* of its last row, as the plan counts (steps.c) */
 } kvant_run;
+
+#define KVANT_MOST_RUNS 64u /* placed and encoded together */
 
 typedef struct kvant_batch {
     const int64_t *slots;
@@ -133,12 +134,16 @@ struct kvant_tensor {
     size_t block_bytes, open_page_bytes, bytes;
     size_t block_stride; /* from one block's pages to the next block's */
     uint32_t sink_blocks; /* per sequence */
-    uint32_t n_sink_pages, n_own_pages, n_open_pages;
+    uint32_t n_sink_pages;   /* of the own pages: as many as sinks of all sequences need */
+    uint32_t n_absent_pages; /* the first ones, for which there is no memory */
+    uint32_t n_own_pages, n_open_pages;
     kvant_step_pages *steps; /* NULL: all pages are the tensor's own */
-    uint32_t share;          /* own pages that a sequence may have at a time */
-    uint32_t window_blocks; /* of the pool that a sequence's window needs */
-    uint32_t newest_rows;   /* of a sequence, that stay open: its window */
-    uint32_t step_rows;     /* of a write, that stay open until the next one; 0: there is no exact part */
+    kvant_plan *plan;        /* of the open pages; NULL: there are none */
+    int32_t *seen;           /* blocks of the plan's views */
+    uint32_t newest_rows;    /* of a sequence, that stay open: its window */
+    /* Rows of a write that stay open until the next one; 0: there is no exact part. */
+    uint32_t step_rows;
+    uint32_t step_blocks; /* that get an open page at once */
     bool always_open;       /* rows pass through open pages */
     bool learns;            /* center=first or norm=first */
     bool half_rows;         /* a device stores rows as fp16 in pages of its own, too */
@@ -146,8 +151,8 @@ struct kvant_tensor {
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;
     kvant_open_page *open_pages;
-    uint64_t *clocks, used;     /* rows written: per sequence, in all */
-    uint64_t *last_used;        /* per sequence: `used` when it was last written */
+    uint64_t *clocks;           /* per sequence: rows written */
+    uint64_t *begun;            /* per sequence: the clock that the newest rows count back from */
     uint8_t *sequence_versions; /* of each sequence's last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
     float *centers; /* of all versions, with the scales */
@@ -313,59 +318,69 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */
 
-/* Whether the block can have an open page without sealing and without more of them than its
- * sequence's window needs: a long write then touches no more memory than many short ones. */
-bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block);
-
 /* Gives the block an open page, sealing another block when none is free, and decodes what the block
  * holds into it, in the terms of a version that may differ from the block's. False, and the block
  * as before, when a row would leave fp16's range there or when there are no open pages. */
 bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
 
+/* The same for a block to which the plan gave a page. */
+bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
+
 /* Expresses the rows of an open block in another version; false, and nothing changed, when one
  * leaves fp16's range. */
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
 
-/* Counts the rows of a run, before they are marked as written. Rows in place of others that are not
- * sealed make no row older. */
-void kvant_open_count(kvant_tensor *tensor, const kvant_run *run);
-
-/* Bookkeeping of a write to slots (a bit each) of an open block. */
+/* Notes a write to slots (a bit each) of an open block. */
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
-
-/* The last n rows of a sequence were cut: its window goes back by as many. */
-void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows);
 
 /* Seals what is older than its sequence's window, of one tensor or of the keys and values of a layer:
  * rows of a tensor with an exact part, otherwise blocks that are complete. With all, whatever the
  * pool holds. */
 void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all, uint32_t n_threads);
 
-/* Seals blocks outside of their windows until n pages are free, or none of these blocks is left. */
-void kvant_open_make_room(kvant_tensor *tensor, uint32_t n_pages, uint32_t n_threads);
-
-/* Takes an open page for the block, with unspecified bytes; seals another block when none is free.
- * KVANT_NO_PAGE when the tensor has no pool and no place for another sink. can_take: whether it
- * would find one once the block's own page, if it has one, is given back. */
-int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
-bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
-
-/* Seals the block that goes first when there is no room: of all open blocks, or of a sequence. */
-#define KVANT_ALL_SEQUENCES UINT32_MAX
-void kvant_open_seal_first(kvant_tensor *tensor, uint32_t sequence, uint32_t n_threads);
-
-/* Gives the block's open page back: its sealed bytes count. */
-void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
+/* Seals blocks that the plan took pages from. */
+void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
+                     uint32_t n_threads);
 
 /* Limits a decoded row to fp16's range. */
 void kvant_limit_to_half(float *y, uint32_t n);
 
 /* steps.c */
 
-/* Whether a sequence may have one more of the tensor's own pages. Where tensors share pages, a
- * sequence has no more own pages than its exact part lies in, so that a single sequence does not
- * touch the pages of other ones. */
-bool kvant_steps_may_own(const kvant_tensor *tensor, uint32_t sequence);
+/* Makes the plan of a tensor's open pages. KVANT_ERR_MEMORY. */
+kvant_status kvant_steps_create(kvant_tensor *tensor);
+
+/* The tensor has no pages for its first tokens: these need not be open. Before anything is written.
+ * KVANT_ERR_MEMORY. */
+kvant_status kvant_steps_leave_out_first(kvant_tensor *tensor);
+
+/* A write of n rows begins, or its first n rows are written: what is old is judged by the rows that
+ * came before them, or by these rows, too. Of a write of more than step_rows rows only these count
+ * as rows of the step. */
+void kvant_open_begin(kvant_tensor *tensor, const int64_t *slots, size_t n);
+void kvant_open_end(kvant_tensor *tensor, const int64_t *slots, size_t n);
+
+/* Counts the rows of a run, before they are marked as written, and finds the run's position. Rows in
+ * place of others that are not sealed make no row older. */
+void kvant_open_count(kvant_tensor *tensor, kvant_run *run);
+
+/* The plan gives the blocks of at most KVANT_MOST_RUNS runs, which differ, open pages: to all of
+ * them, if there are no more of them than pages. Seals other blocks for that. */
+void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t n,
+                          uint32_t n_threads);
+
+/* The block begins to use the page that the plan gave it. KVANT_NO_PAGE: it has none. */
+int32_t kvant_open_enter(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
+
+/* The block gives its open page back: its sealed bytes count, or it is empty from now on. */
+void kvant_open_leave(kvant_tensor *tensor, uint32_t block, bool emptied);
+
+/* Takes an open page for the block, with unspecified bytes; its last row is `age` rows old. Seals
+ * another block when no page is free. KVANT_NO_PAGE when the tensor has no open pages. */
+int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint64_t age, uint32_t n_threads);
+
+/* The last n rows of a sequence were cut: its window goes back by as many. */
+void kvant_open_rewind(kvant_tensor *tensor, uint32_t sequence, uint32_t n_rows);
 
 /* How many blocks the pages that a tensor shares have room for. */
 size_t kvant_steps_blocks(const kvant_step_pages *steps, size_t open_block_bytes);

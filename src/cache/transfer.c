@@ -67,18 +67,29 @@ static void begin_versions(const kvant_tensor *from, kvant_tensor *to, const int
     }
 }
 
-/* Whether every open block of the source finds an open page. Where there is a pool it does: others
- * are sealed. */
+static uint32_t count_free_pages(const kvant_tensor *tensor)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tensor->n_open_pages; i++)
+        n += tensor->open_pages[i].block < 0;
+    return n;
+}
+
+/* Whether there are pages for other blocks than sinks. Then an open block always finds one: another
+ * block is sealed for it. Where there are none, only a sink that has a page or finds a free one may
+ * be open, since no sink is sealed for another. */
+static bool has_pool(const kvant_tensor *tensor)
+{
+    return tensor->n_open_pages > tensor->n_sink_pages;
+}
+
+/* Whether every open block of the source finds an open page. */
 static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, const kvant_tensor *to,
                         uint32_t to_first)
 {
-    uint32_t needed = 0, there = 0;
-    if (to->n_open_pages > to->n_sink_pages)
-        return true;
-    for (uint32_t i = 0; i < to->n_open_pages; i++)
-        there += to->open_pages[i].block < 0;
-    for (uint32_t i = 0; i < n; i++) {
-        bool open = from->blocks[first + i].open_page >= 0;
+    uint32_t needed = 0, there = count_free_pages(to);
+    for (uint32_t i = 0; i < n && !has_pool(to); i++) {
+        const bool open = from->blocks[first + i].open_page >= 0;
         if (open && !kvant_is_sink(to, to_first + i))
             return false;
         needed += open;
@@ -87,16 +98,27 @@ static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, co
     return needed <= there;
 }
 
-/* The open page moves along with its age, counted in rows. */
-static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target, int32_t page)
+static bool finds_page(const kvant_tensor *tensor, uint32_t block)
 {
-    const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
-    const uint64_t now = from->clocks[from->blocks[source].sequence];
-    const uint64_t age = now > open->stamp ? now - open->stamp : 0;
+    return has_pool(tensor) || tensor->blocks[block].open_page >= 0 ||
+           (kvant_is_sink(tensor, block) && count_free_pages(tensor) > 0);
+}
+
+/* The open page that a copy of an open block gets. It has the block's age, counted in rows. */
+static int32_t take_page(const kvant_tensor *from, uint32_t source, kvant_tensor *to,
+                         uint32_t target)
+{
+    const int64_t counted = kvant_plan_age(from->plan, source);
+    const uint64_t age = counted > 0 ? (uint64_t)counted : 0;
     uint64_t *clock = &to->clocks[to->blocks[target].sequence];
     *clock = *clock < age ? age : *clock;
+    return kvant_open_take(to, target, age, 1);
+}
+
+static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, int32_t page)
+{
+    const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
     to->open_pages[page].fresh = open->fresh;
-    to->open_pages[page].stamp = *clock - age;
     kvant_pages_copy(to, kvant_open_page_of(to, page, 0), kvant_open_page_of(from, from->blocks[source].open_page, 0),
                      kvant_open_block_bytes(from));
 }
@@ -123,11 +145,11 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
     if (!block->written)
         return;
     /* Within one tensor taking a page may seal the source itself. */
-    int32_t page = block->open_page >= 0 ? kvant_open_take(to, target, 1) : KVANT_NO_PAGE;
+    int32_t page = block->open_page >= 0 ? take_page(from, source, to, target) : KVANT_NO_PAGE;
     if (page >= 0 && block->open_page >= 0)
-        copy_open(from, source, to, target, page);
+        copy_open(from, source, to, page);
     else if (page >= 0)
-        kvant_open_abandon(to, target);
+        kvant_open_leave(to, target, false);
     fill(to, target, version, block->position, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
     const void *exact = kvant_exact_page(from, source);
     if (exact)
@@ -469,7 +491,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     /* Rows that wait for a first transform wait in the tensor's own pages. */
     const bool exact =
         open && (header.learnt || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
-    KVANT_RETURN_IF(open && !exact && !kvant_open_can_take(tensor, block), no_page());
+    KVANT_RETURN_IF(open && !exact && !finds_page(tensor, block), no_page());
     if (shifted)
         KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
     KVANT_FORWARD(import_version(tensor, data, &header, &version));
@@ -479,7 +501,7 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     if (!header.written)
         return KVANT_OK;
     if (open && !exact)
-        page = kvant_open_take(tensor, block, 1);
+        page = kvant_open_take(tensor, block, 0, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));

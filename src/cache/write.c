@@ -14,7 +14,6 @@
 #include "shift.h"
 #include "weights.h"
 
-#define MOST_RUNS 64u         /* placed and encoded together */
 #define CLASSES 8u            /* tokens of a page share words, so blocks of one class are one thread's */
 #define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
 #define ROWS_AT_ONCE 4u       /* transformed on the stack */
@@ -32,7 +31,7 @@ typedef struct write_job {
     bool undoable;         /* learn: another tensor's failure takes it back */
     bool forgets, resets;  /* what follows when nothing fails: noted rows are done with, sums begin again */
     kvant_kept *kept;          /* the learning before this write, or NULL */
-    kvant_run runs[MOST_RUNS]; /* of the rows before `done`, the last n_placed */
+    kvant_run runs[KVANT_MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
     atomic_int status;
@@ -166,9 +165,9 @@ static kvant_status check_all(write_job *job)
 
 /* Placing */
 
-/* Finds an open page for the run when it needs one. May seal other blocks when alone, that is while
- * no run before it waits to be encoded; false when it would have to. */
-static bool place(write_job *job, const kvant_run *r, bool alone)
+/* Whether the run needs an open page. A block that gets other rows in place of all that it has
+ * begins anew. */
+static bool prepare_block(const write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
     kvant_block *block = &tensor->blocks[r->block];
@@ -177,21 +176,23 @@ static bool place(write_job *job, const kvant_run *r, bool alone)
     if (block->written && (block->version != version || block->position != position) && !(block->written & ~r->mask))
         kvant_block_clear(tensor, r->block);
     block->position = position;
-    if (block->open_page >= 0) {
-        if (block->version != version)
-            kvant_open_reexpress(tensor, r->block, version);
-        kvant_centers_recall(tensor, r->block);
-        return true;
-    }
-    bool open = goes_through_open(tensor, r->block, version);
-    if (open && !alone && !kvant_open_has_room(tensor, r->block))
-        return false;
-    if (!block->written)
+    return tensor->plan && goes_through_open(tensor, r->block, version);
+}
+
+/* Opens the run's block when the plan gave it a page. */
+static void place(const write_job *job, const kvant_run *r)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_block *block = &tensor->blocks[r->block];
+    const uint32_t version = version_for(job, r);
+    const bool open = block->open_page < 0 && goes_through_open(tensor, r->block, version);
+    if (block->open_page >= 0 && block->version != version)
+        kvant_open_reexpress(tensor, r->block, version);
+    if (!block->written && block->open_page < 0)
         kvant_version_join(tensor, r->block, version);
-    if (open && !kvant_open_block(tensor, r->block, version, job->n_threads) && tensor->always_open)
+    if (open && !kvant_open_fill(tensor, r->block, version, job->n_threads) && tensor->always_open)
         kvant_open_block(tensor, r->block, block->version, job->n_threads);
     kvant_centers_recall(tensor, r->block);
-    return true;
 }
 
 static void mark(const write_job *job, const kvant_run *r)
@@ -201,8 +202,6 @@ static void mark(const write_job *job, const kvant_run *r)
     for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
         kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
     tensor->any_written = true;
-    if (!tensor->shifts || !tensor->shifts->encodes)
-        kvant_open_count(tensor, r);
     block->written |= r->mask;
     if (block->open_page >= 0) {
         kvant_open_touch(tensor, r->block, r->mask);
@@ -296,17 +295,39 @@ static void encode_placed(write_job *jobs, size_t n_jobs)
     kvant_parallel_for(n_units, threads ? jobs->n_threads : 1, encode_unit, jobs);
 }
 
-/* Places as many runs of what is left as fit without sealing anything between them. */
+static bool has_run_for(const write_job *job, uint32_t block)
+{
+    for (uint32_t i = 0; i < job->n_runs; i++)
+        if (job->runs[i].block == block)
+            return true;
+    return false;
+}
+
+/* Places runs of what is left, each for another block: no more than can have open pages at once. */
 static void place_some(write_job *job)
 {
+    kvant_tensor *tensor = job->tensor;
+    kvant_run open[KVANT_MOST_RUNS];
+    const uint32_t n_pages = tensor->n_open_pages - tensor->n_absent_pages;
+    uint32_t n_open = 0, n_new = 0;
     size_t end = job->done;
-    for (job->n_runs = 0; job->n_runs < MOST_RUNS && end < job->n; job->n_runs++) {
+    for (job->n_runs = 0; job->n_runs < KVANT_MOST_RUNS && end < job->n; job->n_runs++) {
         kvant_run r = run_from(job, end);
-        if (!place(job, &r, job->n_runs == 0))
+        if (has_run_for(job, r.block) || n_new == tensor->step_blocks ||
+            (n_open > 0 && n_open == n_pages))
             break;
-        mark(job, &r);
+        const bool opens = prepare_block(job, &r);
+        kvant_open_count(tensor, &r);
+        n_new += opens && tensor->blocks[r.block].open_page < 0;
+        if (opens)
+            open[n_open++] = r;
         job->runs[job->n_runs] = r;
         end += r.n;
+    }
+    kvant_open_take_runs(tensor, open, n_open, job->n_threads);
+    for (uint32_t i = 0; i < job->n_runs; i++) {
+        place(job, &job->runs[i]);
+        mark(job, &job->runs[i]);
     }
     job->n_placed = end - job->done;
     job->done = end;
@@ -328,21 +349,24 @@ static void note_versions(const write_job *job)
 
 /* Learning */
 
-/* Whether rows that wait for the first version would push others out of the pool. */
-static bool pool_is_short(const write_job *job)
+/* Whether rows that wait for the first version would push others out of the open pages, sinks and
+ * their pages not counted. */
+static bool pages_are_short(const write_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
-    uint32_t free_pages = 0, needed = 0;
+    uint32_t needed = tensor->n_sink_pages;
     if (!kvant_versions_wait(tensor))
         return false;
-    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
-        free_pages += tensor->open_pages[i].block < 0;
+    for (uint32_t i = 0; i < tensor->n_open_pages; i++) {
+        const int64_t block = tensor->open_pages[i].block;
+        needed += block >= 0 && !kvant_is_sink(tensor, (uint32_t)block);
+    }
     for (size_t first = 0; first < job->n;) {
         kvant_run r = run_from(job, first);
         needed += tensor->blocks[r.block].open_page < 0 && !kvant_is_sink(tensor, r.block);
         first += r.n;
     }
-    return needed > free_pages;
+    return needed > tensor->n_open_pages;
 }
 
 static bool all_finite(const write_job *job)
@@ -394,7 +418,8 @@ static kvant_status learn(write_job *job)
         return KVANT_OK;
     if (!judged_alone(job)) {
         const kvant_new_rows rows = { job->rows, job->stride, job->n, job->slots };
-        const bool judged = job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pool_is_short(job);
+        const bool judged =
+            job->tensor->recent.n + job->n >= KVANT_LEARN_ROWS || pages_are_short(job);
         kvant_versions_note(job->tensor, &rows, judged || job->undoable);
         if (!judged)
             return KVANT_OK;
@@ -485,25 +510,21 @@ static bool any_left(const write_job *jobs, size_t n_jobs)
     return false;
 }
 
-/* Blocks that rows of the write from the next one on go to, at most MOST_RUNS. */
-static uint32_t blocks_left(const write_job *job)
-{
-    uint32_t n = 0;
-    for (size_t first = job->done; n < MOST_RUNS && first < job->n; n++)
-        first += run_from(job, first).n;
-    return n;
-}
-
-/* Seals rows that left their window. Queries of the same step see the rows of this write. So a
- * tensor with an exact part seals rows of former writes first. It seals rows of this write only to
- * find room for the last ones. Without an exact part it seals after the write. */
+/* Seals what is old: by the rows before the write, where there is an exact part, so that queries of
+ * the same step see the rows of this write as they came; otherwise by the rows placed last, too. */
 static void seal_between(write_job *jobs, size_t n_jobs, bool begins)
 {
     kvant_tensor *due[2];
     size_t n_due = 0;
     for (size_t i = 0; i < n_jobs; i++) {
         kvant_tensor *tensor = jobs[i].tensor;
-        if (kvant_versions_wait(tensor) || begins != (tensor->step_rows > 0))
+        const int64_t *placed = jobs[i].slots + jobs[i].done - jobs[i].n_placed;
+        if (begins)
+            kvant_open_begin(tensor, jobs[i].slots, jobs[i].n);
+        else if (!tensor->step_rows)
+            kvant_open_end(tensor, placed, jobs[i].n_placed);
+        const bool now = tensor->step_rows ? begins || jobs[i].n > tensor->step_rows : !begins;
+        if (!now || kvant_versions_wait(tensor))
             continue;
         if (tensor->step_rows || tensor->always_open)
             due[n_due++] = tensor;
@@ -512,9 +533,6 @@ static void seal_between(write_job *jobs, size_t n_jobs, bool begins)
     }
     if (n_due)
         kvant_open_seal_due(due, n_due, false, jobs->n_threads);
-    for (size_t i = 0; i < n_jobs && !begins; i++)
-        if (jobs[i].tensor->step_rows && jobs[i].done < jobs[i].n)
-            kvant_open_make_room(jobs[i].tensor, blocks_left(&jobs[i]), jobs[i].n_threads);
 }
 
 static kvant_status run(write_job *jobs, size_t n_jobs)
@@ -539,6 +557,7 @@ static kvant_status run(write_job *jobs, size_t n_jobs)
         seal_between(jobs, n_jobs, false);
     }
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
+        kvant_open_end(jobs[i].tensor, jobs[i].slots, jobs[i].n);
         note_versions(&jobs[i]);
         status = kvant_pages_status(jobs[i].tensor);
     }

@@ -104,8 +104,25 @@ static void rejected_rows_make_no_row_older(void **state)
     drop(&f);
 }
 
-/* The part of all sequences is bounded. The sequence that is written keeps its own, and those that
- * were not written for longest give way. */
+/* A row is what was written, or what the codec makes of it. When a sealed block is opened again, its
+ * rows are rounded to fp16: by half a unit in 2^-10. */
+static void check_rows(const fixture *f, uint32_t first, uint32_t n)
+{
+    for (uint32_t slot = first; slot < first + n; slot++) {
+        float got[WIDTH], want[WIDTH];
+        read_slot(f, slot, got);
+        if (memcmp(got, f->rows + (size_t)slot * WIDTH, sizeof got) == 0)
+            continue;
+        through_codec(f, f->rows + (size_t)slot * WIDTH, want);
+        for (uint32_t j = 0; j < WIDTH; j++)
+            assert_true(fabsf(got[j] - want[j]) <=
+                        (is_open(f, slot / 64) ? fabsf(want[j]) / 2048 + 6e-8f : 0));
+    }
+}
+
+/* The part of all sequences is bounded. The sequence that is written keeps its own part. The newest
+ * tokens of other sequences give way before their first tokens do. First tokens of the sequence that
+ * was written last give way last. */
 static void the_bound_of_all_sequences_holds(void **state)
 {
     const kvant_exact_part part = { .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64 };
@@ -127,12 +144,12 @@ static void the_bound_of_all_sequences_holds(void **state)
             }
             for (uint32_t row = first; row < n[s]; row++) /* what it wrote in this round, beyond its window of 64, may be sealed */
                 assert_true(row + 64 < n[s] || is_open(&f, s * BLOCKS + row / 64));
+            const uint32_t former = (s + SEQUENCES - 1) % SEQUENCES;
+            assert_true(round > 0 || n[former] == 0 || is_open(&f, former * BLOCKS));
             assert_true(round > 0 || is_open(&f, s * BLOCKS));
-            const uint32_t former = (s + SEQUENCES - 1) % SEQUENCES; /* it gives way last */
-            assert_true(n[former] == 0 || is_open(&f, former * BLOCKS + (n[former] - 1) / 64));
         }
     for (uint32_t s = 0; s < SEQUENCES; s++)
-        check_slots(&f, s * BLOCKS * 64, n[s]);
+        check_rows(&f, s * BLOCKS * 64, n[s]);
     drop(&f);
 }
 

