@@ -2,7 +2,8 @@
  * kv_tensor.h).
  *
  * Keeps what the tensors of a context know of each other, and creates a tensor when head_dim and the
- * number of layers are known. kv_reserve.c decides how many bytes it takes until then. */
+ * number of layers are known. kv_reserve.c decides how many bytes it takes until then, and kv_tell.c
+ * tells the user what became of the context. */
 #include "kv_tensor.h"
 
 #include <pthread.h>
@@ -12,36 +13,12 @@
 #include <string.h>
 
 #include "asked.h"
+#include "kv_layers.h"
 #include "kv_steps.h"
-#include "layer_kinds.h"
 #include "log.h"
 
 /* Beyond what any model has; a number in a name must not run over. */
 #define MAX_LAYER 100000u
-
-/* One llama context: its settings, and the tensors of all its caches (a model with a sliding window
- * has two). */
-struct kvp_layers {
-    size_t n_users;
-    uint32_t n;      /* the highest layer number, plus one */
-    uint32_t first;  /* the lowest one */
-    uint32_t n_here; /* layers whose keys are here */
-    uint32_t n_tensors, n_bound, n_alive; /* alive: of these tensors, those that were not freed */
-    uint32_t n_positions;                 /* of the longest cache, one stream */
-    kvp_kv_size full;                     /* of what is bound, when all cells are written */
-    size_t in_place; /* tokens that are f16 itself in all that is bound; SIZE_MAX: nothing is */
-    uint32_t n_streams; /* of a tensor that is bound */
-    bool on_gpu;        /* a tensor that is bound lies on a GPU */
-    kvant_exact_part exact; /* of the longest cache, once rows no longer fit as f16 */
-    bool told;
-    bool rotated;     /* a GPU's codecs rotate by other matrices */
-    bool refused;     /* a graph showed that its cache cannot serve the model */
-    bool copies; /* said that llama.cpp reads decoded copies */
-    bool latents;          /* a cache of MLA is compressed */
-    bool plans_keys_alone; /* a graph that is only planned reads values out of the keys */
-    kvp_layer_kinds kinds;
-    kvp_settings settings;
-};
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t current_key; /* the context that a thread is creating; released with the thread */
@@ -122,22 +99,6 @@ void kvp_kv_context_release(struct kvp_layers *layers)
 {
     kvp_asked_reset();
     layers_release(layers);
-}
-
-/* Layers of the model, as far as its file tells: llama.cpp may give the last ones to another
- * device. */
-static uint32_t count_layers(const struct kvp_layers *layers)
-{
-    const uint32_t states = layers->kinds.states_end;
-    const uint32_t here = layers->n > states ? layers->n : states;
-    char model[KVP_MODEL_PATH];
-    kvp_model_layers file = { 0 };
-
-    if (kvp_find_model(model))
-        file = kvp_count_model_layers(model);
-    if (states == 0)
-        file.all = file.with_keys;
-    return file.all > here ? file.all : here;
 }
 
 /* The context that this thread is creating. A program that allocates a buffer without a back end
@@ -463,77 +424,6 @@ static void note_bound(kvp_kv *kv)
              kv->full.codec_bits / (kv->full.numbers[0] + kv->full.numbers[1]));
 }
 
-/* Describes how KVANT_EXACT acts on this context, or why it does nothing. */
-static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
-{
-    const kvp_kv_size *full = &layers->full;
-    const bool asked = layers->settings.exact > 0;
-    char exact[64] = "";
-
-    if (layers->exact.first > 0 || layers->exact.newest > 0)
-        snprintf(exact, sizeof(exact), " with the first %u and newest %u tokens exact",
-                 layers->exact.first, layers->exact.newest);
-    if (layers->in_place >= layers->n_positions && layers->in_place < SIZE_MAX)
-        snprintf(text, size, "; f16 itself for all %llu tokens", (unsigned long long)full->cells);
-    else if (layers->in_place > 0 && layers->in_place < SIZE_MAX)
-        snprintf(text, size, "; f16 itself for the first %zu of %llu tokens, then %.1f bits%s",
-                 layers->in_place, (unsigned long long)full->cells,
-                 full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);
-    else if (asked && !layers->on_gpu)
-        snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here");
-    else if (asked && layers->n_streams > 1)
-        snprintf(text, size, "; KVANT_EXACT does nothing with several streams");
-    else if (asked)
-        snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit",
-                 KVP_CELLS_PADDING);
-}
-
-/* Once per context, when all of its tensors are bound. llama.cpp may give the first or the last
- * layers to another device, where their caches stay uncompressed. */
-static void tell(struct kvp_layers *layers)
-{
-    const double mib = 1048576.0;
-    const kvp_kv_size *full = &layers->full;
-    char learning[64] = "", in_place[192] = "", latents[256];
-    uint32_t n;
-
-    if (layers->told || layers->refused)
-        return;
-    layers->told = true;
-    n = count_layers(layers);
-    if (full->working > 0)
-        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
-    kvp_mla_describe(&layers->settings, latents, sizeof(latents));
-    describe_in_place(layers, in_place, sizeof(in_place));
-    kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
-            "(f16: %.1f MiB)%s%s%s",
-            layers->settings.label, kvp_kv_size_bits(full), layers->n_here < n ? layers->n_here : n,
-            n, full->bytes / mib, (unsigned long long)full->cells,
-            2 * (full->numbers[0] + full->numbers[1]) / mib, learning, in_place,
-            layers->latents ? latents : layers->settings.remark);
-    if (layers->rotated)
-        kvp_say("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim is no "
-                "power of two: these are not the codecs that the preset has on a CPU");
-    kvp_layer_kinds_say(&layers->kinds, n);
-    if (layers->n_here < n && layers->kinds.n_states == 0)
-        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: "
-                  "set -ngl 99 and --device KVANT alone, or -ts so that KVANT has all layers",
-                  layers->n_here, n, n - layers->n_here);
-}
-
-void kvp_kv_context_check(struct kvp_layers *layers)
-{
-    if (layers != NULL && layers->n_bound > 0)
-        tell(layers); /* no attention reads some of the tensors, so they stay unbound */
-    if (layers == NULL || layers->told || layers->n_tensors > 0)
-        return;
-    layers->told = true;
-    kvp_layer_kinds_say(&layers->kinds, count_layers(layers));
-    if (layers->kinds.elsewhere && !layers->kinds.keys_alone)
-        kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: "
-                  "leave out -ngl 0 and --no-kv-offload");
-}
-
 /* One line for a context, whose start fails then. */
 void kvp_kv_refuse(kvp_kv *kv, const char *format, ...)
 {
@@ -592,7 +482,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         kv->head_dim = head_dim;
         note_bound(kv);
         if (++kv->layers->n_bound >= kv->layers->n_tensors)
-            tell(kv->layers);
+            kvp_layers_tell(kv->layers);
         return true;
     }
     kv->bind_failed = true;
