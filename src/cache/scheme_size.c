@@ -1,0 +1,107 @@
+/* scheme_size.c - how many bytes a tensor of a scheme takes before its head dimension is known, and
+ * which of its tokens are exact (kvant/scheme.h). Which codecs the scheme has is scheme.c's part. */
+#include <kvant/scheme.h>
+
+#include "../base/abi.h"
+#include "../base/attributes.h"
+#include "../base/error.h"
+
+/* Head dimensions worth reserving for: models use multiples of 8 from 16 on. Smaller ones would
+ * reserve for metadata that nobody stores. */
+#define MIN_HEAD_DIM 16u
+#define HEAD_DIM_STEP 8u
+
+/* More newest tokens lower the error little further, and prompts come in batches of at most 512. */
+#define EXACT_FIRST 64u
+#define EXACT_LEAST (EXACT_FIRST + 64u)
+#define EXACT_OWN (EXACT_FIRST + 128u)
+#define LEAST_STEP 64u
+#define MOST_STEP 512u
+
+static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_place *place,
+                             const kvant_tensor_params *params, size_t *bytes)
+{
+    kvant_tensor_params p = *params;
+    KVANT_FORWARD(kvant_scheme_codecs(scheme, place, &p.codecs));
+    p.n_kv_heads = place->n_kv_heads;
+    return kvant_tensor_size(&p, bytes);
+}
+
+/* For one head_dim: of what an ordinary layer and, while it may be one, a protected layer takes. */
+static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_place place,
+                                  const kvant_tensor_params *params, size_t *most)
+{
+    kvant_scheme_info info = { .size = sizeof info };
+    size_t bytes;
+    KVANT_FORWARD(kvant_scheme_get_info(scheme, &info));
+    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    *most = bytes > *most ? bytes : *most;
+    if (!info.protect || place.n_layers)
+        return KVANT_OK;
+    place.n_layers = place.layer + 1; /* the last layer is a protected one */
+    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    *most = bytes > *most ? bytes : *most;
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_place *place,
+                                     uint32_t row_dim, const kvant_tensor_params *params,
+                                     size_t *bytes)
+{
+    kvant_scheme_place p;
+    kvant_tensor_params t;
+    size_t most = 0;
+    kvant_status status = KVANT_OK;
+    if (!scheme || !KVANT_TAKE(kvant_scheme_place, &p, place, head_dim))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: the scheme or the place is missing, or its size field is not "
+                          "set");
+    if (p.role != KVANT_ROLE_K && p.role != KVANT_ROLE_V)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: a role that is neither K nor V");
+    if (!bytes || !row_dim || !KVANT_TAKE(kvant_tensor_params, &t, params, n_open_blocks))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: params or row_dim is missing, or a size field is not set");
+    if (!p.head_dim)
+        KVANT_FORWARD(kvant_scheme_head_dim(scheme, p.layer, p.role, &p.head_dim));
+    const uint32_t first = p.head_dim ? p.head_dim : MIN_HEAD_DIM,
+                   last = p.head_dim ? p.head_dim : KVANT_MAX_HEAD_DIM;
+    for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
+        if (row_dim % head_dim)
+            continue;
+        p.head_dim = head_dim;
+        p.n_kv_heads = row_dim / head_dim;
+        status = most_bytes_at(scheme, p, &t, &most);
+    }
+    if (!most && status != KVANT_OK)
+        return status; /* of the last head_dim that divides the row: all of them failed */
+    if (!most)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "no head_dim up to %u divides rows of %u numbers", KVANT_MAX_HEAD_DIM,
+                          row_dim);
+    *bytes = most;
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
+                                uint32_t n_sequences, kvant_exact_part *part)
+{
+    kvant_scheme_info info = { .size = sizeof info };
+    KVANT_RETURN_IF(!scheme || !n_sequences, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_scheme_get_info(scheme, &info));
+    kvant_exact_part full = { .size = sizeof full };
+    /* In a short context fp16 rows of 512 tokens would take more than all codes: of 1024 tokens a
+     * preset would be larger than f16. */
+    const uint64_t step = max_tokens / 8 / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    if (info.preset || info.settings) {
+        const uint64_t share = max_tokens / 16, most = share > EXACT_LEAST ? share : EXACT_LEAST;
+        const uint64_t own = most < EXACT_OWN ? most : EXACT_OWN, all = n_sequences * own;
+        const uint64_t some = all < most ? all : most, total = some < INT32_MAX ? some : INT32_MAX;
+        full = (kvant_exact_part){ sizeof full, EXACT_FIRST, (uint32_t)own - EXACT_FIRST,
+                                   (uint32_t)total,
+                                   step < LEAST_STEP  ? LEAST_STEP
+                                   : step > MOST_STEP ? MOST_STEP
+                                                      : (uint32_t)step };
+    }
+    return KVANT_GIVE(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
