@@ -1,7 +1,8 @@
 /* tensor.h - the inside of kvant_tensor, for attention and for the files of this folder:
  *
  *   tensor.c      sizes, creation, clearing, reading
- *   write.c       a batch of rows: check, choose versions, place, encode
+ *   write.c       a batch of rows: check, learn, seal what is old
+ *   place.c       the same rows: their places and their codes
  *   open.c        what open pages hold: sealing, opening again
  *   steps.c       which blocks have an open page, as the plan says; pages that tensors share
  *   versions.c    centres and scales: estimates from rows; the version of each row

@@ -1,0 +1,255 @@
+/* place.c - gives the rows of a write their places and encodes them there: which transform a block
+ * gets, which runs of rows are placed together, into open or sealed pages. Nothing here can fail,
+ * because write.c has checked every row. */
+#include "write.h"
+
+#include "../base/attributes.h"
+#include "../base/parallel.h"
+#include "center.h"
+#include "shift.h"
+#include "weights.h"
+
+/* Tokens of a page share words, so blocks of one class are one thread's. */
+#define CLASSES 8u
+#define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
+#define ROWS_AT_ONCE 4u       /* transformed on the stack */
+
+static uint32_t offset_of(const kvant_write_job *job, size_t i)
+{
+    return (uint32_t)(job->slots[i] % KVANT_PAGE_TOKENS);
+}
+
+kvant_run kvant_write_run(const kvant_write_job *job, size_t first)
+{
+    kvant_run r = { .first = first, .block = (uint32_t)(job->slots[first] / KVANT_PAGE_TOKENS) };
+    for (size_t i = first; i < job->n && job->slots[i] / KVANT_PAGE_TOKENS == r.block; i++) {
+        r.mask |= (uint64_t)1 << offset_of(job, i);
+        r.n++;
+    }
+    return r;
+}
+
+/* Versions */
+
+/* The version of a block that nobody judged. */
+static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
+{
+    uint32_t version = tensor->sequence_versions[tensor->blocks[block].sequence];
+    return tensor->versions[version].alive && tensor->versions[version].learnt ? version
+                                                                               : tensor->newest;
+}
+
+/* A block that rows of another kind were written to before takes their version with its first new
+ * row: what is left of the old rows, if anything, is quantised once more. */
+uint32_t kvant_write_version(const kvant_write_job *job, const kvant_run *r)
+{
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_block *block = &tensor->blocks[r->block];
+    const bool *unfit = job->choice.judged ? job->choice.unfit : tensor->unfit;
+    if (block->written & ~r->mask && !unfit[block->version])
+        return block->version;
+    return job->choice.judged ? job->choice.version : version_of_new(tensor, r->block);
+}
+
+/* The first position of the run's block. One that rows of its other slots stay in keeps its own. */
+int32_t kvant_write_position(const kvant_write_job *job, const kvant_run *r)
+{
+    const kvant_block *block = &job->tensor->blocks[r->block];
+    return block->written & ~r->mask ? block->position
+                                     : kvant_position_of_rows(job->tensor, job->slots, job->n,
+                                                              r->first, r->n);
+}
+
+bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t version)
+{
+    const kvant_block *b = &tensor->blocks[block];
+    return tensor->always_open || kvant_is_sink(tensor, block) || b->open_page >= 0 ||
+           (b->written ? version != b->version
+                       : tensor->learns && !tensor->versions[version].learnt);
+}
+
+/* Placing */
+
+/* Whether the run needs an open page. A block that gets other rows in place of all that it has
+ * begins anew. */
+static bool prepare_block(const kvant_write_job *job, const kvant_run *r)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_block *block = &tensor->blocks[r->block];
+    const uint32_t version = kvant_write_version(job, r);
+    const int32_t position = kvant_write_position(job, r);
+    const bool differs = block->version != version || block->position != position;
+    if (block->written && differs && !(block->written & ~r->mask))
+        kvant_block_clear(tensor, r->block);
+    block->position = position;
+    return tensor->plan && kvant_write_opens(tensor, r->block, version);
+}
+
+/* Opens the run's block when the plan gave it a page. */
+static void place(const kvant_write_job *job, const kvant_run *r)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_block *block = &tensor->blocks[r->block];
+    const uint32_t version = kvant_write_version(job, r);
+    const bool open = block->open_page < 0 && kvant_write_opens(tensor, r->block, version);
+    if (block->open_page >= 0 && block->version != version)
+        kvant_open_reexpress(tensor, r->block, version);
+    if (!block->written && block->open_page < 0)
+        kvant_version_join(tensor, r->block, version);
+    if (open && !kvant_open_fill(tensor, r->block, version, job->n_threads) && tensor->always_open)
+        kvant_open_block(tensor, r->block, block->version, job->n_threads);
+    kvant_centers_recall(tensor, r->block);
+}
+
+static void mark(const kvant_write_job *job, const kvant_run *r)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_block *block = &tensor->blocks[r->block];
+    for (size_t i = r->first; job->shifts && i < r->first + r->n; i++)
+        kvant_slot_set_shift(tensor, r->block, offset_of(job, i), job->shifts[i]);
+    tensor->any_written = true;
+    block->written |= r->mask;
+    if (block->open_page >= 0) {
+        kvant_open_touch(tensor, r->block, r->mask);
+    } else {
+        block->touched = true;
+        block->state = KVANT_BLOCK_SEALED;
+    }
+}
+
+/* Encoding */
+
+/* Rows of the run from i on, at most ROWS_AT_ONCE, whose slots follow each other. */
+static uint32_t neighbours(const kvant_write_job *job, size_t i, size_t end)
+{
+    uint32_t n = 1;
+    while (n < ROWS_AT_ONCE && i + n < end && job->slots[i + n] == job->slots[i] + n)
+        n++;
+    return n;
+}
+
+/* The page that rows will enter once they are quantised, and that attention will read: searches take
+ * longer than memory does. */
+KVANT_INLINE void fetch_sealed(const kvant_tensor *tensor, uint32_t block, uint32_t head)
+{
+    const uint8_t *page = kvant_sealed_page(tensor, block, head);
+    for (size_t i = 0; i < tensor->codecs[head]->info.page_bytes; i += 64)
+        KVANT_PREFETCH(page + i);
+}
+
+static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t head)
+{
+    kvant_tensor *tensor = job->tensor;
+    const kvant_codec *codec = tensor->codecs[head];
+    const kvant_block *block = &tensor->blocks[r->block];
+    uint32_t d = tensor->head_dim;
+    float room[KVANT_MAX_HEAD_DIM];
+    kvant_affine affine = kvant_block_affine(tensor, r->block, block->version, head, room);
+    float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
+    const kvant_transform *transform = kvant_version_transform(tensor, block->version, head);
+    if (block->open_page < 0 && kvant_codec_encodes_slowly(codec))
+        fetch_sealed(tensor, r->block, head);
+    for (size_t i = r->first; i < r->first + r->n;) {
+        uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
+        kvant_codec_transform_rows(transform, job->kernels, &affine,
+                                   job->rows + i * job->stride + (size_t)head * d, job->stride, n, y);
+        if (block->open_page >= 0)
+            kvant_codec_encode_open(codec, job->kernels, y, offset, n,
+                                    kvant_open_page_of(tensor, block->open_page, head));
+        else
+            kvant_codec_encode_transformed(codec, job->kernels, y, offset, n,
+                                           kvant_sealed_page(tensor, r->block, head));
+        i += n;
+    }
+}
+
+static size_t units_of(const kvant_write_job *job)
+{
+    return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
+}
+
+/* Of the jobs of a write: units are (job, kv head, class). */
+static void encode_unit(void *jobs, size_t unit, uint32_t worker)
+{
+    const kvant_write_job *job = jobs;
+    (void)worker;
+    for (; unit >= units_of(job); job++)
+        unit -= units_of(job);
+    for (uint32_t i = 0; i < job->n_runs; i++)
+        if (job->runs[i].block % job->classes == unit % job->classes)
+            encode_rows(job, &job->runs[i], (uint32_t)(unit / job->classes));
+}
+
+static bool worth_threads(const kvant_write_job *job, size_t rows)
+{
+    return rows >= ROWS_FOR_THREADS ||
+           (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
+}
+
+/* The runs of all jobs. */
+void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs)
+{
+    size_t n_units = 0;
+    bool threads = false;
+    for (kvant_write_job *job = jobs; job < jobs + n_jobs; job++) {
+        const kvant_batch batch = { job->slots, job->rows, job->stride, job->runs, job->n_runs };
+        if (job->tensor->device && job->n_runs)
+            job->tensor->device->encode(job->tensor, &batch);
+        job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
+        n_units += units_of(job);
+        threads |= worth_threads(job, job->n_placed);
+    }
+    kvant_parallel_for(n_units, threads ? jobs->n_threads : 1, encode_unit, jobs);
+}
+
+static bool has_run_for(const kvant_write_job *job, uint32_t block)
+{
+    for (uint32_t i = 0; i < job->n_runs; i++)
+        if (job->runs[i].block == block)
+            return true;
+    return false;
+}
+
+/* Places runs of what is left, each for another block: no more than can have open pages at once. */
+void kvant_write_place(kvant_write_job *job)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_run open[KVANT_MOST_RUNS];
+    const uint32_t n_pages = tensor->n_open_pages - tensor->n_absent_pages;
+    uint32_t n_open = 0, n_new = 0;
+    size_t end = job->done;
+    for (job->n_runs = 0; job->n_runs < KVANT_MOST_RUNS && end < job->n; job->n_runs++) {
+        kvant_run r = kvant_write_run(job, end);
+        if (has_run_for(job, r.block) || n_new == tensor->step_blocks ||
+            (n_open > 0 && n_open == n_pages))
+            break;
+        const bool opens = prepare_block(job, &r);
+        kvant_open_count(tensor, &r);
+        n_new += opens && tensor->blocks[r.block].open_page < 0;
+        if (opens)
+            open[n_open++] = r;
+        job->runs[job->n_runs] = r;
+        end += r.n;
+    }
+    kvant_open_take_runs(tensor, open, n_open, job->n_threads);
+    for (uint32_t i = 0; i < job->n_runs; i++) {
+        place(job, &job->runs[i]);
+        mark(job, &job->runs[i]);
+    }
+    job->n_placed = end - job->done;
+    job->done = end;
+}
+
+/* The version that the next block of each sequence begins with. Not before all rows are placed:
+ * they were checked for the versions that they would get before the write. Where keys turn, a version
+ * that a few tokens were judged to need is for the tokens after them. */
+void kvant_write_note_versions(const kvant_write_job *job)
+{
+    const bool turns = kvant_learning_follows(job->tensor);
+    for (size_t first = 0; first < job->n && (job->choice.judged || !turns);) {
+        kvant_run r = kvant_write_run(job, first);
+        const kvant_block *block = &job->tensor->blocks[r.block];
+        job->tensor->sequence_versions[block->sequence] = turns ? job->choice.version : block->version;
+        first += r.n;
+    }
+}
