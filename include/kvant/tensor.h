@@ -53,7 +53,7 @@ typedef struct kvant_tensor kvant_tensor;
  * open or sealed as a whole, so up to a block more of each sequence may be exact. */
 typedef struct kvant_exact_part {
     size_t size;     /* set by the caller to sizeof(kvant_exact_part) */
-    uint32_t first;  /* of each sequence: its first tokens, a multiple of 64 */
+    uint32_t first;  /* of each sequence, a multiple of 64; 0: none, nor sinks that a codec has */
     uint32_t newest; /* of each sequence: the tokens written last */
     /* Of all sequences together: memory is for this many, and for one block more. Where sequences
      * would need more, those that were not written for longest are sealed first. At least first +

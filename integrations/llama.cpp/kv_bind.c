@@ -211,6 +211,7 @@ bool kvp_kv_names(const abi_tensor *tensor)
     return name[0] != '\0' && name[strspn(name, "0123456789")] == '\0';
 }
 
+/* llama.cpp creates the cache of all tokens before the cache of a window. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen)
 {
     unsigned long layer;
@@ -234,6 +235,7 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *sh
         .row = (uint32_t)tensor->ne[0],
         .n_cells = (uint32_t)tensor->ne[1],
         .n_streams = (uint32_t)tensor->ne[2],
+        .window = current() != NULL && tensor->ne[1] < current()->n_positions,
         .in_order = in_order,
     };
     return true;

@@ -9,6 +9,7 @@
 #include "kv_tensor.h"
 
 #define GPU_ALIGN 256u /* of open pages */
+#define LEAST_NEWEST 64u
 
 static bool is_placed(const kvp_kv_shape *shape)
 {
@@ -24,9 +25,20 @@ kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *set
                               uint32_t n_sequences)
 {
     kvant_exact_part part = { .size = sizeof(part) };
+    uint32_t newest;
+    uint64_t all;
 
     kvant_scheme_exact(settings->scheme, (uint64_t)shape->n_cells * shape->n_streams, n_sequences,
                        &part);
+    if (!shape->window || shape->in_order || part.step == 0)
+        return part;
+    /* First tokens leave a window. The cache of a window has twice as many cells as the window has
+     * tokens, or more: this is up to an eighth of these tokens. */
+    newest = shape->n_cells / 16 > LEAST_NEWEST ? shape->n_cells / 16 : LEAST_NEWEST;
+    part.first = 0;
+    part.newest = newest < part.newest ? newest : part.newest;
+    all = (uint64_t)n_sequences * part.newest;
+    part.total = all < part.total ? (uint32_t)all : part.total;
     return part;
 }
 

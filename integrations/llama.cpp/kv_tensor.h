@@ -36,6 +36,7 @@ typedef struct kvp_kv_shape {
     uint32_t row; /* n_kv_heads * head_dim */
     uint32_t n_cells;
     uint32_t n_streams;
+    bool window;   /* the cache of a sliding window, next to one of all tokens */
     bool in_order; /* cells are slots, with one stream, too */
     bool latents;  /* keys that are values, too (mla.h); always in order */
 } kvp_kv_shape;

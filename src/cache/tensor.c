@@ -128,7 +128,7 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
     size_t pool = blocks_of(exact_rows(p, exact)) + 1, windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
-    if (info->sink_tokens > exact->first && !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
+    if (exact->first && info->sink_tokens > exact->first && !kvant_mul_size(p->n_sequences, s->sink_blocks, &sinks))
         return too_large();
     if (sinks > INT32_MAX / 2 - windows)
         return too_large();
@@ -165,7 +165,8 @@ static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
     kvant_exact_part exact;
     s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
     KVANT_FORWARD(take_exact(p, &exact));
-    const size_t sinks = blocks_of(exact.first > info->sink_tokens ? exact.first : info->sink_tokens);
+    const uint32_t first = exact.first > info->sink_tokens ? exact.first : info->sink_tokens;
+    const size_t sinks = exact.step && !exact.first ? 0 : blocks_of(first);
     s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
     s->newest_rows = exact.newest > info->recent_tokens ? exact.newest : info->recent_tokens;
     s->step_blocks = 1;

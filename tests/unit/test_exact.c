@@ -188,6 +188,24 @@ static void sizes(void **state)
     }
 }
 
+/* An exact part without first tokens has no sinks either, whatever sink= says: a sliding window's
+ * cache needs no page for them. 64 rows begin anywhere, so they are in 2 blocks; a step is in one. */
+static void without_first_tokens_there_are_no_sinks(void **state)
+{
+    const kvant_exact_part part = { .size = sizeof part, .newest = 64, .total = 64, .step = 64 };
+    (void)state;
+    uint64_t rng = 3;
+    fixture f = make_exact("int-4:sink=4", 4, 10, &part);
+    const size_t sealed = 4 * 10 * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
+    assert_int_equal(f.bytes, sealed + (2 + 1) * N_KV_HEADS * HEAD_DIM * 64 * 2);
+    write_range(&f, 0, 600, 40, 1, &rng);
+    assert_false(is_open(&f, 0));
+    for (uint32_t row = 600 - 64; row < 600; row++)
+        assert_true(is_open(&f, row / 64));
+    check_slots(&f, 0, 600);
+    drop(&f);
+}
+
 /* A block that is open in one cache becomes a block of another one, whatever its exact part is. */
 static void open_blocks_are_imported(void **state)
 {
@@ -365,6 +383,7 @@ int main(void)
         cmocka_unit_test(rejected_rows_make_no_row_older),
         cmocka_unit_test(the_bound_of_all_sequences_holds),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(without_first_tokens_there_are_no_sinks),
         cmocka_unit_test(open_blocks_are_imported),
         cmocka_unit_test(layers_keep_a_step_until_the_next_layer),
         cmocka_unit_test(random_sequences),
