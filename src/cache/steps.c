@@ -42,8 +42,8 @@ kvant_status kvant_steps_leave_out_first(kvant_tensor *tensor)
 
 /* Pages and positions */
 
-/* The plan gives pages with low numbers first. Those are the pages that tensors share, so that rows
- * of a step touch no other memory. */
+/* The plan gives pages with low numbers first. Tensors share these pages, so a step touches no other
+ * memory. */
 static uint32_t n_shared(const kvant_tensor *tensor)
 {
     return tensor->n_open_pages - tensor->n_own_pages;

@@ -355,9 +355,9 @@ kvant_status kvant_steps_create(kvant_tensor *tensor);
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_steps_leave_out_first(kvant_tensor *tensor);
 
-/* A write of n rows begins, or its first n rows are written: what is old is judged by the rows that
- * came before them, or by these rows, too. Of a write of more than step_rows rows only these count
- * as rows of the step. */
+/* A write of n rows begins, or these n rows were written. The newest rows count back from the first
+ * of the n rows when the write begins, and from the last one when it ends. If a write has more than
+ * step_rows rows, they count back from its last step_rows rows when it begins. */
 void kvant_open_begin(kvant_tensor *tensor, const int64_t *slots, size_t n);
 void kvant_open_end(kvant_tensor *tensor, const int64_t *slots, size_t n);
 

@@ -75,9 +75,9 @@ static uint32_t count_free_pages(const kvant_tensor *tensor)
     return n;
 }
 
-/* Whether there are pages for other blocks than sinks. Then an open block always finds one: another
- * block is sealed for it. Where there are none, only a sink that has a page or finds a free one may
- * be open, since no sink is sealed for another. */
+/* Whether there are pages for other blocks than sinks. Then an open block always finds a page,
+ * because another block is sealed for it. Without such pages only a sink that has a page or finds a
+ * free one may be open. */
 static bool has_pool(const kvant_tensor *tensor)
 {
     return tensor->n_open_pages > tensor->n_sink_pages;

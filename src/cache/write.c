@@ -1,5 +1,5 @@
-/* write.c - a write of rows to one tensor or two: checks all rows, learns from them, lets place.c
- * place and encode them, and seals what is old between these steps.
+/* write.c - a write of rows to one tensor or two. Checks all rows, learns from them, and seals old
+ * blocks. place.c places the rows and encodes them.
  *
  * After the check nothing can fail. A row for an open page is also checked for the sealed page that
  * follows. */
@@ -256,8 +256,8 @@ static bool any_left(const kvant_write_job *jobs, size_t n_jobs)
     return false;
 }
 
-/* Seals what is old: by the rows before the write, where there is an exact part, so that queries of
- * the same step see the rows of this write as they came; otherwise by the rows placed last, too. */
+/* Seals old rows. With an exact part it seals before the write, so that queries of the same step see
+ * the rows of this write as they came. Otherwise it seals after each part of the write. */
 static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
 {
     kvant_tensor *due[2];

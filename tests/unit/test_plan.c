@@ -162,8 +162,8 @@ static void vacate(model *m, uint32_t n)
     check(m);
 }
 
-/* The first 8 pages are for a step and are needed for something else after it. What is old is sealed,
- * as callers do that want no other exact rows; the ends fit in the 4 pages that are left, and stay. */
+/* The first 8 pages are for a step and are needed for something else after it. The test seals old
+ * blocks, as a caller does that wants no other exact rows. The ends fit in the 4 other pages. */
 static void steps_leave_their_pages(void **unused)
 {
     (void)unused;
