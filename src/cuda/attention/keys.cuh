@@ -237,14 +237,24 @@ KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D 
         }
 }
 
+/* The operands of the first two column tiles become the last two, all others move up. */
+template <int N> KVANT_INLINE void next_pair(uint32_t (&q)[N][2])
+{
+    const uint32_t first[4] = { q[0][0], q[0][1], q[1][0], q[1][1] };
+    unrolled_for (int i = 0; i < 2 * N - 4; i++)
+        q[i / 2][i % 2] = q[i / 2 + 2][i % 2];
+    unrolled_for (int i = 0; i < 4; i++)
+        q[N - 2 + i / 2][i % 2] = first[i];
+}
+
 /* Products of bytes are exact. Products with the upper bytes of the query's numbers count 256
  * times. Sums of up to 128 products stay below 2^22 (127 * 255 * 128). A sum that begins at the
  * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
  * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
  * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
-KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2], const T &table,
-                                 int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2], const T &table, int lane,
+                                 float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
@@ -260,8 +270,10 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES]
             mma_bytes<!HAS_TRELLIS<C>, true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
         }
     };
-    if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_byte<C, D>(page, lane, table, multiply);
+    if constexpr (HAS_TRELLIS<C>) /* after all pairs q is what it was */
+        for_each_trellis_byte<C, D>(
+            page, lane, table, [&](int rt, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
+            [&] { unrolled_for (int t = 0; t < TILES; t++) next_pair(q[t]); });
     else
         for_each_key_pair<C, D / 16>(page, lane, table, multiply);
     unrolled_for (int i = 0; i < 16 * TILES; i++) {
@@ -274,7 +286,7 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES]
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
  * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. */
 template <class C, int D, bool BYTES, int TILES, class T>
-KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
+KVANT_INLINE void score_page(const uint8_t *page, int codes, uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                              const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
                              float offset, const GroupPlaces &places, int lane, float (&s)[TILES][4][4])
 {

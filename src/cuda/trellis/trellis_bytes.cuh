@@ -156,24 +156,32 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page. */
-template <class C, int D, class T, class F>
-KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
+/* use(row tile, bytes of a pair of column tiles) for a key page. Pairs are turns of a loop, as column
+ * tiles of values are: next() makes the query's following pair the first one. Planes move up, too. */
+template <class C, int D, class T, class F, class Next>
+KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use,
+                                        Next &&next)
 {
     constexpr int M = C::MEMORY, N = D / 16;
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page) + 4 * lane;
     uint32_t chain[M + N], w[4], a[4][4];
-    key_planes<M, N>(words, lane, chain);
-    unrolled_for (int u = 0; u < N; u++) {
-        load_words<4>(words + (32 * u + lane) * 4, w);
-        each_word<M>(
-            w, [&](int j) { return chain[M + u - j]; }, table,
-            [&](int rt, const WordLevels &x) {
-                a[rt][u % 2 * 2] = prmt(x.rows0[0], x.rows0[1], 0x6240);
-                a[rt][u % 2 * 2 + 1] = prmt(x.rows8[0], x.rows8[1], 0x7351);
-                if (u % 2 == 1)
-                    use(rt, u / 2, a[rt]);
-            });
+    key_planes<M, N>(reinterpret_cast<const uint32_t *>(page), lane, chain);
+#pragma unroll 1
+    for (int pair = 0; pair < N / 2; pair++, words += 256) {
+        unrolled_for (int u = 0; u < 2; u++) {
+            load_words<4>(words + 128 * u, w);
+            each_word<M>(
+                w, [&](int j) { return chain[M + u - j]; }, table,
+                [&](int rt, const WordLevels &x) {
+                    a[rt][2 * u] = prmt(x.rows0[0], x.rows0[1], 0x6240);
+                    a[rt][2 * u + 1] = prmt(x.rows8[0], x.rows8[1], 0x7351);
+                    if (u == 1)
+                        use(rt, a[rt]);
+                });
+        }
+        unrolled_for (int i = 0; i < M + N - 2; i++)
+            chain[i] = chain[i + 2];
+        next();
     }
 }
 
