@@ -15,12 +15,13 @@ namespace kvant
  * code. Bytes are in the order of bit 2 of the subset and bit 1 of the code. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
-    uint32_t x[2] = { 0, 0 };
-    unrolled_for (int k = 0; k < 8; k++) {
+    uint64_t x = 0;
+#pragma unroll 2
+    for (int k = 0; k < 8; k++) { /* a thread makes an entry once: see for_each_trellis_value */
         const uint32_t code = i >> k / 4 * 4 & 15, m = code % 4 + 4 * (k % 4) + code / 4 * 16;
-        x[k / 4] |= half_of_level<Trellis4>(magnitudes, m) << 8 * (k % 4);
+        x |= (uint64_t)half_of_level<Trellis4>(magnitudes, m) << 8 * k;
     }
-    return make_uint2(x[0], x[1]);
+    return make_uint2((uint32_t)x, (uint32_t)(x >> 32));
 }
 
 /* All copies of an entry are one thread's, which begins with another one of them than its neighbours. */
