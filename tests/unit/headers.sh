@@ -13,8 +13,11 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
+# The plug-in is linked to the static library and shares one header of it: the plan of exact pages
+# has no public interface, because it is policy and may change.
 if grep -rnE '#include *"[^"]*(src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention|calibration|settings|store)/' \
-    "$root/tools" "$root/integrations" --include='*.c' --include='*.h'; then
+    "$root/tools" "$root/integrations" --include='*.c' --include='*.h' |
+    grep -v 'integrations/llama.cpp/.*"[./]*src/store/plan.h"'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
 fi
