@@ -1,4 +1,4 @@
-/* test_plugin_server.c - a server's work for hours, in short. Slots fill unevenly, and idle slots are
+/* test_plugin_server.c - a server's work for hours, in short. Slots fill unevenly; idle slots are
  * saved and restored. Messages are removed. Drafts are accepted in part. Windows slide. A callback
  * splits graphs.
  *
