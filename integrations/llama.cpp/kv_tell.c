@@ -25,7 +25,7 @@ static uint32_t count_layers(const struct kvp_layers *layers)
 static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
 {
     const kvp_kv_size *full = &layers->full;
-    const bool asked = layers->settings.exact > 0;
+    const bool asked = layers->settings.wants_exact;
     char exact[64] = "";
 
     if (layers->exact.first > 0 || layers->exact.newest > 0)

@@ -277,10 +277,10 @@ static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
 static bool read_exact(uint64_t *exact, char *err, size_t errlen)
 {
     const char *text = given("KVANT_EXACT");
-    const bool all = text != NULL && strcmp(text, "auto") == 0;
+    const bool all = text == NULL || strcmp(text, "auto") == 0;
 
     *exact = all ? UINT32_MAX : 0;
-    if (text == NULL || all || parse_number(text, UINT32_MAX, exact))
+    if (all || parse_number(text, UINT32_MAX, exact))
         return true;
     snprintf(err, errlen, "KVANT_EXACT=%s is not auto or a whole number of tokens", text);
     return false;
@@ -299,6 +299,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     *settings = (kvp_settings){ .scheme = get_scheme(&params),
                                 .head_dim = (uint32_t)head_dim,
                                 .exact = (uint32_t)exact,
+                                .wants_exact = given("KVANT_EXACT") != NULL && exact > 0,
                                 .verbose = verbose != 0,
                                 .quiet = quiet != 0 };
     if (settings->scheme != NULL && check_head_dim(settings)) {

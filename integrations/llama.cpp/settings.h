@@ -18,9 +18,9 @@
  *                         llama.cpp's own cache
  *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1; 0 with a
  *                         a CUDA back end                                    ggml before 0.21
- *   KVANT_EXACT           auto, or at most so many tokens: a GPU's cache is  default 0
+ *   KVANT_EXACT           auto, or at most so many tokens: a GPU's cache is  default auto
  *                         llama.cpp's own f16 while it fits into the memory
- *                         that the compressed cache takes. An experiment
+ *                         that the compressed cache takes
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
  *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0
@@ -51,6 +51,7 @@ typedef struct kvp_settings {
     kvant_scheme *latents, *rope; /* of caches of latents (mla.h); NULL: they stay uncompressed */
     uint32_t head_dim;    /* 0: learn it from the graph */
     uint32_t exact;       /* tokens that a GPU's cache keeps as f16 itself where they fit; UINT32_MAX: all that fit */
+    bool wants_exact;     /* the user set KVANT_EXACT, and not to 0 */
     bool verbose, quiet;
     char label[160];      /* what the user chose: a preset, specs or a settings file */
     char remark[KVP_MODEL_PATH + 64]; /* of a preset: whether it is calibrated; else "" */

@@ -331,6 +331,7 @@ class Inspect(unittest.TestCase):
             self.assertEqual(row["in_place_tokens"], fit - SMALL_LAYERS)
             self.assertIs(row["in_place"], row["filled"] == 25)
             self.assertEqual(row["code_bytes"], rows[0]["code_bytes"])
+        self.assertEqual(rows_of(run(*words)), rows)
         self.assertEqual(rows_of(run(*words, KVANT_EXACT="auto")), rows)
         for variable, n in (("auto", "1000"), ("0", "1000")):  # the option comes first
             row = rows_of(run(*words, "--exact", n, KVANT_EXACT=variable))[0]

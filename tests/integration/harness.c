@@ -127,9 +127,11 @@ int harness_gpus(void)
     return !harness_on_gpu() ? 0 : n != NULL ? atoi(n) : 1;
 }
 
+/* Most tests are about pages, so no cache is in place where a test does not ask for it. */
 int harness_load_plugin(void **state)
 {
     (void)state;
+    setenv("KVANT_EXACT", "0", 0);
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (harness_has_standin() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)

@@ -52,7 +52,7 @@ static kvp_kv_size said_at(double tokens)
     double in_place;
 
     assert_true(ask(harness_on_gpu(), tokens, &size, &in_place));
-    assert_true(in_place == 0); /* KVANT_EXACT is not set */
+    assert_true(in_place == 0); /* KVANT_EXACT is 0 */
     return size;
 }
 
@@ -246,17 +246,21 @@ static struct llama_context *new_context(const char *spec)
     return harness_context(&options);
 }
 
+/* exact: KVANT_EXACT, or NULL if the user did not set it. */
 static double room(bool on_gpu, const char *spec, const char *exact)
 {
     struct llama_context *context;
     kvp_kv_size size;
     double in_place;
 
-    setenv("KVANT_EXACT", exact, 1);
+    if (exact != NULL)
+        setenv("KVANT_EXACT", exact, 1);
+    else
+        unsetenv("KVANT_EXACT");
     context = new_context(spec);
     assert_true(ask(on_gpu, 512, &size, &in_place));
     llama_free(context);
-    unsetenv("KVANT_EXACT");
+    setenv("KVANT_EXACT", "0", 1);
     return in_place;
 }
 
@@ -320,6 +324,7 @@ static void f16_in_place(void **state)
     (void)state;
     assert_true(n >= 256 - n_layers && n <= 768 && ((int)n + n_layers) % 256 == 0);
     assert_true(room(true, "", "300") == 256 - n_layers && room(true, "", "0") == 0);
+    assert_true(room(true, "", NULL) == room(true, "", "auto"));
     if (!harness_on_gpu())
         assert_true(room(false, "", "auto") == 0);
     else
@@ -329,7 +334,7 @@ static void f16_in_place(void **state)
     setenv("KVANT_EXACT", "auto", 1);
     assert_true(answers_as_f16((int)n));
     assert_false(answers_as_f16((int)n + 1));
-    unsetenv("KVANT_EXACT");
+    setenv("KVANT_EXACT", "0", 1);
 }
 
 /* A cache that fits as a whole is never compressed. */
@@ -358,7 +363,7 @@ static void f16_in_a_windows_cache(void **state)
     setenv("KVANT_EXACT", "auto", 1);
     assert_true(answers_as_f16(n + 2));
     assert_false(answers_as_f16(n + 3));
-    unsetenv("KVANT_EXACT");
+    setenv("KVANT_EXACT", "0", 1);
 }
 
 int main(void)
