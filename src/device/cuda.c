@@ -120,11 +120,10 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
 }
 
 /* Kernels multiply queries by the norm's scale after the matrix. That is right for a matrix that
- * replaces the norm, and wrong for a permutation. */
+ * replaces the norm, and wrong for a permutation. A canonical spec names an order that was set. */
 static bool scales_behind_order(const kvant_codec_view *view)
 {
-    return view->transform.weights && !view->transform.diagonal &&
-           view->info->norm != KVANT_NORM_NONE && !view->info->learns_transform;
+    return view->info->norm != KVANT_NORM_NONE && strstr(view->info->spec, "order=") != NULL;
 }
 
 kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
