@@ -205,7 +205,7 @@ asan:
 	model=$$($(FETCH) model) && \
 	$(call configure,asan,$(BUILD)-asan,-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model")
 	cmake --build $(BUILD)-asan -j $(JOBS)
-	$(RUN_TESTS) $(BUILD)-asan -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-asan -LE long -j $(JOBS)
 
 # The tests in which threads meet, ours and those that llama.cpp lends.
 tsan:

@@ -120,7 +120,11 @@ static const spec_pair pairs[] = {
       0 },
     { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true,
       true, false, NULL, 0 },
-/* groups of tokens, windows, sinks */
+};
+
+/* Groups of tokens, windows, sinks, general forms. Among the long tests on a computer without a
+ * GPU, where they take a minute. */
+static const spec_pair more_pairs[] = {
 #if KVANT_PAPERS
     { "kivi-2", "kivi-2", NULL, false, false, false, NULL, 0 },
     { "innerq-base", "innerq-base", NULL, false, false, false, NULL, 0 },
@@ -164,6 +168,13 @@ static void bytes_and_outputs_agree(void **unused)
     (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         random_calls(&pairs[i], true);
+}
+
+static void bytes_and_more_agree(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof more_pairs / sizeof *more_pairs; i++)
+        random_calls(&more_pairs[i], true);
 }
 
 #if KVANT_PAPERS
@@ -578,6 +589,7 @@ int main(int argc, char **argv)
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_outputs_agree),
+        cmocka_unit_test(bytes_and_more_agree),
         cmocka_unit_test(random_codecs_agree),
 #if KVANT_PAPERS
         cmocka_unit_test(heads_differ),
