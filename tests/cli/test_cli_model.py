@@ -300,7 +300,7 @@ class Inspect(unittest.TestCase):
                          [(cache, n) for cache in caches for n in ("1024", "2048", "4096")])
         header, *lines = self.columns("-c", "4096", "--gpu", "--stock", "f16", "--preset", "tiny")
         self.assertEqual(header[-1], "f16 in place")
-        self.assertEqual([line[-1] for line in lines], ["-"] * 3 + ["no"] * 3)
+        self.assertEqual([line[-1] for line in lines], ["-"] * 3 + ["yes", "no", "no"])
         header = self.columns("-c", "4096", "-c", "131072", "--preset", "small")[0]
         self.assertEqual(header, ["cache", "MiB at 4096", "bits", "MiB at 131072", "bits"])
 
