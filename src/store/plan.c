@@ -133,6 +133,8 @@ static void see(const kvant_plan *plan, plan_block *b, int32_t query, int32_t en
 
 static void note_row(const kvant_plan *plan, plan_block *b, int64_t slot, int32_t position)
 {
+    if (position < 0)
+        return;
     const uint64_t bit = UINT64_C(1) << slot % SLOTS;
     b->last = b->written == plan->now && b->last > position ? b->last : position;
     b->first = (uint32_t)position < plan->params.first ? b->first | bit : b->first & ~bit;
@@ -181,12 +183,17 @@ static void note_views(kvant_plan *plan, const kvant_plan_step *step)
 
 /* Pages */
 
+/* How many tokens came after the block's last one, and one more. */
+static int64_t distance_of(const kvant_plan *plan, const plan_block *b)
+{
+    return (int64_t)(b->seen == plan->now ? b->query : b->end) - b->last;
+}
+
 static rank rank_of(const kvant_plan *plan, const plan_block *b)
 {
-    const int64_t from = b->seen == plan->now ? b->query : b->end;
     if (b->first)
         return FIRST;
-    return from - b->last <= (int64_t)plan->params.newest ? NEWEST : OLD;
+    return distance_of(plan, b) <= (int64_t)plan->params.newest ? NEWEST : OLD;
 }
 
 /* Old blocks go first. Blocks that no query of the step sees come next. So a sequence that is written
@@ -266,7 +273,7 @@ static void open_block(kvant_plan *plan, uint32_t block)
 
 int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block)
 {
-    return (int64_t)plan->blocks[block].query - plan->blocks[block].last - 1;
+    return distance_of(plan, &plan->blocks[block]) - 1;
 }
 
 bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block)

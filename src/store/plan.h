@@ -48,7 +48,7 @@ typedef struct kvant_plan_view {
 /* Rows of a step, with views, or rows that come without a step, such as a restored block's. */
 typedef struct kvant_plan_step {
     const int64_t *slots;     /* 64 x block + offset, in any order */
-    const int32_t *positions; /* NULL: not known, or rows stay where they are in their sequence */
+    const int32_t *positions; /* NULL, or below 0: not known, or a row stays as new as its block */
     uint32_t n;
     const kvant_plan_view *views;
     uint32_t n_views;

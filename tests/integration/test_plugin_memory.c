@@ -128,9 +128,9 @@ static double anonymous(void)
 
 static void decode_in_batches(struct llama_context *context, int from, int to)
 {
-    llama_token tokens[N_CTX / 4];
+    llama_token tokens[N_CTX / 4 + 1];
 
-    harness_tokens(tokens, N_CTX / 4);
+    harness_tokens(tokens, N_CTX / 4 + 1);
     for (int at = from; at < to; at += 512)
         harness_decode(context, tokens + at, 512, at, 0, false);
 }
