@@ -62,35 +62,16 @@ class Probe(unittest.TestCase):
         numbers = struct.unpack_from(f"<{tokens * width}e", data, at)
         return [numbers[i : i + width] for i in range(0, len(numbers), width)]
 
-    def check_prompt(self, keys, prompt, n):
-        """n rows of a prompt are as they were before other tokens came. Its last block is open for
-        these, so its rows may be fp16 now: then they are nearer to llama.cpp's own."""
-        sealed = n - n % 64
-        self.assertEqual(keys[:sealed], prompt[:sealed])
-        if keys[sealed:n] != prompt[sealed:n]:
-            exact = self.first_keys(n, 8192, True, KVANT_EXACT="auto")
-            for row in range(sealed, n):
-                self.assertLess(difference(keys[row], exact[row]),
-                                difference(prompt[row], exact[row]))
-
-    def check_rows_behind(self, tokens, alone):
-        """The same rows, whether they wait or not. A search may end elsewhere for tokens that come
-        alone meanwhile."""
-        roomy, cramped = (self.first_keys(tokens + alone, 8192, True, alone=alone, **variables)
-                          for variables in ({}, {"KVANT_TEST_FREE_BYTES": "1000000"}))
-        self.check_prompt(roomy, cramped, tokens)
-        for rows in zip(roomy[tokens:], cramped[tokens:]):
-            self.assertLess(difference(*rows), 0.3)
-
-    def check_tokens_alone(self, numbers):
-        """They change nothing of the prompt's rows; theirs take the prompt's matrix, whether the
-        wait is over by then or not. (The CPU stores a prompt's rows before it sees more.)"""
-        prompt = self.first_keys(400, 8192, True)
-        for alone in numbers:
-            cpu, gpu = (self.first_keys(400 + alone, 8192, on_gpu, alone=alone)
-                        for on_gpu in (False, True))
-            self.check_prompt(gpu, prompt, 400)
-            self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+    def check_beside_cpu(self, tokens, alone, *text, **variables):
+        """The CPU seals each batch with its own matrix, a GPU seals later. 4 bits of other codes
+        for every row would make a difference above 1."""
+        cpu, gpu = (
+            self.first_keys(tokens + alone, 8192, on_gpu, *text, alone=alone,
+                            **(variables if on_gpu else {}))
+            for on_gpu in (False, True)
+        )
+        self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+        return gpu
 
 
 class Learning(Probe):
@@ -118,39 +99,44 @@ class Learning(Probe):
             self.assertIn(LEARNS, said)
 
     def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
-        """The first layer's keys and queries are the same on both devices, so are centres, matrix and codes: decoding rounds in another
-        order. ggml may round keys otherwise (with AVX-512): a search then ends elsewhere for one row in fifty, with another matrix
-        for all. A GPU's first version is for [0, 3072), a CPU's for [0, 1024)."""
-        for tokens, context in ((400, 512), (1000, 8192)):
-            cpu, gpu = (self.first_keys(tokens, context, on_gpu) for on_gpu in (False, True))
-            differences = [difference(*rows) for rows in zip(gpu, cpu)]
-            self.assertLess(max(differences), 0.3)
-            if context == 512:
-                self.assertLess(sum(x > 1e-3 for x in differences), tokens / 20)
+        """The first layer's keys and queries are the same on both devices, so are centres, matrix
+        and codes. A GPU's rows were fp16 before. That moves a number by up to 2^-12 of itself,
+        about 0.2 % of a step of 4 bits, so one of a row's 192 numbers gets another code in a third
+        of the rows. The others differ by the order of sums alone. The last token needs a page, for
+        which the first 512 rows are sealed."""
+        cpu, gpu = (self.first_keys(577, 1024, on_gpu, alone=1)[:512] for on_gpu in (False, True))
+        differences = sorted(difference(*rows) for rows in zip(gpu, cpu))
+        self.assertLess(differences[-1], 0.3)
+        self.assertLess(differences[256], 1e-3)
+        self.assertGreater(differences[0], 0)
 
-    def test_keys_that_nothing_is_learnt_from_wait_with_the_others(self):
+    def test_keys_that_nothing_is_learnt_from_are_kept(self):
         """Of three batches the second one is monotonous, and the third one is short."""
         text = self.home / "text"
         first = pathlib.Path(TEXT).read_bytes()[:2000]
         text.write_bytes(first + 700 * b" the" + 400 * b" and so on")
-        cpu, gpu = (self.first_keys(1050, 8192, on_gpu, text) for on_gpu in (False, True))
-        self.assertLess(max(difference(*rows) for rows in zip(gpu, cpu)), 0.3)
+        self.check_beside_cpu(1050, 0, text)
 
-    def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
-        self.check_rows_behind(1300, 40)
+    def test_prompts_longer_than_the_pages(self):
+        self.check_beside_cpu(1300, 40)
 
-    def test_tokens_decoded_while_keys_wait_are_kept(self):
-        self.check_tokens_alone((5, 33))
+    def test_without_memory_for_queries_keys_make_the_matrix(self):
+        self.check_beside_cpu(700, 0, KVANT_TEST_FREE_BYTES="1000000")
+
+    def test_tokens_that_come_alone_leave_a_prompt_as_it_is(self):
+        """All rows have pages, and no row has to be sealed."""
+        prompt = self.first_keys(400, 8192, True)
+        self.assertEqual(self.check_beside_cpu(400, 33)[:400], prompt)
 
 
 class LearningLonger(Probe):
     """The same with more tokens, among the long tests."""
 
-    def test_rows_behind_those_that_are_learnt_from_wait_where_memory_allows(self):
-        self.check_rows_behind(2100, 0)
+    def test_tokens_that_come_alone_after_a_prompt(self):
+        self.check_beside_cpu(400, 250)
 
-    def test_tokens_decoded_while_keys_wait_are_kept(self):
-        self.check_tokens_alone((32, 90))
+    def test_two_thousand_tokens(self):
+        self.check_beside_cpu(2100, 0)
 
 
 if __name__ == "__main__":

@@ -357,7 +357,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (!kvp_gpu_weigh_queries(b, node))
+    if (k->cache->asks && kvp_gpu_is_weighing(k) && !kvp_gpu_queries_keep(b, node))
         return ABI_STATUS_FAILED;
     if (!have_workspace(b, node, k) || !have_queries(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
@@ -371,5 +371,5 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
             status = fill_marked(b, node, streams);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
-    return status == KVANT_OK && kvp_gpu_decoded_ask(b->gpu, node) ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+    return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }

@@ -183,7 +183,7 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
 static int32_t ask(kvp_gpu_backend *b, const abi_tensor *node)
 {
     to_ours(b);
-    return kvp_gpu_place_ask(b, node) ? ABI_STATUS_SUCCESS : ABI_STATUS_ALLOC_FAILED;
+    return kvp_gpu_queries_keep(b, node) ? ABI_STATUS_SUCCESS : ABI_STATUS_ALLOC_FAILED;
 }
 
 static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
@@ -311,7 +311,8 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool known, waits;
 
-    b->looked = b->monotonous = b->asked = false;
+    b->looked = b->monotonous = false;
+    b->graph = graph;
     b->asking = NULL;
     if (kvp_gpu_place_any(b->gpu)) {
         kvp_gpu_find_positions(b, graph);
@@ -456,7 +457,7 @@ static void backend_free(abi_backend *backend)
         kvp_gpu_finish(b->gpu, b->context);
     take_from_list(b);
     if (b->gpu->backends == NULL && kvp_gpu_enter(b->gpu)) {
-        kvp_gpu_copies_release(b->gpu);
+        kvp_gpu_copying_release(b->gpu);
         kvp_gpu_forget_inputs(b->gpu);
         kvp_gpu_release(&b->gpu->batch);
     }

@@ -13,7 +13,6 @@ typedef struct kvp_open_page {
     int32_t block;  /* -1: free */
     uint64_t fresh; /* rows that are not encoded yet */
     uint64_t moved; /* rows whose keys moved here: their codes are out of date, values' are not */
-    uint64_t few;   /* rows that came in steps of few tokens, since it is this block's */
 } kvp_open_page;
 
 /* The tensors of one buffer, whose cells are the same tokens. */
@@ -26,7 +25,7 @@ typedef struct kvp_gpu_cache {
     bool keeps;           /* open pages; else all rows are encoded at once */
     kvant_exact_part exact; /* the most of what its tensors have */
     uint32_t sink_tokens; /* first tokens of a sequence, which nothing is learnt from */
-    uint32_t n_blocks, n_pages, n_own; /* n_own: pages, unless a batch waits for matrices */
+    uint32_t n_blocks, n_pages;
     kvant_plan *plan;     /* NULL: no block has a page */
     const kvp_kv *planner; /* whose rows were written first since the last graph; NULL: none were */
     int64_t planned_last;  /* the last cell of these rows */
@@ -41,24 +40,14 @@ typedef struct kvp_gpu_cache {
     bool learns, learning; /* centre or scale from the first rows; of which too few came yet */
     int64_t *first;       /* their cells */
     size_t n_first;
-    bool waiting;         /* keys of the batch at hand do, for the matrix that threads make of them and of later ones */
-    kvp_gpu_memory wait;  /* pages in which attention sees the rows meanwhile, these keys, their cells and slots in open pages */
-    int64_t *wait_slots;
-    int64_t *wait_cells;  /* in the computer's memory; -1: another row is there now. Behind them those of the last step of few tokens */
-    size_t n_wait, most_wait, last_wait; /* last: of the last batch, or of that step */
-    size_t most_learnt;   /* of these rows */
-    size_t n_tensors_wait; /* -sm tensor: others join in the midst of a batch */
-    int n_batches;        /* that wait */
-    uint32_t n_few;       /* steps of few tokens since: their rows are in these pages, too */
-    bool weighs, weighing; /* keys have transform=first; of which some wait for their last matrix */
+    bool weighs, weighing; /* keys have transform=first; of which some have no matrix yet */
+    /* Of first matrices (first.c): threads make them; it was tried since a page was given up last;
+     * queries of the step at hand are kept. */
+    bool begun, tried, asks;
+    int32_t *positions; /* by cell, of rows in open pages; -1: not known. NULL: no keys learn */
+    kvp_gpu_asked asked;
     uint32_t n_streams;
     kvp_gpu_ranges ranges;
-    struct kvp_gpu_plain { /* cells of long batches meanwhile, whose rows are in the computer's memory; -1: another row is there now */
-        int64_t *cells;
-        int32_t *positions; /* -1: not known */
-        size_t n, most, last; /* last: of the last batch */
-    } plain;
-    kvp_gpu_decoded decoded;
     struct kvp_gpu_shift { /* the last context shift (shift.c) */
         uint32_t n;            /* how many there were */
         const void *input;     /* where positions lie that cells move by */
@@ -112,12 +101,8 @@ typedef struct kvp_gpu_cells {
     kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
     struct kvp_gpu_learner *learner; /* of keys with transform=first; NULL: none is needed yet, or any more */
-    bool weighs, weighed;            /* the last matrix is in force */
-    size_t asked_bytes;              /* of the queries that are looked at, of the longest batch that was planned; 0: none was */
-    size_t asked_row, asked_first;   /* of a token's queries in bytes, 0: not known; where they are in decoded.asked */
-    bool asked;                      /* they are there */
-    bool waits;                      /* keys of a first batch, for their matrix: in no sealed page yet */
-    float *waiting;                  /* these, as they came */
+    bool weighs, weighed;            /* weighed: nothing is learned any more for the first range */
+    uint32_t n_asked;                /* batches whose queries were kept (cache->asked) */
     kvant_cuda_codec *codecs[2], *open_codecs[2]; /* without and with a matrix: codec and open_codec are of these */
     kvant_codec *made; /* what the latter were made of */
 } kvp_gpu_cells;
@@ -157,12 +142,18 @@ static inline bool kvp_gpu_is_learning(const kvp_gpu_cells *cells)
     return cells->learns && !cells->learnt;
 }
 
+static inline bool kvp_gpu_is_weighing(const kvp_gpu_cells *cells)
+{
+    return cells->weighs && !cells->weighed;
+}
+
 /* size.c. These tell the most bytes that a cache tensor takes on a GPU next to its pages. The first
- * counts its transforms, the second pages and keys that wait for a matrix, and the third what
- * kvp_gpu_store_anew needs for one layer. */
+ * counts its transforms without KVP_PLAIN, the second KVP_PLAIN, and the third what one layer needs
+ * when its matrix comes in force. */
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
-size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads);
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* The centre in numbers of a matrix; scale and query scale are behind it. */
@@ -208,10 +199,6 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
 /* open.c. Gives a page to another block, or to none. The rows of its former block are forgotten. */
 void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
 
-/* step.c. Whether all blocks of a step are open, or empty with a free page, so that nothing is
- * encoded or decoded before its graph. */
-bool kvp_gpu_opens_empty(const kvp_gpu_cache *cache, const kvp_gpu_step *step);
-
 /* step.c. Slots of cells in open pages, -1 for those without; how many have one. */
 size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t n, int64_t *slots);
 
@@ -225,13 +212,10 @@ bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t n,
                          cu_stream stream);
 
-/* borrow.c. While a batch waits (wait.c), pages are borrowed, and the plan does not know them.
- * kvp_gpu_borrow gives them to the blocks of a step. kvp_gpu_page_stays tells whether a page has
- * first or newest tokens. kvp_gpu_assign_page makes a page a block's own after the wait, and tells
- * the plan. */
-void kvp_gpu_borrow(kvp_gpu_cache *cache, const kvp_gpu_step *step);
-bool kvp_gpu_page_stays(const kvp_gpu_cache *cache, uint32_t page);
-void kvp_gpu_assign_page(kvp_gpu_cache *cache, uint32_t page, int32_t block);
+/* open.c. A cache without an exact part has rows of short steps alone in pages, because encoding a
+ * few rows takes as long as encoding a block. bounded not set: rows of any step, until this is
+ * called again. */
+void kvp_gpu_bound_steps(kvp_gpu_cache *cache, bool bounded);
 
 /* Sealed pages hold all rows afterwards. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);

@@ -184,6 +184,45 @@ bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_ver
     return ok;
 }
 
+/* Matrices contain the codec's rotation, which turns row i of a scale's diagonal. */
+static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *scale, float *host)
+{
+    const size_t d = cells->head_dim, room = cells->n_kv_heads * cells->most_weights;
+    float unit[KVANT_MAX_HEAD_DIM] = { 0 };
+    bool ok = true;
+
+    for (size_t i = 0; i < d && ok; i++) {
+        float *weights = host + head * cells->most_weights + i * d, *inverse = weights + room;
+        const float s = scale != NULL ? scale[head * d + i] : 1;
+        unit[i] = 1;
+        ok = kvant_codec_transform_query(cells->sources[head], NULL, unit, inverse) == KVANT_OK;
+        unit[i] = 0;
+        for (size_t j = 0; j < d; j++) {
+            weights[j] = inverse[j] / s;
+            inverse[j] *= s;
+        }
+    }
+    return ok;
+}
+
+/* Blocks of such keys have no known position, so their centre does not turn. */
+bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale)
+{
+    const size_t width = kvp_gpu_width(cells), n = 2 * cells->n_kv_heads * cells->most_weights;
+    float *host = calloc(n + width, sizeof(*host)), *mean = host + n;
+    bool ok = host != NULL;
+
+    for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
+        ok = read_plain(cells, head, scale, host);
+    if (ok && center != NULL)
+        memcpy(mean, center, width * sizeof(*mean));
+    ok = ok && bring(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
+                     cells->gpu->stream);
+    cells->further_made |= (uint32_t)ok << KVP_PLAIN;
+    free(host);
+    return ok;
+}
+
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
 {
     const size_t width = kvp_gpu_width(cells), room = cells->n_kv_heads * cells->most_weights;
@@ -269,7 +308,7 @@ static void destroy(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
-    kvp_gpu_weigh_free(cells); /* its thread reads what follows */
+    kvp_gpu_learner_free(cells); /* its thread reads what follows */
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
@@ -317,7 +356,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     if (ok)
         kvp_gpu_take_numbers(cells, cells->sources);
     if (ok && cells->weighs)
-        kvp_gpu_weigh_begin(cells);
+        kvp_gpu_learner_begin(cells);
     pthread_mutex_unlock(&cells->gpu->lock);
     return ok;
 }
@@ -482,7 +521,7 @@ static void clear(kvp_kv *kv)
     kvp_gpu_unlearn(cells);
     cells->weighed = false;
     if (cells->weighs)
-        kvp_gpu_weigh_begin(cells);
+        kvp_gpu_learner_begin(cells);
 }
 
 const kvp_remote kvp_gpu_remote = { .create = create,

@@ -16,21 +16,18 @@
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   rows.c      their rows, read and written without a graph
  *   learn.c     centre and scale of their first rows
- *   weigh.c     matrices of their first rows and queries (transform=first)
- *   decoded.c   the same from tokens that are decoded
- *   learner.c   what these are learnt with, in threads
+ *   first.c     a layer's first matrix (transform=first): when it is made and comes in force
+ *   learner.c   the threads that make matrices
+ *   queries.c   queries of prompts, which matrices are made from
  *   ranges.c    further matrices, for rows at later positions
  *   shift.c     keys that move to other positions; shift_keys.c those of a layer
  *   centers.c   centres of blocks
- *   anew.c      rows that take another matrix
- *   wait.c      keys of first batches, which wait for their matrix
  *   fetch.c     copies in the computer's memory
  *   accel.c     attention on llama.cpp's own cache
  *   size.c      what all of this takes, from shapes alone
  *   in_place.c  caches that fit as fp16; ready.c before they no longer do, hand_over.c then
  *   open.c      blocks whose rows are fp16
  *   step.c      steps for the plan (src/store/plan.h), which decides which blocks these are
- *   borrow.c    pages for a batch that waits
  *
  * cache.h has caches and their tensors, transforms.h what they learn, and types.h what both need.
  * This header has devices, back ends and graphs.
@@ -41,7 +38,8 @@
  * Refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv heads with different specs, head_dim of
  * keys and values that differ, and what kvant/cuda.h refuses, except dense rotations.
  * Centre and scale of first rows (center=first, norm=first) have one version here: that of the first 64 tokens, or of the
- * batch with them, after the cache was created or cleared. So has a matrix (transform=first): when a better one comes, rows take it.
+ * batch with them, after the cache was created or cleared. A layer has one first matrix, too
+ * (transform=first): rows that were sealed before it have none.
  * Positions from 2048 on have further matrices. Blocks of keys with a matrix have centres of their own. With a softcap keys have none. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
@@ -74,23 +72,10 @@ typedef struct kvp_gpu_seen {
 
 /* Where copies of tensors are in the computer's memory. */
 typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_FETCHED_PLACES } kvp_fetched;
-#define KVP_COPIES 8 /* of layers, whose threads did not read them yet */
-
 /* Memory that copies are fast to. */
 struct kvp_gpu_fetched {
     void *at;
     size_t bytes;
-};
-
-/* Copies of a layer's keys and queries: on the GPU, and from there in the computer's memory. */
-struct kvp_gpu_copies {
-    struct kvp_gpu_copy {
-        kvp_gpu_memory staged;
-        struct kvp_gpu_fetched fetched;
-        size_t bytes;
-    } keys, queries;
-    cu_event staged, copied;
-    sem_t free;
 };
 
 /* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
@@ -125,9 +110,6 @@ struct kvp_gpu {
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     kvp_gpu_memory numbers, batch; /* batch: rows on their way; under the lock */
     cu_stream copying;             /* of copies to the computer's memory, while kernels go on */
-    struct kvp_gpu_copies copies[KVP_COPIES]; /* under the lock, as are these two */
-    int n_copies;                  /* number of those used last */
-    bool copies_taken;             /* by keys, whose queries did not come yet */
     atomic_uint *refused;                 /* of these rows */
     atomic_bool hands_over; /* a cache has memory for that, and rows that may have been refused */
     pthread_mutex_t list_lock;
@@ -189,13 +171,13 @@ struct kvp_gpu_backend {
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned forms, looked_forms; /* of the caches of the graph at hand; and of the one that was looked at */
     kvp_gpu_cache *asking; /* which is in place and learns from queries of the batch at hand; NULL: none */
-    bool asked;           /* it did, of the first layer */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
     struct kvp_layers *layers; /* of the llama context that made it */
     const void *context; /* whose caches its graphs attend to: the layers of these caches */
     struct kvp_gpu_fetched fetched[KVP_FETCHED_PLACES];
     bool looked, monotonous;   /* at the tokens of the batch; they are too much alike to learn a matrix from */
+    const abi_graph *graph;    /* at hand */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -229,15 +211,10 @@ size_t kvp_gpu_held(void);
  * there, which a wait would end. NULL: no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* Room for copies of a layer's keys and queries, which one of its threads gives back by sem_post(&free); NULL with a message. stage
- * copies every step-th row within the GPU; to: where it comes to be, ne[1] of them. send brings both, and then records copied. reserve: for
- * so many bytes, before there are any, where nobody uses it. have_copying: their stream. The lock is held. */
+/* The stream of copies that threads make. release: the last back end goes; waits for the threads.
+ * The lock is held. */
 bool kvp_gpu_have_copying(kvp_gpu *gpu);
-struct kvp_gpu_copies *kvp_gpu_copies_of(kvp_gpu *gpu);
-void kvp_gpu_copies_reserve(kvp_gpu *gpu, size_t keys, size_t queries);
-bool kvp_gpu_copies_stage(kvp_gpu *gpu, struct kvp_gpu_copy *copy, const abi_tensor *from, size_t step, abi_tensor *to);
-bool kvp_gpu_copies_send(kvp_gpu *gpu, struct kvp_gpu_copies *copies);
-void kvp_gpu_copies_release(kvp_gpu *gpu); /* the last back end goes */
+void kvp_gpu_copying_release(kvp_gpu *gpu);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* A copy in the computer's memory, which stays until the next one of this place; false without memory. Waits for the stream. */

@@ -84,7 +84,7 @@ void kvp_gpu_place_forget(kvp_gpu_cache *cache)
     for (size_t i = 0; i < place->room; i++)
         place->positions[i] = KVP_NO_ROW;
     place->n = 0;
-    place->n_prompts = place->n_asked = 0;
+    place->n_prompts = 0;
     place->begun = place->n_alone = place->n_ready = place->n_plain = place->asked_at = 0;
     place->learns = place->planned = place->short_of_memory = false;
 }
@@ -93,10 +93,7 @@ void kvp_gpu_place_free(kvp_gpu_cache *cache)
 {
     if (cache->place == NULL)
         return;
-    kvp_gpu_release(&cache->place->asked);
     kvp_gpu_release(&cache->place->beside);
-    if (cache->place->ready != NULL)
-        kvp_cu.event_free(cache->place->ready);
     free(cache->place->positions);
     free(cache->place);
     cache->place = NULL;
@@ -513,64 +510,4 @@ bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node)
     const kvp_gpu_cells *cells = attends ? kvp_gpu_cells_of(node->src[1]) : NULL;
 
     return cells != NULL && cells->cache == b->asking && cells->weighs;
-}
-
-/* Where a tensor's are kept. */
-static size_t number_of(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
-{
-    size_t i = 0;
-
-    while (cache->tensors[i]->cells != cells)
-        i++;
-    return i;
-}
-
-char *kvp_gpu_place_queries(const kvp_gpu_cells *cells)
-{
-    const struct kvp_gpu_place *place = cells->cache->place;
-
-    return (char *)place->asked.at +
-           number_of(cells->cache, cells) * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * place->asked_row;
-}
-
-/* The first layer of a batch says which tokens these are. */
-static void note_asked(kvp_gpu_backend *b, struct kvp_gpu_place *place, size_t n, size_t step)
-{
-    const uint32_t batch = place->n_asked++ % KVP_ASKED_BATCHES;
-    const int32_t *positions = kvp_gpu_positions_at(b->gpu, b->positions, n);
-
-    for (size_t i = 0; i < KVP_ASKED_TOKENS; i++)
-        place->asked_positions[batch * KVP_ASKED_TOKENS + i] =
-            positions != NULL ? positions[i * step] : -1;
-}
-
-bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node)
-{
-    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
-    kvp_gpu_cache *cache = cells->cache;
-    struct kvp_gpu_place *place = cache->place;
-    const abi_tensor *q = node->src[0];
-    const size_t n = (size_t)q->ne[1], step = n / KVP_ASKED_TOKENS, row = q->nb[1];
-    cu_copy_2d rows = { .from_type = CU_MEMORY_DEVICE,
-                        .from_device = (cu_address)(uintptr_t)q->data,
-                        .from_pitch = step * row,
-                        .to_type = CU_MEMORY_DEVICE,
-                        .to_pitch = row,
-                        .width = row,
-                        .height = KVP_ASKED_TOKENS };
-
-    if ((size_t)q->ne[2] * q->nb[2] != row || q->ne[3] != 1 ||
-        (place->asked_row != 0 && place->asked_row != row))
-        return true; /* the layer learns later */
-    place->asked_row = row;
-    if (!kvp_gpu_grow(b->gpu, &place->asked,
-                      cache->n_tensors * KVP_ASKED_BATCHES * KVP_ASKED_TOKENS * row, true))
-        return false;
-    if (!b->asked)
-        note_asked(b, place, n, step);
-    b->asked = true;
-    rows.to_device = (cu_address)(uintptr_t)(kvp_gpu_place_queries(cells) +
-                                             (place->n_asked - 1) % KVP_ASKED_BATCHES *
-                                                 KVP_ASKED_TOKENS * row);
-    return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
 }

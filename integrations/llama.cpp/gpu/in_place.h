@@ -16,9 +16,6 @@
 
 #include "gpu.h"
 
-#define KVP_ASKED_TOKENS 64u /* of a prompt, whose queries are kept */
-#define KVP_ASKED_BATCHES 4u /* that are kept at once */
-
 enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 }; /* in positions */
 
 struct kvp_gpu_place {
@@ -27,12 +24,6 @@ struct kvp_gpu_place {
     size_t n;           /* behind the last cell with a row */
     int32_t *positions; /* of rows, by cell; or one of the two above */
     uint32_t n_prompts; /* batches that were long enough to ask */
-    /* queries of prompts: by tensor, then by batch, KVP_ASKED_TOKENS tokens each */
-    kvp_gpu_memory asked;
-    size_t asked_row;   /* bytes of a token's */
-    uint32_t n_asked;   /* batches */
-    int32_t asked_positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
-    cu_event ready;
     bool learns;        /* threads make the first matrices of these rows */
     size_t begun;       /* n when they began; 0: they did not */
     size_t n_alone;     /* steps of few tokens since then */
@@ -53,11 +44,9 @@ bool kvp_gpu_place_any(kvp_gpu *gpu);
  * do not fit, or the GPU failed. b->positions is known. */
 bool kvp_gpu_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
 
-/* Whether the queries of an attention node are kept, because the node belongs to a prompt. ask
- * keeps them before the node is computed. queries tells where they lie. */
+/* Whether the queries of an attention node are kept before the node is computed, because the node
+ * belongs to a prompt. */
 bool kvp_gpu_place_asks(const kvp_gpu_backend *b, const abi_tensor *node);
-bool kvp_gpu_place_ask(kvp_gpu_backend *b, const abi_tensor *node);
-char *kvp_gpu_place_queries(const kvp_gpu_cells *cells);
 
 /* Whether a node uses a layer in place, so that ggml-cuda computes it. */
 bool kvp_gpu_place_takes(const abi_tensor *node);
@@ -73,7 +62,7 @@ void kvp_gpu_place_free(kvp_gpu_cache *cache);
 /* ready.c. All layers are in place. A tensor from which nothing can be learned is stored without a
  * transform. */
 
-/* Threads begin to make matrices from the first n rows and from the queries that were kept, once.
+/* Threads begin to make matrices from the first n rows, and from queries if some were kept, once.
  * The graph at hand says how RoPE rotates keys. */
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                          size_t n);

@@ -136,8 +136,10 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
     const size_t n_first = cache->learning ? cache->n_first : 0;
     bool ok = true;
 
-    for (int64_t i = 0; i < (int64_t)n * KVANT_PAGE_TOKENS && ok; i++)
-        ok = kvp_gpu_weigh_written(cache, &(int64_t){ (int64_t)to * KVANT_PAGE_TOKENS + i }, 1, NULL);
+    if (cache->positions != NULL)
+        memmove(cache->positions + (size_t)to * KVANT_PAGE_TOKENS,
+                cache->positions + (size_t)first * KVANT_PAGE_TOKENS,
+                (size_t)n * KVANT_PAGE_TOKENS * sizeof(*cache->positions));
     for (size_t i = 0; i < n_first && ok; i++) {
         const int64_t block = cache->first[i] / KVANT_PAGE_TOKENS, cell = cache->first[i] + ((int64_t)to - first) * KVANT_PAGE_TOKENS;
         ok = block < first || block >= (int64_t)first + n || note_first(cache, &cell, 1);

@@ -1,6 +1,6 @@
 /* learner.c - see learner.h.
  *
- * Each batch has a thread, which learns after that of the batch before, at a low priority. One CPU is left to the GPU's caller. */
+ * Threads have a low priority, and one CPU is left to the GPU's caller. */
 #define _POSIX_C_SOURCE 200809L /* sigset_t */
 #include "learner.h"
 
@@ -11,11 +11,12 @@
 #include <sys/resource.h>
 
 #include "../ggml_api.h"
+#include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7 /* layers: more disturb the GPU's caller, and are not needed before a wait ends */
+#define MOST_AT_ONCE 7 /* layers: more disturb the GPU's caller */
 #define LOW_PRIORITY 10
-#define WEIGH_BATCH 512u /* rows that the tensor judges together */
+#define LESSON_ROWS 512u /* rows that the tensor judges together */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
 static sem_t at_once;
@@ -63,33 +64,23 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     l->made = (kvp_gpu_version){ 0 };
 }
 
-/* Waits for the thread of a batch, which waits for those before it. */
-static void wait_for(struct kvp_gpu_batch *batch)
-{
-    while (batch != NULL && !batch->begun)
-        batch = batch->before;
-    if (batch != NULL && batch->alone)
-        pthread_join(batch->thread, NULL);
-    if (batch != NULL)
-        batch->alone = false;
-}
-
-/* Waits for the layer's threads. */
 void kvp_gpu_learner_finish(kvp_gpu_learner *l)
 {
-    wait_for(l->last);
-    while (l->last != NULL) {
-        struct kvp_gpu_batch *batch = l->last;
-        l->last = batch->before;
-        l->failed = l->failed || (batch->begun && !batch->ok);
-        free(batch->positions);
-        free(batch);
-    }
+    if (l->runs)
+        pthread_join(l->thread, NULL);
+    l->runs = false;
 }
 
-/* The tensor */
+void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
+{
+    if (cells->learner != NULL && !cells->learner->begun)
+        return; /* as good as new */
+    kvp_gpu_learner_free(cells);
+    pthread_once(&counted, count_cpus);
+    cells->learner = calloc(1, sizeof(*cells->learner));
+}
 
-void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
+void kvp_gpu_learner_free(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
 
@@ -103,15 +94,38 @@ void kvp_gpu_weigh_free(kvp_gpu_cells *cells)
     kvp_gpu_learner_drop(cells, l);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
+    free(l->lesson.rows);
+    free(l->lesson.positions);
     free(l->memory);
-    free(l->center);
-    free(l->queries);
-    free(l->rows);
     free(l);
 }
 
+void kvp_gpu_learner_tell(const kvp_kv *kv, const abi_tensor *rows)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_learner *l = cells->learner;
+    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_range_at(1).from;
+
+    if (l == NULL || l->told)
+        return;
+    l->told = true;
+    l->begins = kvp_gpu_in_first_range(cells->cache);
+    if (!kvp_rope_read(kv, rows, &l->rope, l->frequencies)) {
+        l->rope.size = 0;
+        kvp_note("%s: matrices are learnt without RoPE", kv->name);
+        return;
+    }
+    l->turns = kvp_gpu_centers_tell(kv, rows);
+    l->rope.frequencies = l->frequencies;
+    l->rope.n_positions = l->begins && all > first ? first : all;
+    l->rope.n_ranges = 1;
+    l->rope.block_centers = l->turns;
+}
+
+/* The tensor */
+
 /* Block 0 is for first tokens of sequences, which are fp16 and not learnt from. */
-static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
 {
     kvant_codec_info info = { .size = sizeof(info) };
     const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
@@ -119,7 +133,7 @@ static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
                                    .codecs = codecs,
                                    .n_kv_heads = cells->n_kv_heads,
                                    .n_sequences = 1,
-                                   .n_blocks = WEIGH_BATCH / KVANT_PAGE_TOKENS + 1 };
+                                   .n_blocks = LESSON_ROWS / KVANT_PAGE_TOKENS + 1 };
     char spec[64];
     size_t bytes = 0;
     bool ok;
@@ -133,203 +147,84 @@ static void create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     l->memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN) : NULL;
     if (l->memory != NULL)
         memset(l->memory, 0, bytes);
-    l->center = calloc(kvp_gpu_width(cells), sizeof(*l->center));
-    if (l->memory != NULL && l->center != NULL)
-        kvant_tensor_create(&params, l->memory, &l->tensor);
+    ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
     free(codecs);
+    return ok && (l->rope.size == 0 || kvant_tensor_set_rope(l->tensor, &l->rope) == KVANT_OK);
 }
 
-/* Room for copies, which is touched: the first touch of a page takes as long as a copy. */
-static void make_room(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+/* Of what was enqueued before the lesson began. */
+static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, size_t bytes)
 {
-    const size_t bytes = KVP_ENOUGH_ROWS * kvp_gpu_width(cells) * sizeof(float);
+    return kvp_gpu_enter(cells->gpu) &&
+           kvp_cu_ok(kvp_cu.event_finish(cells->cache->asked.ready), "copying") &&
+           kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->copying),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->copying), "copying");
+}
 
-    l->rows = malloc(bytes);
-    if (l->rows != NULL) {
-        memset(l->rows, 1, bytes);
-        l->most = KVP_ENOUGH_ROWS;
+/* Queries whose directions are all alike, which stand for those that nobody kept. */
+static void assume_queries(const kvp_gpu_cells *cells, float *queries, int32_t *positions)
+{
+    uint32_t random = 1;
+
+    for (size_t i = 0; i < KVP_ASKED_TOKENS * kvp_gpu_width(cells); i++) {
+        random = 1664525 * random + 1013904223;
+        queries[i] = random >> 31 ? -1.0f : 1.0f;
     }
-    l->queries = malloc(cells->asked_bytes);
-    if (l->queries != NULL)
-        memset(l->queries, 1, cells->asked_bytes);
+    for (uint32_t i = 0; i < KVP_ASKED_TOKENS; i++)
+        positions[i] = (int32_t)i;
 }
 
-static void *make(void *context)
+static bool note_batch(const kvp_gpu_cells *cells, const float *rows, size_t row,
+                       const int32_t *positions)
 {
-    const kvp_gpu_cells *cells = context;
+    const kvant_queries queries = { .size = sizeof(queries),
+                                    .q = rows,
+                                    .token_stride = row / sizeof(*rows),
+                                    .head_stride = cells->head_dim,
+                                    .n_tokens = KVP_ASKED_TOKENS,
+                                    .n_heads = (uint32_t)(row / sizeof(*rows) / cells->head_dim),
+                                    .positions = positions[0] >= 0 ? positions : NULL };
 
-    take_permit();
-    create_tensor(cells->learner, cells);
-    make_room(cells->learner, cells);
-    return_permit();
-    return NULL;
+    return kvant_tensor_note_queries(cells->learner->tensor, &queries, 1) == KVANT_OK;
 }
 
-void kvp_gpu_learner_make(kvp_gpu_cells *cells)
+static bool note_queries(const kvp_gpu_cells *cells)
 {
-    kvp_gpu_learner *l = cells->learner;
+    kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    const size_t width = kvp_gpu_width(cells) * sizeof(float),
+                 row = lesson->n_batches > 0 ? lesson->row : width;
+    float *rows = malloc(KVP_ASKED_TOKENS * row);
+    bool ok = rows != NULL;
 
-    if (l != NULL && !l->making && l->codec == NULL)
-        l->making = start_thread(&l->maker, make, cells);
-}
-
-void kvp_gpu_weigh_begin(kvp_gpu_cells *cells)
-{
-    if (cells->learner != NULL && cells->learner->n == 0)
-        return; /* as good as new */
-    kvp_gpu_weigh_free(cells);
-    pthread_once(&counted, count_cpus);
-    cells->learner = calloc(1, sizeof(*cells->learner));
-    if (cells->asked_bytes > 0)
-        kvp_gpu_learner_make(cells);
-}
-
-/* NULL without memory. */
-kvp_gpu_learner *kvp_gpu_learner_of(kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
-
-    if (l != NULL && l->making)
-        pthread_join(l->maker, NULL);
-    else if (l != NULL && l->codec == NULL)
-        make(cells); /* nothing was planned */
-    if (l != NULL)
-        l->making = false;
-    return l != NULL && l->tensor != NULL ? l : NULL;
-}
-
-/* As many as will wait: while threads read rows these stay where they are. */
-static bool have_rows(kvp_gpu_learner *l, const kvp_gpu_cells *cells, size_t first, size_t n)
-{
-    const size_t width = kvp_gpu_width(cells), wait = cells->cache->waiting ? cells->cache->most_learnt : 0;
-    const size_t most = first + n > wait ? first + n : wait;
-    float *rows = l->rows;
-
-    if (most > l->most)
-        rows = realloc(l->rows, most * width * sizeof(*rows));
-    if (rows == NULL)
-        return false;
-    l->rows = rows;
-    l->most = most > l->most ? most : l->most;
-    if (first > l->n)
-        memset(rows + l->n * width, 0, (first - l->n) * width * sizeof(*rows));
-    return true;
-}
-
-bool kvp_gpu_learner_add(kvp_gpu_cells *cells, const abi_tensor *keys)
-{
-    kvp_gpu_learner *l = cells->learner;
-    const size_t n = (size_t)keys->ne[1], first = cells->cache->plain.n - n;
-    struct kvp_gpu_batch *batch = have_rows(l, cells, first, n) ? calloc(1, sizeof(*batch)) : NULL;
-
-    if (batch == NULL)
-        return false;
-    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .first = first, .n = n };
-    l->last = batch;
-    batch->copies = kvp_gpu_copies_of(cells->gpu);
-    return batch->copies != NULL && kvp_gpu_copies_stage(cells->gpu, &batch->copies->keys, keys, 1, &batch->keys);
-}
-
-bool kvp_gpu_learner_learn(kvp_gpu_cells *cells, const abi_tensor *keys, const abi_tensor *queries, const int32_t *positions, cu_event ready)
-{
-    kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
-    const struct kvp_gpu_plain *plain = &cells->cache->plain;
-    const size_t n = (size_t)keys->ne[1], first = plain->n - n, n_asked = (size_t)queries->ne[1];
-    struct kvp_gpu_batch *batch = l != NULL && have_rows(l, cells, first, n) ? calloc(1, sizeof(*batch)) : NULL;
-    int32_t *all = malloc((n + n_asked) * sizeof(*all));
-
-    if (batch == NULL || all == NULL) {
-        free(batch);
-        free(all);
-        return false;
+    if (ok && lesson->n_batches == 0) {
+        assume_queries(cells, rows, lesson->asked);
+        ok = note_batch(cells, rows, row, lesson->asked);
     }
-    memcpy(all, plain->positions + first, n * sizeof(*all));
-    memcpy(all + n, positions, n_asked * sizeof(*all));
-    *batch = (struct kvp_gpu_batch){ .before = l->last, .cells = cells, .ready = ready, .keys = *keys, .queries = *queries,
-                                     .positions = all, .asked = all + n, .first = first, .n = n };
-    l->last = batch;
-    l->n = plain->n;
-    kvp_gpu_learner_start(batch);
-    return true;
+    for (uint32_t i = 0; i < lesson->n_batches && ok; i++)
+        ok = copy_out(cells, rows, lesson->queries[i], KVP_ASKED_TOKENS * row) &&
+             note_batch(cells, rows, row, lesson->asked + i * KVP_ASKED_TOKENS);
+    free(rows);
+    return ok;
 }
 
-void kvp_gpu_learner_tell(kvp_gpu_learner *l, const kvp_kv *kv, const abi_tensor *rows)
+/* n of the lesson's rows from the first-th on. Rows that are refused are no reason to learn
+ * nothing: kernels say so where they matter. */
+static void write_tensor(const kvp_gpu_cells *cells, size_t first, size_t n)
 {
-    const kvp_gpu_cells *cells = kv->cells;
-    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_range_at(1).from;
-
-    if (l->told)
-        return;
-    l->told = true;
-    l->begins = kvp_gpu_in_first_range(cells->cache);
-    l->turns = kvp_gpu_centers_tell(kv, rows);
-    l->turns = kvp_rope_tell(kv, l->tensor, rows, l->begins && all > first ? first : all, 1, l->turns) && l->turns;
-}
-
-/* A batch's thread */
-
-static void note_queries(const struct kvp_gpu_batch *batch, const char *rows)
-{
-    const abi_tensor *q = &batch->queries;
-
-    for (size_t s = 0; s < (size_t)q->ne[3]; s++) {
-        const kvant_queries queries = { .size = sizeof(queries),
-                                        .q = (const float *)(const void *)(rows + s * q->nb[3]),
-                                        .token_stride = q->nb[1] / sizeof(float),
-                                        .head_stride = q->nb[2] / sizeof(float),
-                                        .n_tokens = (uint32_t)q->ne[1],
-                                        .n_heads = (uint32_t)q->ne[2],
-                                        .positions = batch->asked != NULL ? batch->asked + s * (size_t)q->ne[1] : NULL };
-        kvant_tensor_note_queries(batch->cells->learner->tensor, &queries, 1);
-    }
-}
-
-static float *rows_of(const struct kvp_gpu_batch *batch)
-{
-    return batch->cells->learner->rows + batch->first * kvp_gpu_width(batch->cells);
-}
-
-static void copy_keys(const struct kvp_gpu_batch *batch)
-{
-    const size_t width = kvp_gpu_width(batch->cells);
-
-    for (size_t i = 0; i < batch->n; i++)
-        memcpy(rows_of(batch) + i * width, (const char *)batch->keys.data + i * batch->keys.nb[1], width * sizeof(float));
-}
-
-/* n of the batch's rows from the first-th on. Rows that are refused are no reason to learn nothing: kernels say so where they matter. */
-static void write_tensor(const struct kvp_gpu_batch *batch, size_t first, size_t n)
-{
-    const kvp_gpu_cells *cells = batch->cells;
+    const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
-    const int32_t *positions = batch->positions != NULL ? batch->positions + first : NULL;
-    kvant_tensor *tensor = cells->learner->tensor;
-    int64_t slots[WEIGH_BATCH], at = KVANT_PAGE_TOKENS;
+    const int32_t *positions = l->lesson.positions != NULL ? l->lesson.positions + first : NULL;
+    int64_t slots[LESSON_ROWS], at = KVANT_PAGE_TOKENS;
 
     for (size_t i = 0; i < n; i++)
-        slots[i] = positions != NULL && positions[i] < (int32_t)cells->cache->sink_tokens ? (int64_t)(i % KVANT_PAGE_TOKENS) : at++;
+        slots[i] = positions != NULL && positions[i] >= 0 &&
+                           positions[i] < (int32_t)cells->cache->sink_tokens
+                       ? (int64_t)(i % KVANT_PAGE_TOKENS)
+                       : at++;
     if (positions != NULL)
-        kvant_tensor_next_positions(tensor, positions, n);
-    kvant_tensor_write(tensor, slots, n, rows_of(batch) + first * width, width, 1);
-}
-
-/* Whether the version of the newest rows differs from the one that was asked for last. Its centre is never quite that of another. */
-static bool is_new(const kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
-    const size_t d = cells->head_dim;
-    bool differs = false;
-
-    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
-        kvant_block_info info = { .size = sizeof(info) };
-        if (kvant_tensor_get_block(l->tensor, 1, head, &info) != KVANT_OK || info.affine.center == NULL)
-            return false;
-        differs = differs || info.version != l->number || memcmp(l->center + head * d, info.affine.center, d * sizeof(float)) != 0;
-        memcpy(l->center + head * d, info.affine.center, d * sizeof(float));
-        if (head + 1 == cells->n_kv_heads)
-            l->number = info.version;
-    }
-    return differs;
+        kvant_tensor_next_positions(l->tensor, positions, n);
+    kvant_tensor_write(l->tensor, slots, n, l->lesson.rows + first * width, width, 1);
 }
 
 /* Room for one of a layer's; false without memory. */
@@ -341,7 +236,7 @@ static bool have_version(const kvp_gpu_cells *cells, kvp_gpu_version *version)
     return version->codecs != NULL && (version->start != NULL || !cells->learner->turns);
 }
 
-static bool read_version(const kvp_gpu_cells *cells, uint32_t head, kvp_gpu_version *version)
+static bool read_version(const kvp_gpu_cells *cells, uint32_t head, const kvp_gpu_version *version)
 {
     const kvant_tensor *tensor = cells->learner->tensor;
     kvant_block_info info = { .size = sizeof(info) };
@@ -354,143 +249,88 @@ static bool read_version(const kvp_gpu_cells *cells, uint32_t head, kvp_gpu_vers
     return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) == KVANT_OK;
 }
 
-/* Of the newest version, unless the next batch's thread makes them, and its numbers. */
-static bool make_codecs(const struct kvp_gpu_batch *batch)
+/* Of the newest version; none where the tensor made none of these rows. */
+static bool make_codecs(kvp_gpu_cells *cells)
 {
-    kvp_gpu_cells *cells = batch->cells;
     kvp_gpu_learner *l = cells->learner;
+    kvant_block_info info = { .size = sizeof(info) };
     bool ok;
 
-    if (atomic_load(&batch->followed) || !is_new(cells))
+    if (kvant_tensor_get_block(l->tensor, 1, 0, &info) != KVANT_OK || info.affine.center == NULL)
         return true;
-    kvp_gpu_learner_drop(cells, l);
     ok = have_version(cells, &l->made);
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
         ok = read_version(cells, head, &l->made);
-    return ok && (!batch->waits || kvp_gpu_bring_numbers(cells, (const kvant_codec *const *)l->made.codecs, l->made.start, NULL));
+    return ok;
 }
 
-/* Where a batch's queries are copied to; NULL without memory. */
-static char *take_room(const kvp_gpu_cells *cells, size_t bytes)
+/* A thread */
+
+static bool bring_rows(const kvp_gpu_cells *cells)
 {
-    kvp_gpu_learner *l = cells->learner;
+    kvp_gpu_lesson *lesson = &cells->learner->lesson;
+    const size_t n = lesson->n * kvp_gpu_width(cells);
+    uint16_t *halves;
+    bool ok;
 
-    return l->queries != NULL && bytes <= cells->asked_bytes && !atomic_exchange(&l->queries_taken, true) ? l->queries : malloc(bytes);
-}
-
-static void give_back(kvp_gpu_learner *l, char *queries)
-{
-    if (queries == l->queries)
-        atomic_store(&l->queries_taken, false);
-    else
-        free(queries);
-}
-
-static bool bring(const struct kvp_gpu_batch *batch, const abi_tensor *from, void *to)
-{
-    return kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from->data, kvp_api.nbytes(from), batch->cells->gpu->copying), "copying");
-}
-
-static bool bring_halves(const struct kvp_gpu_batch *batch, float *to)
-{
-    const abi_tensor *from = &batch->keys;
-    uint16_t *halves = malloc(kvp_api.nbytes(from));
-    const bool ok = halves != NULL && bring(batch, from, halves) &&
-                    kvp_cu_ok(kvp_cu.stream_finish(batch->cells->gpu->copying), "copying");
-
+    if (lesson->rows != NULL)
+        return true;
+    halves = malloc(n * sizeof(*halves));
+    lesson->rows = malloc(n * sizeof(*lesson->rows));
+    ok = halves != NULL && lesson->rows != NULL &&
+         copy_out(cells, halves, lesson->halves, n * sizeof(*halves));
     if (ok)
-        kvp_api.fp16_to_fp32_row(halves, to, from->ne[0] * from->ne[1]);
+        kvp_api.fp16_to_fp32_row(halves, lesson->rows, (int64_t)n);
     free(halves);
     return ok;
 }
 
-static bool bring_keys(const struct kvp_gpu_batch *batch)
+static bool make_first(kvp_gpu_cells *cells)
 {
-    return batch->keys.type == ABI_TYPE_F16 ? bring_halves(batch, rows_of(batch)) : bring(batch, &batch->keys, rows_of(batch));
+    kvp_gpu_learner *l = cells->learner;
+    const size_t n = l->lesson.n, parts = (n + LESSON_ROWS - 1) / LESSON_ROWS;
+
+    if (atomic_load(&l->dropped))
+        return true;
+    if (!create_tensor(l, cells) || !bring_rows(cells) || !note_queries(cells))
+        return false;
+    for (size_t i = 0; i < parts; i++)
+        write_tensor(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
+    free(l->lesson.rows);
+    l->lesson.rows = NULL;
+    return make_codecs(cells);
 }
 
-/* The same from GPU memory. Its caller has other things to do than to wait for copies. */
-static char *bring_rows(const struct kvp_gpu_batch *batch)
+static void *learn(void *context)
 {
-    char *queries = malloc(kvp_api.nbytes(&batch->queries));
+    kvp_gpu_cells *cells = context;
 
-    if (queries != NULL && kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->ready), "copying") &&
-        bring_keys(batch) && bring(batch, &batch->queries, queries) &&
-        kvp_cu_ok(kvp_cu.stream_finish(batch->cells->gpu->copying), "copying"))
-        return queries;
-    free(queries);
+    take_permit();
+    cells->learner->failed = !make_first(cells);
+    return_permit();
     return NULL;
 }
 
-/* Of the queries; NULL without memory. */
-static char *take_copies(const struct kvp_gpu_batch *batch)
-{
-    const size_t bytes = kvp_api.nbytes(&batch->queries);
-    const bool came = kvp_gpu_enter(batch->cells->gpu) && kvp_cu_ok(kvp_cu.event_finish(batch->copies->copied), "copying");
-    char *queries = came ? take_room(batch->cells, bytes) : NULL;
-
-    if (queries != NULL) {
-        copy_keys(batch);
-        memcpy(queries, batch->queries.data, bytes);
-    }
-    sem_post(&batch->copies->free);
-    return queries;
-}
-
-static char *take(const struct kvp_gpu_batch *batch)
-{
-    return batch->copies != NULL ? take_copies(batch) : bring_rows(batch);
-}
-
-/* queries: copies, or NULL, which is a failure. */
-static void learn(struct kvp_gpu_batch *batch, char *queries)
-{
-    const size_t n = batch->n, parts = (n + WEIGH_BATCH - 1) / WEIGH_BATCH;
-
-    wait_for(batch->before);
-    take_permit();
-    batch->ok = queries != NULL && !atomic_load(&batch->cells->learner->dropped);
-    if (batch->ok)
-        note_queries(batch, queries);
-    give_back(batch->cells->learner, queries);
-    for (size_t i = 0; i < parts && batch->ok; i++)
-        write_tensor(batch, i * n / parts, (i + 1) * n / parts - i * n / parts);
-    batch->ok = batch->ok && make_codecs(batch);
-    return_permit();
-}
-
-/* In a thread of its own, which gives way to copies and to those who enqueue work for the GPU. */
+/* In a thread of its own, which gives way to those who enqueue work for the GPU. */
 static void *learn_apart(void *context)
 {
-    char *queries = take(context);
-
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* the thread's, on Linux */
-    learn(context, queries);
-    return NULL;
+    return learn(context);
 }
 
-void kvp_gpu_learner_start(struct kvp_gpu_batch *batch)
+void kvp_gpu_learner_learn(kvp_gpu_cells *cells, const kvp_gpu_lesson *lesson)
 {
-    batch->begun = true;
-    if (batch->before != NULL)
-        atomic_store(&batch->before->followed, true);
-    batch->alone = start_thread(&batch->thread, learn_apart, batch);
-    if (!batch->alone)
-        learn(batch, take(batch));
+    kvp_gpu_learner *l = cells->learner;
+
+    l->begun = true;
+    l->lesson = *lesson;
+    kvp_gpu_queries_find(cells, &l->lesson);
+    l->runs = start_thread(&l->thread, learn_apart, cells);
+    if (!l->runs)
+        learn(cells);
 }
 
 /* Later ranges */
-
-void kvp_gpu_learner_keep(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
-{
-    kvp_gpu_learner_finish(l);
-    kvp_gpu_learner_drop(cells, l);
-    free(l->rows);
-    free(l->queries);
-    l->rows = NULL;
-    l->queries = NULL;
-    l->most = 0;
-}
 
 /* Layers without blocks' centres have none. */
 static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)

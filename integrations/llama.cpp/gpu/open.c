@@ -41,7 +41,7 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->id = kv->cache;
     cache->gpu = gpu;
     cache->exact = kvp_kv_exact(&kv->shape, kv->settings, kv->shape.n_streams);
-    cache->n_own = cache->n_pages = kvp_kv_open_pages(&kv->shape, kv->settings);
+    cache->n_pages = kvp_kv_open_pages(&kv->shape, kv->settings);
     cache->next = gpu->caches;
     gpu->caches = cache;
     return cache;
@@ -70,14 +70,23 @@ static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
     const uint32_t ends = pages_of(part->first) + pages_of(part->newest) + (part->newest != 0);
-    const uint32_t rest = cache->n_own > ends ? cache->n_own - ends : 1;
+    const uint32_t rest = cache->n_pages > ends ? cache->n_pages - ends : 1;
 
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
-                                .n_pages = cache->n_own,
+                                .n_pages = cache->n_pages,
                                 .step_pages = part->step != 0 ? pages_of(part->step) : rest,
                                 .first = part->first,
                                 .newest = part->newest,
                                 .step_rows = part->step != 0 ? 0 : KVP_FEW_TOKENS };
+}
+
+void kvp_gpu_bound_steps(kvp_gpu_cache *cache, bool bounded)
+{
+    kvant_plan_params params = plan_params(cache);
+
+    if (!bounded)
+        params.step_rows = 0;
+    kvant_plan_set_params(cache->plan, &params);
 }
 
 /* The plan, and room for the table. A tensor that joins later may have more first and newest
@@ -156,8 +165,10 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         cache->sink_tokens = info->sink_tokens;
     if (!kvp_gpu_marks_create(cache) || (cache->keeps && !make_room(cache)))
         return false;
-    if (cells->weighs && cache->decoded.positions == NULL)
-        cache->decoded.positions = calloc((size_t)cache->n_blocks * KVANT_PAGE_TOKENS, sizeof(*cache->decoded.positions));
+    if (cells->weighs && cache->positions == NULL &&
+        (cache->positions = malloc((size_t)cache->n_blocks * KVANT_PAGE_TOKENS *
+                                   sizeof(*cache->positions))) == NULL)
+        return false;
     for (uint32_t i = 0; i < cache->n_pages; i++)
         if (cache->table != NULL && cache->pages[i].block != KVP_NO_PAGE)
             return kvp_gpu_have_pages(kv, cache->n_pages); /* blocks were opened before this tensor knew its head_dim */
@@ -184,18 +195,15 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
-    kvp_gpu_release(&cache->wait);
     kvp_gpu_ranges_free(cache);
     kvp_gpu_place_free(cache);
-    kvp_gpu_decoded_free(cache);
+    kvp_gpu_queries_free(cache);
     free(cache->shift.mixed);
     free(cache->table);
     free(cache->written);
     kvant_plan_free(&cache->plan);
-    free(cache->wait_cells);
     free(cache->first);
-    free(cache->plain.cells);
-    free(cache->plain.positions);
+    free(cache->positions);
     free(cache->tensors);
     free(cache);
 }
@@ -401,7 +409,7 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
 
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream)
 {
-    const bool ok = kvp_gpu_wait_end(cache, false, stream) &&
+    const bool ok = kvp_gpu_first_settle(cache) &&
                     (cache->table == NULL || encode(cache, cache->pages, stream));
 
     for (uint32_t i = 0; i < cache->n_pages && ok; i++)
@@ -413,13 +421,14 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
     if (cache->table != NULL)
         kvp_gpu_close_all(cache);
-    kvp_gpu_wait_forget(cache);
     memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
     cache->planner = NULL;
     cache->learning = cache->learns;
     cache->n_first = 0;
     kvp_gpu_ranges_forget(cache);
-    kvp_gpu_weigh_forget(cache);
+    cache->weighing = cache->weighs;
+    cache->begun = cache->tried = cache->asks = false;
+    kvp_gpu_queries_forget(cache);
 }
 
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell)

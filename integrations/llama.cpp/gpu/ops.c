@@ -2,7 +2,7 @@
  *
  * Which nodes these are, and their shapes, is said by ../ops_*.c, as for the cache in the computer's memory. What is
  * enqueued reads cell numbers, masks and queries where ggml-cuda left them. */
-#include "gpu.h"
+#include "learner.h"
 
 #include <string.h>
 
@@ -60,7 +60,6 @@ static bool attention_supported(const abi_tensor *node)
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
     leave_out_center(node, k);
-    kvp_gpu_weigh_plan(k, q);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
@@ -148,16 +147,16 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
 }
 
 /* Centre and scale, or a matrix, from a batch of many tokens. */
-static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes)
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
-    kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
+    const kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
     const abi_tensor *rows = node->src[0];
+    const bool seals = !cells->cache->keeps || !cells->cache->waits;
 
-    if (kvp_gpu_weigh_wants(b, node, values, decodes))
-        return kvp_gpu_weigh_keys(node); /* their queries come with attention */
-    kvp_gpu_decoded_tell(node);
-    if (cells->waits && rows->ne[1] > KVP_FEW_TOKENS)
-        return kvp_gpu_wait_keep(cells, rows);
+    if (kvp_gpu_is_weighing(cells))
+        kvp_gpu_learner_tell(kvp_kv_of(node), rows);
+    if (kvp_gpu_is_weighing(cells) && seals && !kvp_gpu_first_in_graph(b, node, values))
+        return false;
     return !kvp_gpu_is_learning(cells) || rows->ne[1] < KVP_LEARN_ROWS ||
            kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->gpu->stream);
 }
@@ -220,18 +219,18 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     kvant_cuda_query_args queries = { 0 };
     kvant_status status = KVANT_OK;
     bool open;
-    int sealed; /* the first of them that is sealed now */
+    bool seals;
 
     for (int i = 0; i < n; i++)
-        if (!takes_cells(nodes[i]) || !kvp_gpu_weigh_join(kvp_kv_of(nodes[i])) || !learn_first(b, nodes[i], values, attending != NULL))
+        if (!takes_cells(nodes[i]) || !learn_first(b, nodes[i], values))
             return ABI_STATUS_FAILED;
     if (!have_centered(b, node) || (attending != NULL && !kvp_gpu_queries_of_pair(b, attending, &queries)))
         return ABI_STATUS_ALLOC_FAILED;
     cache = kvp_gpu_cells_of(node)->cache;
     open = cache->keeps && cache->any_open;
-    sealed = cache->keeps && cache->waits ? n : kvp_gpu_cells_of(node)->waits ? 1 : 0;
-    if (sealed < n)
-        status = append(b, nodes + sealed, n - sealed, false, open ? NULL : &queries);
+    seals = !cache->keeps || !cache->waits;
+    if (seals)
+        status = append(b, nodes, n, false, open ? NULL : &queries);
     if (open && status == KVANT_OK)
         status = append(b, nodes, n, true, &queries);
     if (status != KVANT_OK)

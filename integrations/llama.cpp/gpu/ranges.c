@@ -1,7 +1,8 @@
 /* ranges.c - a matrix for each range of positions (transform=first).
  *
- * RoPE goes on turning keys. The first matrix is for the first range, or, where learning begins behind it, a compromise for all positions
- * (learner.c). Later ranges get matrices of their own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
+ * RoPE goes on turning keys. The first matrix (first.c) is for the first range, or, where learning
+ * begins behind it, a compromise for all positions (learner.c). Later ranges get matrices of their
+ * own from the same sums (kvant_tensor_make_range_codecs). Threads make one when its range is
  * reached; it is in force 1024 rows later, when they are done, so results depend on no clock. A block has the matrix and the centre
  * (centers.c) of its first row's position for all of its rows, and keeps them until all of these are written anew.
  *
@@ -16,7 +17,8 @@
 #define LATE 1024 /* rows of a range that are stored before its matrix is in force */
 
 /* Where ranges begin: each one more costs memory, and queries through its matrix. Below 8192 they have more than an octave. */
-static const int32_t begins[KVP_MOST_RANGES + 1] = { 0, KVP_FIRST_RANGE, 8192, 16384, 32768, 65536, 131072, 262144 };
+static const int32_t begins[KVP_PLAIN + 1] = { 0,     KVP_FIRST_RANGE, 8192,   16384,
+                                               32768, 65536,           131072, 262144 };
 _Static_assert(2 * KVP_MOST_RANGES <= KVANT_CUDA_MOST_MATRICES, "attention takes all of them, centres are twice as many");
 
 kvp_gpu_range kvp_gpu_range_at(uint32_t number)
@@ -32,7 +34,7 @@ static uint32_t range_of(int32_t position)
 {
     uint32_t range = 0;
 
-    while (range + 1 < KVP_MOST_RANGES && position >= begins[range + 1] + LATE)
+    while (range + 1 < KVP_PLAIN && position >= begins[range + 1] + LATE)
         range++;
     return range;
 }
@@ -58,7 +60,7 @@ static int32_t last_position(const kvp_gpu_step *step)
 
 /* Matrices */
 
-/* Rows that take another matrix have all the first one; and little is known before enough was learnt. */
+/* Little is known before the first matrix is made. */
 static void ask(kvp_gpu_cache *cache, uint32_t number)
 {
     kvp_gpu_ranges *ranges = &cache->ranges;
@@ -108,7 +110,8 @@ bool kvp_gpu_ranges_saw(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const kvp_gpu_ranges *ranges = &cache->ranges;
 
-    return ranges->n_last == step->n && kvp_gpu_cells_end_with(ranges->last, ranges->n_last, step);
+    return ranges->n_last == step->n &&
+           memcmp(ranges->last, step->cells, step->n * sizeof(*step->cells)) == 0;
 }
 
 static bool note_last(kvp_gpu_ranges *ranges, const kvp_gpu_step *step)
@@ -312,7 +315,7 @@ bool kvp_gpu_ranges_bring(kvp_gpu_cache *cache, cu_stream stream)
     uint8_t *numbers;
     bool ok;
 
-    if (ranges->made == 1 && !ranges->centers.used && !ranges->moved)
+    if (ranges->made == 1 && !ranges->centers.used && !ranges->moved && !ranges->plain)
         return true;
     if (ranges->centers.used && !kvp_gpu_centers_bring(cache, stream))
         return false;
@@ -400,7 +403,7 @@ void kvp_gpu_ranges_forget(kvp_gpu_cache *cache)
     memset(ranges->of, 0, cache->n_blocks);
     for (uint32_t id = 0; id < KVP_MOST_TRANSFORMS; id++)
         ranges->lineages[id] = (kvp_gpu_lineage){ id < KVP_MOST_RANGES ? id : 0, 0 };
-    ranges->moved = false;
+    ranges->moved = ranges->plain = false;
     ranges->made = 1;
     ranges->position = -1;
     ranges->asked = 0;

@@ -1,6 +1,6 @@
 /* ready.c - what a hand-over needs is made before there is no room left (in_place.h).
  *
- * Threads make matrices from the first rows, and from queries that prompts had. Then the matrices
+ * Threads make matrices from the first rows, and from queries if prompts had some. Then the matrices
  * come in force, a layer per step of few tokens, and threads make matrices for further ranges of
  * positions. Each stage begins at a fixed number of rows, so results depend on no clock.
  * hand_over.c stores the rows. */
@@ -8,6 +8,7 @@
 #include "learner.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../buffer.h"
 #include "../ggml_api.h"
@@ -17,11 +18,6 @@
 #define ALONE_STEPS ((size_t)256) /* of few tokens: threads are done by then */
 
 /* Learning */
-
-static bool is_learning(const kvp_gpu_cells *cells)
-{
-    return cells->weighs && !cells->weighed;
-}
 
 static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
 {
@@ -33,41 +29,17 @@ static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
 
 static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
 {
-    kvp_gpu_cells *cells = kv->cells;
-    const struct kvp_gpu_place *place = cells->cache->place;
-    kvp_gpu_learner *l = kvp_gpu_learner_of(cells);
-    const size_t batches = place->n_asked < KVP_ASKED_BATCHES ? place->n_asked : KVP_ASKED_BATCHES;
-    const size_t head = cells->head_dim * sizeof(float), row = kvp_kv_row_bytes(kv);
-    const size_t n_asked = batches * KVP_ASKED_TOKENS;
-    const abi_tensor keys = { .type = ABI_TYPE_F16,
-                              .ne = { kv->shape.row, (int64_t)n, 1, 1 },
-                              .nb = { sizeof(uint16_t), row, n * row, n * row },
-                              .data = kv->memory };
-    const abi_tensor queries = { .type = ABI_TYPE_F32,
-                                 .ne = { cells->head_dim, (int64_t)n_asked,
-                                         (int64_t)(place->asked_row / head), 1 },
-                                 .nb = { sizeof(float), place->asked_row, head,
-                                         n_asked * place->asked_row },
-                                 .data = kvp_gpu_place_queries(cells) };
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_lesson lesson = { .n = n,
+                              .halves = kv->memory,
+                              .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
 
-    if (l == NULL)
+    if (lesson.positions == NULL)
         return false;
-    kvp_gpu_learner_tell(l, kv, rows);
-    return kvp_gpu_learner_learn(cells, &keys, &queries, place->asked_positions, place->ready);
-}
-
-/* Of the first rows. They are in no list of rows that have copies: they are stored when there is
- * a matrix. */
-static bool add_first(kvp_gpu_cache *cache, size_t n)
-{
-    int64_t *cells = malloc((n + 1) * sizeof(*cells));
-    bool ok = cells != NULL;
-
-    for (size_t i = 0; i < n && ok; i++)
-        cells[i] = (int64_t)i;
-    ok = ok && kvp_gpu_weigh_add(cache, &(kvp_gpu_step){ cells, cache->place->positions, n });
-    free(cells);
-    return ok;
+    memcpy(lesson.positions, cells->cache->place->positions, n * sizeof(*lesson.positions));
+    kvp_gpu_learner_tell(kv, rows);
+    kvp_gpu_learner_learn(kv->cells, &lesson);
+    return true;
 }
 
 void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n)
@@ -75,27 +47,19 @@ void kvp_gpu_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_gra
     struct kvp_gpu_place *place = cache->place;
     bool ok;
 
-    if (place->learns || place->n_asked == 0 || n == 0)
+    if (place->learns || !cache->weighing || n == 0)
         return;
-    ok = place->ready != NULL ||
-              kvp_cu_ok(kvp_cu.event_new(&place->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
-                        "an event");
-
-    n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     place->learns = true;
-    if (!cache->weighing || cache->plain.n > 0)
-        return;
+    n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     kvp_gpu_follow(b);
-    ok = ok && kvp_gpu_have_copying(cache->gpu) && add_first(cache, n) &&
-         kvp_cu_ok(kvp_cu.event_record(place->ready, cache->gpu->stream), "copying");
+    ok = kvp_gpu_queries_ready(cache);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const abi_tensor *rows = is_learning(cells) ? rows_for(cache->tensors[i], graph) : NULL;
+        const abi_tensor *rows = kvp_gpu_is_weighing(cells) && cells->learner != NULL
+                                     ? rows_for(cache->tensors[i], graph)
+                                     : NULL;
         ok = rows == NULL || learn(cache->tensors[i], rows, n);
     }
-    for (size_t i = 0; i < cache->plain.n; i++)
-        cache->plain.cells[i] = -1;
-    cache->plain.last = 0;
     if (!ok)
         kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
 }
@@ -135,7 +99,7 @@ static void settle(kvp_gpu_backend *b, kvp_kv *kv)
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
 
-    if (!kvp_gpu_weigh_join(kv))
+    if (!kvp_gpu_first_join(kv))
         kvp_gpu_unlearn(kv->cells);
     if (b != NULL && kvp_gpu_is_learning(cells))
         kvp_gpu_follow(b);
@@ -152,7 +116,7 @@ void kvp_gpu_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
     for (; n > 0 && place->n_ready < cache->n_tensors; n--)
         settle(b, cache->tensors[place->n_ready++]);
     if (place->n_ready == cache->n_tensors && cache->weighing)
-        kvp_gpu_weigh_written(cache, NULL, 0, NULL);
+        kvp_gpu_first_end(cache);
 }
 
 /* When */
@@ -197,10 +161,8 @@ void kvp_gpu_place_foresee(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_g
 
     if (place->whole || place->planned || n < begin_of(place->room))
         return;
-    if (cache->weighs && !place->learns)
+    if (cache->weighs)
         kvp_gpu_place_learn(b, cache, graph, n);
-    if (cache->weighs && !place->learns)
-        return; /* no prompt had queries to learn from */
     if (place->begun == 0)
         place->begun = n;
     place->n_alone += few;

@@ -1,8 +1,8 @@
 /* rows.c - rows of a cache tensor in GPU memory that are read, written and copied without a graph, as
  * llama.cpp does for states and for copies of streams.
  *
- * Rows may be in open pages alone until kvp_gpu_cache_settle. step.c tells the plan
- * which rows come. */
+ * Rows may be in open pages alone until kvp_gpu_cache_settle. Those who read find them there.
+ * step.c tells the plan which rows come. */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -53,7 +53,7 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
     }
     kvp_gpu_marks_notice(cells->cache, KVANT_ERR_NONFINITE);
     room = kvp_gpu_batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
-    if (room != NULL && kvp_gpu_cache_settle(cells->cache, cells->gpu->stream))
+    if (room != NULL)
         status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);
     if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
                                                           n * width * sizeof(*rows), cells->gpu->stream),
@@ -134,7 +134,6 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
     if (kvp_gpu_hand_over(cells->cache) && kvp_gpu_cache_settle(cells->cache, gpu->stream) &&
         kvp_gpu_open_written(kv, &(kvp_gpu_step){ .cells = cell_numbers, .n = n }, gpu->stream) &&
         kvp_gpu_learn_written(kv, cell_numbers, n, rows) &&
-        kvp_gpu_weigh_written(cells->cache, cell_numbers, n, NULL) &&
         (room = kvp_gpu_batch_room(gpu, n, width, &slots)) != NULL &&
         kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))

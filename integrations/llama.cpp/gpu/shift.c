@@ -327,27 +327,6 @@ static void note_open(kvp_gpu_cache *cache)
     }
 }
 
-/* Keys may wait for a better matrix as copies. The copies of keys that moved are out of date. */
-static bool note_learnt(kvp_gpu_cache *cache, const int32_t *shifts)
-{
-    const size_t n_cells = (size_t)cache->n_blocks * KVANT_PAGE_TOKENS;
-    int64_t *moved = malloc(n_cells * sizeof(*moved));
-    size_t n = 0;
-    bool ok = moved != NULL;
-
-    for (size_t i = 0; i < n_cells && ok; i++) {
-        if (shifts[i] == 0 ||
-            !is_written(cache, (uint32_t)(i / KVANT_PAGE_TOKENS), i % KVANT_PAGE_TOKENS))
-            continue;
-        moved[n++] = (int64_t)i;
-        if (cache->decoded.positions != NULL)
-            cache->decoded.positions[i] += shifts[i];
-    }
-    ok = ok && kvp_gpu_weigh_written(cache, moved, n, NULL);
-    free(moved);
-    return ok;
-}
-
 /* Most rows of a block say where its newest ones go. */
 static void note_positions(const plan *p)
 {
@@ -368,8 +347,7 @@ static bool begin(plan *p, cu_stream stream)
     ok = p->by != NULL && open_mixed(p, stream) && find_ids(p);
     if (ok)
         renumber(p);
-    ok =
-        ok && list_mixed(p) && note_learnt(cache, p->shifts) && kvp_gpu_ranges_bring(cache, stream);
+    ok = ok && list_mixed(p) && kvp_gpu_ranges_bring(cache, stream);
     if (ok) {
         note_open(cache);
         note_positions(p);
@@ -396,7 +374,7 @@ static bool begin_shift(kvp_gpu_backend *b, const kvp_gpu_cells *cells, const ab
     plan p = { .cache = cache };
 
     kvp_gpu_marks_notice(cache, KVANT_ERR_NONFINITE);
-    if (!kvp_gpu_wait_end(cache, false, b->gpu->stream) ||
+    if (!kvp_gpu_first_settle(cache) ||
         !kvp_gpu_fetch(b, KVP_FETCHED_KEYS, node->src[1], &shifts)) {
         *status = ABI_STATUS_FAILED;
         return true;

@@ -6,14 +6,14 @@
 #include "gpu.h"
 
 /* Ranges of positions after the first one that a cache of this shape makes matrices for. A cache of
- * no more than KVP_FIRST_RANGE cells ends learning with its first matrix (weigh.c). */
+ * no more than KVP_FIRST_RANGE cells ends learning with its first matrix (first.c). */
 static size_t further_ranges(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
     if (shape->n_cells <= KVP_FIRST_RANGE)
         return 0;
-    for (uint32_t range = 1; range < KVP_MOST_RANGES; range++)
+    for (uint32_t range = 1; range < KVP_PLAIN; range++)
         n += (uint32_t)kvp_gpu_range_at(range).first < n_positions;
     return n;
 }
@@ -36,26 +36,24 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     return numbers * sizeof(float);
 }
 
-size_t kvp_gpu_waiting_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
+/* Of KVP_PLAIN, which few caches need: it is there from the first matrix on. */
+size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads)
 {
-    const size_t rows = KVP_MOST_WAITING, all = kvp_kv_blocks(shape),
-                 most = rows / KVANT_PAGE_TOKENS + 1;
-    const size_t pages =
-        (all < most ? all : most) * KVANT_PAGE_TOKENS * shape->row * sizeof(uint16_t);
+    kvant_codec_info info = { .size = sizeof(info) };
 
-    if (!kvp_kv_learns(settings))
+    kvant_codec_get_info(codecs[0], &info);
+    if (!info.learns_transform || shape->role != KVANT_ROLE_K)
         return 0;
-    return pages + (shape->role == KVANT_ROLE_K ? rows * shape->row * sizeof(float) : 0);
+    return 2 * (size_t)n_kv_heads * info.head_dim * info.head_dim * sizeof(float);
 }
 
-/* Blocks and open pages of one layer as fp32 rows with their slots, while they take another
- * matrix. */
+/* Open pages of one layer as fp32 rows with their slots, while they take a matrix. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
-    const size_t n = kvp_kv_blocks(shape), row = shape->row * sizeof(float) + sizeof(int64_t);
+    const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
-    return ((n < KVP_MOST_ANEW ? n : KVP_MOST_ANEW) + kvp_kv_open_pages(shape, settings)) *
-           KVANT_PAGE_TOKENS * row;
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row;
 }

@@ -3,7 +3,8 @@
  * Translates cells, positions and masks of a graph, and rows that are written without a graph, into
  * steps of the plan, and has open.c carry its changes out. If all rows of a step have pages, they
  * go to these alone, and are encoded when their blocks give the pages up. Otherwise all rows of the
- * step are encoded at once, too.
+ * step are encoded at once, too. Before keys have a matrix (first.c) rows of a step of any length go
+ * to free pages.
  *
  * llama.cpp sends cell numbers, positions and masks to the GPU, and devices.c keeps copies of them.
  * A graph reads the page table and the slots from GPU memory. So it can be replayed, and a captured
@@ -117,28 +118,70 @@ static void release_unused(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
 
 /* Plans */
 
-static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const views *seen,
-                      cu_stream stream)
+static kvant_plan_changes plan_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step,
+                                    const views *seen)
 {
     const kvant_plan_step rows = { .slots = step->cells,
                                    .positions = step->positions,
                                    .n = (uint32_t)step->n,
                                    .views = seen->list,
                                    .n_views = seen->n };
-    const kvant_plan_changes changes = kvant_plan_step_rows(cache->plan, &rows);
+
+    return kvant_plan_step_rows(cache->plan, &rows);
+}
+
+static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const views *seen,
+                      cu_stream stream)
+{
+    const kvant_plan_changes changes = plan_rows(cache, step, seen);
 
     return kvp_gpu_carry_out(cache, &changes, stream);
 }
 
+/* Whether there are free pages for all blocks of a step. */
+static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    uint32_t n_free = 0, n = 0;
+
+    for (uint32_t page = 0; page < cache->n_pages; page++)
+        n_free += kvant_plan_block(cache->plan, page) < 0;
+    for (size_t i = 0; i < step->n; i++) {
+        size_t j = 0;
+        while (j < i && block_of(step, j) != block_of(step, i))
+            j++;
+        n += j == i && kvant_plan_page(cache->plan, block_of(step, i)) < 0;
+    }
+    return n <= n_free;
+}
+
+static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n; i++)
+        if (kvant_plan_page(cache->plan, block_of(step, i)) < 0)
+            return false;
+    return true;
+}
+
+/* Opens blocks for a step before its graph. Keys take their first matrix before rows are sealed. */
 static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                         cu_stream stream)
 {
+    kvant_plan_changes changes = { 0 };
     views seen;
     bool ok;
 
     if (mask != NULL)
         release_unused(cache, step, mask);
-    ok = find_views(cache, step, mask, &seen) && open_rows(cache, step, &seen, stream);
+    ok = find_views(cache, step, mask, &seen);
+    if (ok) {
+        kvp_gpu_bound_steps(cache, !cache->weighing || !fits(cache, step));
+        changes = plan_rows(cache, step, &seen);
+        kvp_gpu_bound_steps(cache, true);
+        ok = kvp_gpu_first_prepare(cache, step, has_pages(cache, step), changes.n_seal > 0);
+        if (!ok)
+            kvant_plan_undo(cache->plan);
+    }
+    ok = ok && kvp_gpu_carry_out(cache, &changes, stream);
     free(seen.list);
     free(seen.blocks);
     return ok;
@@ -155,25 +198,14 @@ bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t 
            open_rows(cache, &(kvp_gpu_step){ .cells = cells, .n = n }, &none, stream);
 }
 
-bool kvp_gpu_opens_empty(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
-{
-    uint32_t n_free = 0;
-
-    for (uint32_t i = 0; i < cache->n_pages && !cache->waiting; i++)
-        n_free += cache->pages[i].block == KVP_NO_PAGE;
-    for (size_t i = 0; i < step->n; i++) {
-        const uint32_t block = block_of(step, i);
-        if ((kvp_gpu_page_of(cache, step->cells[i]) >= 0 && !cache->waiting) ||
-            (i > 0 && block_of(step, i - 1) == block))
-            continue;
-        if (cache->written[block] != 0 || n_free == 0)
-            return false;
-        n_free--;
-    }
-    return true;
-}
-
 /* Rows */
+
+/* Keys in open pages are learned from with their positions. */
+static void note_positions(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n && cache->positions != NULL; i++)
+        cache->positions[step->cells[i]] = step->positions != NULL ? step->positions[i] : -1;
+}
 
 size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t n, int64_t *slots)
 {
@@ -191,7 +223,6 @@ size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t
 static void note_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots,
                       bool fresh)
 {
-    kvp_gpu_decoded_note(cache, step, slots);
     for (size_t i = 0; i < step->n; i++) {
         const uint64_t bit = (uint64_t)1 << (step->cells[i] % KVANT_PAGE_TOKENS);
         kvp_open_page *page = slots[i] >= 0 ? &cache->pages[slots[i] / KVANT_PAGE_TOKENS] : NULL;
@@ -210,15 +241,12 @@ static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp
 {
     size_t n_open;
 
-    if (cache->waiting)
-        kvp_gpu_borrow(cache, step);
-    else if (!open_blocks(cache, step, mask, stream))
+    if (!open_blocks(cache, step, mask, stream))
         return false;
     n_open = kvp_gpu_slots_of(cache, step->cells, step->n, slots);
     cache->waits = n_open == step->n;
-    if (cache->waiting) /* values of a batch whose keys wait are encoded at once */
-        cache->waits = cache->waits && kvp_gpu_is_few(step);
     cache->any_open = n_open > 0;
+    note_positions(cache, step);
     note_rows(cache, step, slots, cache->waits);
     return true;
 }
@@ -258,10 +286,17 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                            cu_stream stream)
 {
-    const bool ok = in_range(cache, step) && kvp_gpu_wait_prepare(cache, step, stream) &&
-                    kvp_gpu_ranges_prepare(cache, step) &&
-                    (!cache->keeps || place(cache, step, mask, stream));
+    bool ok = in_range(cache, step) &&
+              (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+              (cache->keeps ? place(cache, step, mask, stream)
+                            : kvp_gpu_first_prepare(cache, step, false, false));
 
+    if (ok)
+        kvp_gpu_first_mark(cache, step);
+    ok = ok && kvp_gpu_ranges_prepare(cache, step);
+    if (ok)
+        kvp_gpu_first_mark(cache, step);
+    ok = ok && kvp_gpu_ranges_prepare(cache, step);
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, step->cells[i]);
     cache->planner = NULL;
@@ -300,6 +335,7 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
+    const views none = { 0 };
     int64_t *slots;
     int32_t *positions;
     bool ok;
@@ -312,8 +348,9 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
     if (ok) {
         const kvp_gpu_step rows = { step->cells, positions, step->n };
         count_positions(cache, step, positions);
-        ok = open_blocks(cache, &rows, NULL, stream);
+        ok = open_rows(cache, &rows, &none, stream);
         kvp_gpu_slots_of(cache, step->cells, step->n, slots);
+        note_positions(cache, step);
         if (ok)
             note_rows(cache, &(kvp_gpu_step){ .cells = step->cells, .n = step->n }, slots, false);
     }

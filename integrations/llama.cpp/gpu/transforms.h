@@ -46,6 +46,7 @@ typedef struct kvp_gpu_ranges {
     uint8_t *of;   /* by block: the id of its transform */
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
     bool moved;    /* some of these are of keys that moved */
+    bool plain;    /* some blocks have the id KVP_PLAIN */
     uint32_t made; /* a bit for each range that has a matrix; bit 0 always */
     uint32_t asked; /* threads make that of this one; 0: of none */
     size_t since;  /* rows that were stored since */
@@ -62,24 +63,14 @@ typedef struct kvp_gpu_ranges {
     size_t n_last, most_last;
 } kvp_gpu_ranges;
 
-/* Rows of decoded tokens that matrices are learnt from, and queries of some of these tokens (decoded.c). */
-typedef struct kvp_gpu_decoded {
-    int32_t *positions;   /* by cell, of rows that came in steps of few tokens; NULL: nothing is learnt from them */
-    size_t n;             /* the last rows of cache->plain, which no thread saw yet */
-    char *signs;          /* of values of different tokens among them */
-    size_t n_different;
-    uint32_t n_monotonous; /* blocks that were too much so */
-    bool ended;           /* nothing is learnt from decoded tokens any more */
-    bool asks;            /* graphs of few tokens copy queries: of their first token, from each layer */
-    kvp_gpu_memory asked; /* by layer: these, some of steps before, and keys */
-    size_t row, pitch, n_layers; /* a token's queries in bytes, and a layer's share, of the layers with the most */
-    cu_event ready;       /* rows are there for threads */
-    int32_t place;        /* position of those of the last step; -1: it copied none */
-    int32_t places[KVP_MOST_ASKED];
-    uint32_t n_asked, n_steps;
-    bool pends;           /* threads learn, and nobody asks for the result yet */
-    uint32_t n_late;      /* steps since they began */
-} kvp_gpu_decoded;
+/* Queries of prompts (queries.c). Each batch has them by layer, KVP_ASKED_TOKENS tokens each. */
+typedef struct kvp_gpu_asked {
+    kvp_gpu_memory batches[KVP_ASKED_BATCHES];
+    size_t row; /* bytes of a token's; 0: none came */
+    uint32_t n; /* batches that came since the cache was cleared */
+    int32_t positions[KVP_ASKED_BATCHES * KVP_ASKED_TOKENS];
+    cu_event ready; /* threads may read them */
+} kvp_gpu_asked;
 
 /* learn.c. Learns centre and scale from n rows on the GPU, at least so many; waits for the stream. */
 #define KVP_LEARN_ROWS 64u
@@ -95,17 +86,6 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* weigh.c. Keys of a long batch are kept in the computer's memory, until attention brings their queries; then a thread learns from both.
- * settle waits for these threads and lets stored rows take their matrices. False with a message. wants: whether keys would be looked at; values: of the same tokens, or NULL; decodes: a token of each
- * sequence, whose queries may be on their way already. */
-bool kvp_gpu_weigh_wants(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values, bool decodes);
-bool kvp_gpu_weigh_keys(const abi_tensor *node);
-void kvp_gpu_weigh_plan(kvp_gpu_cells *cells, const abi_tensor *q); /* of attention that will come: makes room for its copies */
-bool kvp_gpu_weigh_queries(kvp_gpu_backend *b, const abi_tensor *node);
-bool kvp_gpu_weigh_settle(kvp_gpu_cache *cache);
-bool kvp_gpu_weigh_join(kvp_kv *kv); /* the same of a tensor */
-bool kvp_gpu_weigh_later(const kvp_gpu_cache *cache, const kvp_gpu_step *step); /* of each when its next rows come: nobody reads others */
-
 /* A version that was learnt: codecs, one per kv head (NULL: there is none), and centres of a block at position 0 (NULL: blocks share the
  * codecs'). */
 typedef struct kvp_gpu_version {
@@ -113,45 +93,35 @@ typedef struct kvp_gpu_version {
     float *start;
 } kvp_gpu_version;
 
-/* anew.c. A version comes in force; all rows take it. A codec that is kept becomes NULL. rows: copies of those of cache->plain, as far as
- * there are n. *done false: too many rows were stored already. The lock is held. */
-bool kvp_gpu_store_anew(kvp_gpu_cells *cells, kvp_gpu_version *made, const float *rows, size_t n, bool *done);
+/* first.c. The lock is held for all of these. False: with a message.
+ * prepare, before blocks for a step are opened: threads begin to make matrices, and join if rows
+ * have to be sealed. kept: all rows of the step go to open pages alone. takes: other blocks give up
+ * pages. mark, behind it: what was sealed keeps its transform.
+ * settle: the same before somebody else seals rows. join: waits for the thread of a tensor, whose
+ * matrix comes in force. end: says whether keys of the cache learn still.
+ * in_graph: keys of a long step are sealed at once, so its own rows make the matrix; values: of the
+ * same tokens, or NULL. */
+bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes);
+void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
+bool kvp_gpu_first_settle(kvp_gpu_cache *cache);
+bool kvp_gpu_first_join(kvp_kv *kv);
+void kvp_gpu_first_end(kvp_gpu_cache *cache);
+bool kvp_gpu_first_in_graph(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values);
 
-/* The same of rows that wait, and of those of few tokens since; numbers were brought. The version may be none. */
-bool kvp_gpu_store_waiting(kvp_gpu_cells *cells, kvp_gpu_version *made);
+/* queries.c. keep: of an attention node, without an error where there is no memory. ready: work
+ * that was enqueued is what threads may read. find: those that were kept of a layer. */
+bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
+bool kvp_gpu_queries_ready(kvp_gpu_cache *cache);
+void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_lesson *lesson);
+void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
+void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
-/* wait.c. Before a graph: what was learnt comes in force, and keys of the batch may have to wait. keep: these, which are on the GPU. end:
- * nothing waits any more; if later is set, keys wait till their layer's next rows come. The lock is held. */
-bool kvp_gpu_wait_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
-bool kvp_gpu_wait_keep(kvp_gpu_cells *cells, const abi_tensor *keys);
-bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes); /* a small part of what is free: others will need memory, too */
-bool kvp_gpu_wait_end(kvp_gpu_cache *cache, bool later, cu_stream stream);
-void kvp_gpu_wait_forget(kvp_gpu_cache *cache);
-uint32_t kvp_gpu_wait_fresh(const kvp_gpu_cache *cache); /* pages, the first ones, with rows of few tokens, when it ended */
+/* A small part of what is free: others will need memory, too. */
+bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes);
 
-/* decoded.c. Before a graph: end, before anything is settled, says whether the threads' time has come. take, when it is, keeps rows and
- * queries of the steps before, and starts threads. note: a step's rows are in open pages. ask: attention of a few tokens copies
- * queries. tell: how keys turn, by the node that writes them. The lock is held. */
-bool kvp_gpu_decoded_end(kvp_gpu_cache *cache, const kvp_gpu_step *step);
-bool kvp_gpu_decoded_take(kvp_gpu_cache *cache, const kvp_gpu_step *step);
-void kvp_gpu_decoded_note(kvp_gpu_cache *cache, const kvp_gpu_step *step, const int64_t *slots);
-bool kvp_gpu_decoded_ask(const kvp_gpu *gpu, const abi_tensor *node);
-void kvp_gpu_decoded_tell(const abi_tensor *node);
-void kvp_gpu_decoded_forget(kvp_gpu_cache *cache);
-void kvp_gpu_decoded_free(kvp_gpu_cache *cache);
-
-/* weigh.c. Rows behind those of cache->plain; false without memory. */
-bool kvp_gpu_weigh_add(kvp_gpu_cache *cache, const kvp_gpu_step *step);
-
-/* weigh.c. Lists of cells: whether they end with a step's (-sm tensor: a batch is several graphs); those where other rows are now become -1. */
-bool kvp_gpu_cells_end_with(const int64_t *cells, size_t n, const kvp_gpu_step *step);
-void kvp_gpu_cells_lose(const kvp_gpu_cache *cache, int64_t *cells, size_t n, const int64_t *written, size_t n_written);
-
-/* weigh.c. Cells are written: step NULL from the computer's memory, else by a batch. Forget: all rows are of the past. The lock is held. */
-bool kvp_gpu_weigh_written(kvp_gpu_cache *cache, const int64_t *cells, size_t n, const kvp_gpu_step *step);
-void kvp_gpu_weigh_forget(kvp_gpu_cache *cache);
-void kvp_gpu_weigh_begin(kvp_gpu_cells *cells); /* anew, as free in learner.c; what a tensor needs for it is made in a thread */
-void kvp_gpu_weigh_free(kvp_gpu_cells *cells);
+/* learner.c. begin: as new, for a cache without rows. free waits for the thread. */
+void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
+void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 
 /* cells.c. The matrix of a transform's id. If its range has none, the last range before counts. */
 typedef struct kvp_gpu_matrix {
@@ -232,9 +202,11 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first, size_t n);
 
 /* cells.c: what a version of the first range says is brought to the GPU (which waits for the stream; NULL: one that orders nothing), and
- * becomes the cells'; or weights and centres of a later one. */
+ * becomes the cells'; or weights and centres of a later one. plain: what KVP_PLAIN stands for, a
+ * centre and a scale (NULL: none) in the computer's memory. */
 bool kvp_gpu_bring_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs, const float *start, cu_stream stream);
 bool kvp_gpu_bring_range(kvp_gpu_cells *cells, uint32_t range, const kvp_gpu_version *version, const float *mean);
+bool kvp_gpu_bring_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
 void kvp_gpu_take_numbers(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. A tensor without rows has neither centre nor scale nor matrix of some any more. */

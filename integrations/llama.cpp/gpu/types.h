@@ -28,17 +28,18 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
-#define KVP_MOST_PAGES KVP_MOST_OPEN /* more than a batch needs that waits for matrices */
+struct kvp_gpu_lesson; /* learner.h */
+
+#define KVP_MOST_PAGES KVP_MOST_OPEN
 #define KVP_FEW_TOKENS 16u /* a step of at most 16 tokens may be captured */
 #define KVP_ENOUGH_ROWS 1024u /* to learn a matrix from */
-#define KVP_MOST_WAITING                                                                           \
-    (2 * KVP_ENOUGH_ROWS)  /* rows that wait for one, where memory is free (wait.c) */
-#define KVP_MOST_ANEW 256u /* blocks that may take another matrix (anew.c) */
-#define KVP_MOST_ASKED 16u /* tokens whose queries go with a batch of decoded rows */
-#define KVP_LATE_STEPS 32u /* of a few tokens, while threads learn */
-#define KVP_KIND_NUMBERS 128u /* of a value, whose signs tell tokens apart */
+#define KVP_ASKED_TOKENS 64u /* of a prompt's batch, whose queries are kept */
+#define KVP_ASKED_BATCHES 4u /* that are kept at once */
 
-#define KVP_MOST_RANGES 7u /* of positions; the last one has no end */
+/* Ranges of positions that have a matrix of their own, the last one without an end. Behind them is
+ * KVP_PLAIN, for keys that were sealed before their layer had a matrix. */
+#define KVP_PLAIN 7u
+#define KVP_MOST_RANGES (KVP_PLAIN + 1)
 #define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES
 #define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_RANGES)
 #define KVP_FIRST_RANGE 2048u

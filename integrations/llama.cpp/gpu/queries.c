@@ -1,0 +1,132 @@
+/* queries.c - queries of prompts, which first matrices are made from (learner.c).
+ *
+ * While the graph of a batch of 64 tokens or more runs, 64 of its queries are copied within GPU
+ * memory, layer by layer. Threads fetch them. Graphs of few tokens are captured and copy none. */
+#include "learner.h"
+
+#include <string.h>
+
+#include "../ggml_api.h"
+
+bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes)
+{
+    size_t unused, total;
+
+    return kvp_gpu_enter(gpu) && kvp_cu_ok(kvp_cu.memory_info(&unused, &total), "memory") &&
+           bytes < unused / 4;
+}
+
+/* Which of the layers that learn matrices these cells are, or how many there are. */
+static size_t layer_of(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *of = cache->tensors[i]->cells;
+        if (of == cells)
+            break;
+        n += of->weighs;
+    }
+    return n;
+}
+
+static char *place_of(const kvp_gpu_cells *cells, uint32_t batch)
+{
+    const kvp_gpu_asked *asked = &cells->cache->asked;
+
+    return (char *)asked->batches[batch].at +
+           layer_of(cells->cache, cells) * KVP_ASKED_TOKENS * asked->row;
+}
+
+/* The first layer of a batch says which tokens these are. */
+static void note_batch(kvp_gpu_backend *b, kvp_gpu_asked *asked, size_t n)
+{
+    const int32_t *positions = kvp_gpu_positions_at(b->gpu, b->positions, n);
+    const uint32_t batch = asked->n++ % KVP_ASKED_BATCHES;
+
+    for (size_t i = 0; i < KVP_ASKED_TOKENS; i++)
+        asked->positions[batch * KVP_ASKED_TOKENS + i] =
+            positions != NULL ? positions[i * (n / KVP_ASKED_TOKENS)] : -1;
+}
+
+/* Memory that grows loses what it held: with -sm tensor layers join the cache in the midst of a
+ * batch, and those before them learn from keys alone. */
+static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
+{
+    const size_t bytes = layer_of(cache, NULL) * KVP_ASKED_TOKENS * cache->asked.row;
+    kvp_gpu_memory *memory = &cache->asked.batches[batch];
+
+    if (memory->bytes >= bytes)
+        return true;
+    if (memory->at != NULL)
+        kvp_gpu_queries_forget(cache);
+    return kvp_gpu_are_few(cache->gpu, bytes) && kvp_gpu_grow(cache->gpu, memory, bytes, true);
+}
+
+bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    kvp_gpu_cells *cells = kvp_gpu_cells_of(node->src[1]);
+    kvp_gpu_cache *cache = cells->cache;
+    kvp_gpu_asked *asked = &cache->asked;
+    const abi_tensor *q = node->src[0];
+    const size_t n = (size_t)q->ne[1], row = q->nb[1];
+    cu_copy_2d rows = { .from_type = CU_MEMORY_DEVICE,
+                        .from_device = (cu_address)(uintptr_t)q->data,
+                        .from_pitch = n / KVP_ASKED_TOKENS * row,
+                        .to_type = CU_MEMORY_DEVICE,
+                        .to_pitch = row,
+                        .width = row,
+                        .height = KVP_ASKED_TOKENS };
+
+    if (n < KVP_ASKED_TOKENS || q->ne[3] != 1 || (size_t)q->ne[2] * q->nb[2] != row ||
+        (asked->row != 0 && asked->row != row))
+        return true; /* the layer learns from keys alone */
+    asked->row = row;
+    if (!have_batch(cache, cells->n_asked % KVP_ASKED_BATCHES))
+        return true;
+    if (cells->n_asked == asked->n)
+        note_batch(b, asked, n);
+    rows.to_device = (cu_address)(uintptr_t)place_of(cells, cells->n_asked++ % KVP_ASKED_BATCHES);
+    return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
+}
+
+bool kvp_gpu_queries_ready(kvp_gpu_cache *cache)
+{
+    const uint32_t flags = CU_NO_TIMING | CU_EVENT_SLEEPS;
+    kvp_gpu_asked *asked = &cache->asked;
+
+    return kvp_gpu_have_copying(cache->gpu) &&
+           (asked->ready != NULL ||
+            kvp_cu_ok(kvp_cu.event_new(&asked->ready, flags), "an event")) &&
+           kvp_cu_ok(kvp_cu.event_record(asked->ready, cache->gpu->stream), "copying");
+}
+
+/* A layer that missed a batch has queries of tokens whose positions are not known. */
+void kvp_gpu_queries_find(const kvp_gpu_cells *cells, kvp_gpu_lesson *lesson)
+{
+    const kvp_gpu_asked *asked = &cells->cache->asked;
+
+    lesson->n_batches = asked->n < KVP_ASKED_BATCHES ? asked->n : KVP_ASKED_BATCHES;
+    lesson->n_batches = cells->n_asked == asked->n ? lesson->n_batches : 0;
+    lesson->row = asked->row;
+    for (uint32_t i = 0; i < lesson->n_batches; i++)
+        lesson->queries[i] = place_of(cells, i);
+    memcpy(lesson->asked, asked->positions, sizeof(lesson->asked));
+}
+
+void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
+{
+    cache->asked.n = 0;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->n_asked = 0;
+    }
+}
+
+void kvp_gpu_queries_free(kvp_gpu_cache *cache)
+{
+    for (uint32_t i = 0; i < KVP_ASKED_BATCHES; i++)
+        kvp_gpu_release(&cache->asked.batches[i]);
+    if (cache->asked.ready != NULL)
+        kvp_cu.event_free(cache->asked.ready);
+}
