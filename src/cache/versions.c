@@ -1,12 +1,8 @@
-/* versions.c - centres and scales: their estimates from rows, and which version rows get (versions.h,
- * tensor.h).
- *
- * An estimate is robust against a few outlier rows. A part of the rows that differs from the others
- * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
- * moves the result by a bounded amount. With ordinary rows the result is their mean and their
- * largest distance from it. */
+/* versions.c - centres and scales, and which version rows get (versions.h, tensor.h). Estimates from
+ * rows are in statistics.c. */
 #include "center.h"
 #include "learning.h"
+#include "statistics.h"
 
 #include <math.h>
 #include <string.h>
@@ -27,32 +23,10 @@
 #define RANGE_EXCESS 2.0    /* behind them: turned there, a version is not as good for a few rows as one from them */
 #define VERSIONS 4u         /* without matrices */
 
-#define PARTS KVANT_STATISTICS_PARTS
-
 /* Rows of a batch that are looked at, spread over it. */
 #define MOST_ROWS 512u
 
-/* A part's largest distance counts up to this many times the median of the parts'. Of 8 parts of 8
- * normally distributed rows the largest is 1.7 times the median, so ordinary rows are not touched;
- * one outlier at most doubles a scale, a square root. */
-#define MOST_DISTANCE 4.0f
-
 /* Rows seen */
-
-static void place_statistics(kvant_statistics *statistics, size_t width, float *memory)
-{
-    *statistics = (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
-}
-
-static kvant_status create_statistics(kvant_statistics *statistics, size_t width)
-{
-    size_t n;
-    KVANT_RETURN_IF(!kvant_mul_size(width, 3 * PARTS, &n), KVANT_ERR_MEMORY);
-    float *memory = kvant_alloc(n, sizeof *memory);
-    KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
-    place_statistics(statistics, width, memory);
-    return KVANT_OK;
-}
 
 kvant_status kvant_versions_open(kvant_tensor *tensor)
 {
@@ -61,8 +35,8 @@ kvant_status kvant_versions_open(kvant_tensor *tensor)
         return KVANT_OK;
     float *memory = kvant_map(2, kvant_statistics_bytes(tensor));
     KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
-    place_statistics(&tensor->recent, width, memory);
-    place_statistics(&tensor->batch, width, memory + 3 * PARTS * width);
+    kvant_statistics_place(&tensor->recent, width, memory);
+    kvant_statistics_place(&tensor->batch, width, memory + 3 * KVANT_STATISTICS_PARTS * width);
     return KVANT_OK;
 }
 
@@ -94,32 +68,14 @@ size_t kvant_versions_most(const kvant_tensor *tensor)
 
 size_t kvant_statistics_bytes(const kvant_tensor *tensor)
 {
-    return 3 * PARTS * kvant_tensor_width(tensor) * sizeof(float);
+    return 3 * KVANT_STATISTICS_PARTS * kvant_tensor_width(tensor) * sizeof(float);
 }
 
 void kvant_versions_place(kvant_tensor *tensor, float *memory)
 {
     const size_t width = kvant_tensor_width(tensor);
-    place_statistics(&tensor->recent, width, memory);
-    place_statistics(&tensor->batch, width, memory + 3 * PARTS * width);
-}
-
-static void add_row(kvant_statistics *s, const float *row)
-{
-    size_t first = s->n % PARTS * s->width;
-    float *restrict sum = s->sum + first, *restrict min = s->min + first, *restrict max = s->max + first;
-    if (s->n < PARTS) {
-        memcpy(sum, row, s->width * sizeof *sum);
-        memcpy(min, row, s->width * sizeof *min);
-        memcpy(max, row, s->width * sizeof *max);
-    } else {
-        for (size_t j = 0; j < s->width; j++) {
-            sum[j] += row[j];
-            min[j] = row[j] < min[j] ? row[j] : min[j];
-            max[j] = row[j] > max[j] ? row[j] : max[j];
-        }
-    }
-    s->n++;
+    kvant_statistics_place(&tensor->recent, width, memory);
+    kvant_statistics_place(&tensor->batch, width, memory + 3 * KVANT_STATISTICS_PARTS * width);
 }
 
 static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
@@ -130,109 +86,14 @@ static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, c
         statistics->n += (uint32_t)taken;
         return;
     }
-    for (size_t i = 0; i < taken; i++)
-        add_row(statistics, rows + i * n / taken * stride);
-}
-
-static uint32_t parts_of(const kvant_statistics *s)
-{
-    return s->n < PARTS ? s->n : PARTS;
-}
-
-static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
-{
-    return s->n / PARTS + (part < s->n % PARTS);
-}
-
-/* A number of each part for some channels. Everything below takes channels side by side: a judgement
- * reads all of them several times. */
-#define CHANNELS 64u
-typedef float by_part[PARTS][CHANNELS];
-
-/* Both are computed before one is stored: compilers make vectors of that, and branches of the rest. */
-static void put_in_order(float *restrict a, float *restrict b)
-{
-    for (uint32_t j = 0; j < CHANNELS; j++) {
-        const float low = a[j] < b[j] ? a[j] : b[j], high = a[j] < b[j] ? b[j] : a[j];
-        a[j] = low;
-        b[j] = high;
-    }
-}
-
-/* Each channel's lower middle number, of the first n parts. */
-static void medians(by_part x, uint32_t n, float *out)
-{
-    by_part sorted;
-    memcpy(sorted, x, sizeof sorted);
-    for (uint32_t round = 0; round < n; round++)
-        for (uint32_t p = round % 2; p + 1 < n; p += 2)
-            put_in_order(sorted[p], sorted[p + 1]);
-    memcpy(out, sorted[(n - 1) / 2], sizeof *sorted);
-}
-
-static float limited(float x, float low, float high)
-{
-    x = x < low ? low : x;
-    return x > high ? high : x;
-}
-
-/* The centres of n <= CHANNELS channels from number `at` on. */
-static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *centers)
-{
-    by_part mean = { 0 }, range = { 0 };
-    float middle[CHANNELS], limit[CHANNELS];
-    const uint32_t parts = parts_of(s);
-    for (uint32_t p = 0; p < parts; p++)
-        for (uint32_t j = 0; j < n; j++) {
-            const size_t i = p * s->width + at + j;
-            mean[p][j] = s->sum[i] / (float)rows_of(s, p);
-            range[p][j] = s->max[i] - s->min[i];
-        }
-    medians(mean, parts, middle);
-    medians(range, parts, limit);
-    for (uint32_t j = 0; j < n; j++) {
-        /* Parts of one row have no range: then there is nothing to judge them by. */
-        const float most = s->n > PARTS ? limit[j] : INFINITY;
-        double sum = 0;
-        for (uint32_t p = 0; p < parts; p++)
-            sum += (double)limited(mean[p][j], middle[j] - most, middle[j] + most) * rows_of(s, p);
-        centers[j] = (float)(sum / s->n);
-    }
-}
-
-/* The largest distances from the centres that are not an outlier's, of n <= CHANNELS channels. */
-static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers, float *distances)
-{
-    by_part distance = { 0 };
-    float middle[CHANNELS];
-    const uint32_t parts = parts_of(s);
-    for (uint32_t p = 0; p < parts; p++)
-        for (uint32_t j = 0; j < n; j++) {
-            const float above = s->max[p * s->width + at + j] - centers[j];
-            const float below = centers[j] - s->min[p * s->width + at + j];
-            distance[p][j] = above > below ? above : below;
-        }
-    medians(distance, parts, middle);
-    memset(distances, 0, n * sizeof *distances);
-    for (uint32_t p = 0; p < parts; p++)
-        for (uint32_t j = 0; j < n; j++) {
-            const float limit = MOST_DISTANCE * middle[j], d = distance[p][j] < limit ? distance[p][j] : limit;
-            distances[j] = d > distances[j] ? d : distances[j];
-        }
-}
-
-static uint32_t channels_from(const kvant_tensor *tensor, uint32_t first)
-{
-    const uint32_t left = tensor->head_dim - first;
-    return left < CHANNELS ? left : CHANNELS;
+    kvant_statistics_add(statistics, rows, stride, n, taken);
 }
 
 static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
                               const kvant_tensor_version *version, float *distances)
 {
     const size_t at = (size_t)head * tensor->head_dim;
-    for (uint32_t j = 0; j < tensor->head_dim; j += CHANNELS)
-        distances_of(seen, at + j, channels_from(tensor, j), version->center + at + j, distances + j);
+    kvant_statistics_distances(seen, at, tensor->head_dim, version->center + at, distances);
 }
 
 /* Versions */
@@ -281,7 +142,7 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
     if (tensor->learns && tensor->device)
-        KVANT_FORWARD(create_statistics(&tensor->fetched, width));
+        KVANT_FORWARD(kvant_statistics_create(&tensor->fetched, width));
     KVANT_FORWARD(kvant_learning_create(tensor));
     kvant_versions_reset(tensor);
     return KVANT_OK;
@@ -448,8 +309,8 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     size_t at = (size_t)head * tensor->head_dim;
     float distance[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j += CHANNELS)
-        centers_of(seen, at + j, channels_from(tensor, j), version->center + at + j);
+    if (info->center == KVANT_CENTER_FIRST)
+        kvant_statistics_centers(seen, at, tensor->head_dim, version->center + at);
     if (info->norm != KVANT_NORM_FIRST)
         return;
     distances_of_head(tensor, seen, head, version, distance);
@@ -571,24 +432,12 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor, uint32_t n_threads
     return judge(tensor, &tensor->recent, NULL, n_threads);
 }
 
-/* The parts that n rows join, from those that join next on. */
-static void copy_parts(kvant_statistics *to, const kvant_statistics *from, size_t n)
-{
-    const size_t width = from->width, bytes = width * sizeof *from->sum;
-    for (uint32_t i = 0; i < n && i < PARTS; i++) {
-        const size_t at = (to->n + i) % PARTS * width;
-        memcpy(to->sum + at, from->sum + at, bytes);
-        memcpy(to->min + at, from->min + at, bytes);
-        memcpy(to->max + at, from->max + at, bytes);
-    }
-}
-
 void kvant_versions_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool judged)
 {
     const kvant_new_rows none = { .n = 0 };
     if (judged && tensor->learning && !tensor->device) {
         tensor->batch.n = tensor->recent.n;
-        copy_parts(&tensor->batch, &tensor->recent, rows->n);
+        kvant_statistics_copy(&tensor->batch, &tensor->recent, rows->n);
     }
     kvant_learning_sample(tensor, tensor->device ? &none : rows, tensor->recent.n == 0 || tensor->device);
     add_rows(tensor, &tensor->recent, rows->rows, rows->stride, rows->n);
@@ -599,7 +448,7 @@ void kvant_versions_unnote(kvant_tensor *tensor)
     if (!tensor->device) { /* there is little harm in counting rows twice */
         const uint32_t n = tensor->recent.n - tensor->batch.n;
         tensor->recent.n = tensor->batch.n;
-        copy_parts(&tensor->recent, &tensor->batch, n);
+        kvant_statistics_copy(&tensor->recent, &tensor->batch, n);
     }
     kvant_learning_unsample(tensor);
 }
@@ -628,7 +477,7 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
         float room[KVANT_MAX_HEAD_DIM];
         const kvant_affine affine = kvant_affine_widest(tensor, version, head, room);
         const float safe = kvant_codec_safe_input(kvant_version_transform(tensor, version, head), kernels, &affine);
-        for (uint32_t p = 0; p < parts_of(seen); p++)
+        for (uint32_t p = 0; p < kvant_statistics_parts(seen); p++)
             for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)
                 if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <= safe))
                     return false;
