@@ -417,6 +417,9 @@ bool kvp_gpu_first_settle(kvp_gpu_cache *cache)
 {
     if (!cache->weighing || cache->in_place)
         return true;
+    kvp_gpu_first_end(cache); /* a graph may have made the matrices since */
+    if (!cache->weighing)
+        return true;
     if (!cache->begun)
         begin(cache);
     cache->tried = false;

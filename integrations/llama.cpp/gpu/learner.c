@@ -149,7 +149,9 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
         memset(l->memory, 0, bytes);
     ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
     free(codecs);
-    return ok && (l->rope.size == 0 || kvant_tensor_set_rope(l->tensor, &l->rope) == KVANT_OK);
+    if (ok && l->rope.size != 0 && kvant_tensor_set_rope(l->tensor, &l->rope) != KVANT_OK)
+        l->turns = false; /* another number of channels than the tensor takes */
+    return ok;
 }
 
 /* Of what was enqueued before the lesson began. */
