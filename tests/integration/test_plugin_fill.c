@@ -103,7 +103,8 @@ static double uncounted(uint32_t n_ctx)
 /* The size has memory that a cache may not touch. Blocks that are open have no codes yet: they are
  * at most as many as there are fp16 pages. One fp16 page of each tensor is for rows that begin
  * within a block, and batches here may never need it. A GPU reserves both. A preset always makes
- * its first transform, and further ones where they lower the error. */
+ * its first transform, a GPU when rows leave the fp16 pages, and further ones where they lower the
+ * error. */
 static double unused(const kvp_kv_size *s, double transform)
 {
     const double numbers = s->numbers[0] + s->numbers[1];
@@ -111,7 +112,9 @@ static double unused(const kvp_kv_size *s, double transform)
     const double codes = s->codec_bits / 8 * (open < 1 ? open : 1);
     const double page = s->exact > 0 ? 64 * sizeof(uint16_t) * numbers / s->cells : 0;
 
-    return s->transforms - transform + (harness_on_gpu() ? 0 : codes + page);
+    if (harness_on_gpu())
+        return s->transforms - (open < 1 ? transform : 0);
+    return s->transforms - transform + codes + page;
 }
 
 static void assert_counted(const kvp_kv_size *s, double counted, double transform, uint32_t n_ctx)
