@@ -154,7 +154,7 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     return ok;
 }
 
-/* Of what was enqueued before the lesson began. */
+/* Copies what work wrote that was enqueued before the lesson began. */
 static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, size_t bytes)
 {
     return kvp_gpu_enter(cells->gpu) &&
@@ -251,7 +251,7 @@ static bool read_version(const kvp_gpu_cells *cells, uint32_t head, const kvp_gp
     return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &version->codecs[head]) == KVANT_OK;
 }
 
-/* Of the newest version; none where the tensor made none of these rows. */
+/* Makes codecs of the newest version, or none if the rows gave the tensor no version. */
 static bool make_codecs(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;

@@ -1,17 +1,17 @@
-/* learner.h - what makes a layer's matrices: a tensor in the computer's memory, to which a thread
- * writes keys and queries. first.c and ready.c say which, and when a matrix comes in force. */
+/* learner.h - a tensor in the computer's memory makes a layer's matrices. A thread writes keys and
+ * queries to it. first.c and ready.c say which, and when a matrix comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
 #include "gpu.h"
 
-/* What a first matrix is made from. */
+/* Keys and queries that a first matrix is made from. */
 typedef struct kvp_gpu_lesson {
     size_t n;           /* keys */
     float *rows;        /* or NULL; the learner frees them */
     const void *halves; /* instead of rows: as fp16 on the GPU, when cache->asked.ready has come */
     int32_t *positions; /* or NULL: not known; the learner frees them */
-    /* Queries in GPU memory, likewise (queries.c); a token's take so many bytes. */
+    /* Batches of queries in GPU memory, likewise (queries.c), and the bytes of one token. */
     const char *queries[KVP_ASKED_BATCHES];
     uint32_t n_batches;
     size_t row;

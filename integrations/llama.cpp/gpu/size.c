@@ -36,7 +36,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     return numbers * sizeof(float);
 }
 
-/* Of KVP_PLAIN, which few caches need: it is there from the first matrix on. */
+/* Few caches need KVP_PLAIN. Those have its matrix from their first matrix on. */
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads)
 {

@@ -116,7 +116,7 @@ void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_lesson *les
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
-/* A small part of what is free: others will need memory, too. */
+/* Whether so many bytes are less than a quarter of the free memory, which others need, too. */
 bool kvp_gpu_are_few(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. begin: as new, for a cache without rows. free waits for the thread. */
