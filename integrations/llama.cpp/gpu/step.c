@@ -154,6 +154,15 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     return n <= n_free;
 }
 
+/* Whether the rows of a step stay exact, however many they are. Keys that are sealed before their
+ * first matrix never have one. Rows that are sealed before 64 tokens made their centre are decoded
+ * and encoded again with it. */
+static bool stays_exact(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    return (cache->weighing && fits(cache, step)) ||
+           (cache->learning && step->n < KVP_LEARN_ROWS);
+}
+
 static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     for (size_t i = 0; i < step->n; i++)
@@ -174,7 +183,7 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
         release_unused(cache, step, mask);
     ok = find_views(cache, step, mask, &seen);
     if (ok) {
-        kvp_gpu_bound_steps(cache, !cache->weighing || !fits(cache, step));
+        kvp_gpu_bound_steps(cache, !stays_exact(cache, step));
         changes = plan_rows(cache, step, &seen);
         kvp_gpu_bound_steps(cache, true);
         ok = kvp_gpu_first_prepare(cache, step, has_pages(cache, step), changes.n_seal > 0);
