@@ -294,11 +294,11 @@ static void looked_at(const harness_options *options, int n, float *logits, floa
     twins_free(t);
 }
 
-/* llama.cpp makes a graph of each node then, so a step has many. A cache of 1024 tokens has 6 fp16
- * pages on a GPU, and 500 tokens need 8. The second batch has more rows than the pages then, and its
- * keys take a matrix that is made in their graph. The queries that this matrix is made from, too,
- * are in another graph. So answers differ, but they are still better than q4_0's, which has fewer
- * bits. 300 tokens fit into the pages. */
+/* llama.cpp makes a graph of each node then, so a step has many. On a GPU a cache of 1024 tokens has
+ * 6 fp16 pages, and 500 tokens need 8. The batch of 300 tokens has more rows than the 200 that are
+ * in pages, so its graph makes the matrices of its keys. With a callback the queries that they are
+ * made from, too, are in another graph. So answers differ, but they are better than q4_0's, which
+ * has fewer bits. 200 and 100 tokens fit into the pages. */
 static void a_callback_changes_no_answer(void **state)
 {
     static const int second[] = { 100, 300 };

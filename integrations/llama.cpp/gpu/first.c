@@ -8,7 +8,8 @@
  * own rows instead, in its graph. So results depend on no clock.
  *
  * Keys that were sealed without a matrix keep what they went through, which is KVP_PLAIN: those of
- * a restored state, and tokens that are too much alike to make a matrix that all later rows take. */
+ * a restored state, and tokens that are too much alike to make a matrix that all later rows take.
+ */
 #include "learner.h"
 
 #include <stdlib.h>

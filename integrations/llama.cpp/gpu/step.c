@@ -3,8 +3,8 @@
  * Translates cells, positions and masks of a graph, and rows that are written without a graph, into
  * steps of the plan, and has open.c carry its changes out. If all rows of a step have pages, they
  * go to these alone, and are encoded when their blocks give the pages up. Otherwise all rows of the
- * step are encoded at once, too. Before keys have a matrix (first.c) rows of a step of any length go
- * to free pages.
+ * step are encoded at once, too. Before keys have a matrix (first.c), the rows of any step go to
+ * pages, as long as pages are free.
  *
  * llama.cpp sends cell numbers, positions and masks to the GPU, and devices.c keeps copies of them.
  * A graph reads the page table and the slots from GPU memory. So it can be replayed, and a captured

@@ -94,12 +94,14 @@ typedef struct kvp_gpu_version {
 } kvp_gpu_version;
 
 /* first.c. The lock is held for all of these. False: with a message.
- * prepare, before blocks for a step are opened: threads begin to make matrices, and join if rows
- * have to be sealed. kept: all rows of the step go to open pages alone. takes: other blocks give up
- * pages. mark, behind it: what was sealed keeps its transform.
- * settle: the same before somebody else seals rows. join: waits for the thread of a tensor, whose
- * matrix comes in force. end: says whether keys of the cache learn still.
- * in_graph: keys of a long step are sealed at once, so its own rows make the matrix; values: of the
+ * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
+ * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
+ * alone. takes: other blocks give up pages for the step.
+ * mark comes after blocks were opened: what was sealed keeps its transform.
+ * settle does what prepare does, before somebody else seals rows.
+ * join waits for the thread of a tensor, whose matrix comes in force.
+ * end finds out whether keys of the cache learn still.
+ * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
  * same tokens, or NULL. */
 bool kvp_gpu_first_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, bool kept, bool takes);
 void kvp_gpu_first_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
