@@ -281,7 +281,7 @@ static bool has_ours(const abi_graph *graph)
 }
 
 /* The same, of a graph that in_place.c knows. A token in place takes 3 % longer on an H200 if each
- * graph is looked at anew. */
+ * graph is looked at again. */
 static bool is_partly_ours(kvp_gpu_backend *b, const abi_graph *graph)
 {
     struct kvp_gpu_uses *uses = &b->uses;
