@@ -343,10 +343,13 @@ class Inspect(unittest.TestCase):
         here, there = (full(rows_of(run(*arguments, *words))) for words in ((), ("--gpu",)))
         self.assertEqual(here[1], there[1])
         # For each of the tensors 7 open pages: first, newest, four of a step and one because rows
-        # begin anywhere in a block; and up to 33 for the first prompts.
+        # begin anywhere in a block. Learning takes two matrices of each layer's keys, and room
+        # for a layer's open pages as float32 rows with their slots.
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
-        self.assertGreater(there[0]["working_bytes"], 2 * SMALL_LAYERS * 32 * page)
+        matrices = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM**2 * 4
+        room = 7 * 64 * (N_KV_HEADS * HEAD_DIM * 4 + 8)
+        self.assertEqual(there[0]["working_bytes"], matrices + room)
         # In the computer's memory: the first block, and the newest 64 tokens, which begin anywhere
         # in a block. The rows of a step have 8 blocks once for all keys, and once for all values.
         self.assertEqual(here[0]["exact_bytes"], (2 * SMALL_LAYERS * (1 + 1 + 1) + 2 * 8) * page)
