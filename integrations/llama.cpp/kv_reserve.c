@@ -89,11 +89,6 @@ uint32_t kvp_kv_given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-static uint32_t pages_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
 /* For codecs that were chosen by specs. An open page has 4 times the bytes of a sealed one, so these
  * are 3 % of a long cache. */
 #define LEAST_OPEN 8u
@@ -105,7 +100,7 @@ uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settin
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
     const uint32_t n_blocks = kvp_kv_blocks(shape), usual = n_blocks / 128;
-    uint32_t n = pages_of(part.total) + pages_of(part.step);
+    uint32_t n = kvp_pages_of(part.total) + kvp_pages_of(part.step);
 
     if (n == 0)
         return usual < LEAST_OPEN ? LEAST_OPEN : usual > USUAL_OPEN ? USUAL_OPEN : usual;

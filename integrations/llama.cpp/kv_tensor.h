@@ -287,6 +287,12 @@ kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 /* Drops what waits. */
 void kvp_kv_forget_waiting(kvp_kv *kv);
 
+/* How many pages tokens take that begin a page. */
+static inline uint32_t kvp_pages_of(uint32_t tokens)
+{
+    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
 /* The slot of a cell, numbered over all streams: streams begin with a block of their own. -1 when a
  * placement has none for it, which means that it was never written. */
 static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)

@@ -206,7 +206,7 @@ void kvant_open_take_runs(kvant_tensor *tensor, const kvant_run *runs, uint32_t 
         blocks += views[n_views++].n;
     }
     const kvant_plan_changes changes = kvant_plan_step_rows(
-        tensor->plan, &(kvant_plan_step){ slots, positions, n, views, n_views });
+        tensor->plan, &(kvant_plan_step){ slots, positions, n, views, n_views, false });
     kvant_open_seal(tensor, changes.seal, changes.n_seal, n_threads);
 }
 

@@ -119,7 +119,7 @@ static plan_block *block_of(const kvant_plan *plan, const kvant_plan_step *step,
 
 static bool is_long(const kvant_plan *plan, const kvant_plan_step *step)
 {
-    return plan->params.step_rows != 0 && step->n > plan->params.step_rows;
+    return !step->stays_exact && plan->params.step_rows != 0 && step->n > plan->params.step_rows;
 }
 
 /* A block that several sequences share is as new as it is to the shortest of them. */
@@ -196,8 +196,8 @@ static rank rank_of(const kvant_plan *plan, const plan_block *b)
     return distance_of(plan, b) <= (int64_t)plan->params.newest ? NEWEST : OLD;
 }
 
-/* Old blocks go first. Blocks that no query of the step sees come next. So a sequence that is written
- * keeps its newest tokens as long as an idle one has its first. */
+/* Old blocks go first. Blocks that no query of the step sees come next. So a sequence that is
+ * written keeps its newest tokens as long as an idle one has its first. */
 static bool goes_before(const kvant_plan *plan, const plan_block *a, const plan_block *b)
 {
     const rank of[] = { rank_of(plan, a), rank_of(plan, b) };
@@ -292,9 +292,25 @@ static uint32_t count_blocks(const kvant_plan *plan)
     return plan->params.n_pages - plan->n_free;
 }
 
-kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
+static void clear_changes(kvant_plan *plan)
 {
     plan->n_seal = plan->n_open = 0;
+}
+
+static void begin(kvant_plan *plan)
+{
+    plan->now++;
+    clear_changes(plan);
+}
+
+static kvant_plan_changes changes_of(const kvant_plan *plan)
+{
+    return (kvant_plan_changes){ plan->seal, plan->open, plan->n_seal, plan->n_open };
+}
+
+kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
+{
+    clear_changes(plan);
     while (count_blocks(plan) > plan->params.n_pages - n)
         seal_block(plan, next_to_go(plan, FIRST, UINT64_MAX));
     for (uint32_t page = 0; page < n; page++) {
@@ -304,18 +320,7 @@ kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
         leave(plan, (uint32_t)block);
         enter(plan, (uint32_t)block, n);
     }
-    return (kvant_plan_changes){ plan->seal, plan->open, plan->n_seal, plan->n_open };
-}
-
-static void begin(kvant_plan *plan)
-{
-    plan->now++;
-    plan->n_seal = plan->n_open = 0;
-}
-
-static kvant_plan_changes changes_of(const kvant_plan *plan)
-{
-    return (kvant_plan_changes){ plan->seal, plan->open, plan->n_seal, plan->n_open };
+    return changes_of(plan);
 }
 
 /* The last rows of a step are the newest, so they come first. */
@@ -375,5 +380,5 @@ void kvant_plan_undo(kvant_plan *plan)
         plan->blocks[plan->seal[i].block].page = (int32_t)plan->seal[i].page;
         plan->n_free--;
     }
-    plan->n_seal = plan->n_open = 0;
+    clear_changes(plan);
 }

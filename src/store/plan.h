@@ -52,6 +52,7 @@ typedef struct kvant_plan_step {
     uint32_t n;
     const kvant_plan_view *views;
     uint32_t n_views;
+    bool stays_exact; /* the step is not long, however many rows it has (step_rows) */
 } kvant_plan_step;
 
 /* A block that gives its page up, or gets one. */

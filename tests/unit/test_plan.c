@@ -30,7 +30,7 @@ static bool append(model *m, const uint32_t *which, uint32_t n_which, uint32_t n
         }
         views[w] = (kvant_plan_view){ s->blocks, s->n_blocks, query };
     }
-    take(m, &(kvant_plan_step){ slots, positions, rows, views, n_which });
+    take(m, &(kvant_plan_step){ slots, positions, rows, views, n_which, false });
     return true;
 }
 
@@ -230,7 +230,7 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
             const kvant_plan_view both[] = { { blocks, 1, SLOTS },
                                              { blocks, (uint32_t)round + 2, positions[0] } },
                                   turned[] = { both[1], both[0] };
-            take(&m, &(kvant_plan_step){ slots, positions, SLOTS, order ? turned : both, 2 });
+            take(&m, &(kvant_plan_step){ slots, positions, SLOTS, order ? turned : both, 2, false });
             assert_true(kvant_plan_page(m.plan, 0) >= 0);
         }
     end(&m);
@@ -270,7 +270,7 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
         }
         const int32_t blocks[] = { block % 10 };
         const kvant_plan_view view = { blocks, 1, positions[0] };
-        take(&m, &(kvant_plan_step){ slots, positions, SLOTS, &view, 1 });
+        take(&m, &(kvant_plan_step){ slots, positions, SLOTS, &view, 1, false });
         assert_int_equal(kvant_plan_holds_first(m.plan, (uint32_t)block % 10), block < 5);
     }
     for (uint32_t block = 0; block < 10; block++)
@@ -373,7 +373,7 @@ static void rewritten_blocks_are_opened(void **unused)
     for (uint32_t i = 0; i < 12; i++)
         assert_true(append(&m, &(uint32_t){ 0 }, 1, 64));
     const int64_t slots[] = { 3 * SLOTS, 0, 4 * SLOTS };
-    take(&m, &(kvant_plan_step){ slots, NULL, 3, NULL, 0 });
+    take(&m, &(kvant_plan_step){ slots, NULL, 3, NULL, 0, false });
     for (uint32_t i = 0; i < 3; i++)
         assert_true(kvant_plan_page(m.plan, (uint32_t)(slots[i] / SLOTS)) >= 0);
     assert_true(kvant_plan_holds_first(m.plan, 0));
@@ -441,7 +441,7 @@ static void rows_without_a_step(void **unused)
                 positions[i] = (block + 50 * round) * SLOTS + i;
                 slots[i] = block * SLOTS + i;
             }
-            take(&m, &(kvant_plan_step){ slots, positions, SLOTS, NULL, 0 });
+            take(&m, &(kvant_plan_step){ slots, positions, SLOTS, NULL, 0, false });
             for (int32_t back = 0; back <= block; back++)
                 if (back < 4 + round || (round == 0 && back == block))
                     assert_true(kvant_plan_page(m.plan, (uint32_t)(block - back)) >= 0);
@@ -473,7 +473,7 @@ static void random_step(model *m)
             slots[i] = (int64_t)(test_random(&m->state) % (m->params.n_blocks * SLOTS));
             m->used[slots[i] / SLOTS] = true;
         }
-        take(m, &(kvant_plan_step){ slots, a % 2 ? positions : NULL, 40, NULL, 0 });
+        take(m, &(kvant_plan_step){ slots, a % 2 ? positions : NULL, 40, NULL, 0, false });
         return;
     case 3:
         for (uint32_t s = 0; s < SEQUENCES; s++)

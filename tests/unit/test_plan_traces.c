@@ -141,7 +141,7 @@ static void take_step(trace *t, step *s, const line *l)
     for (uint32_t block = 0; block < t->m.params.n_blocks; block++)
         was_exact[block] = kvant_plan_page(t->m.plan, block) >= 0;
     note_positions(t, s);
-    take(&t->m, &(kvant_plan_step){ s->slots, s->positions, s->n, s->views, s->n_views });
+    take(&t->m, &(kvant_plan_step){ s->slots, s->positions, s->n, s->views, s->n_views, false });
     if (s->n_views == 1 && find_wanted(t, s, l, wanted))
         check_wanted(t, s, wanted, was_exact);
     s->n = s->n_blocks = s->n_views = 0;
@@ -155,7 +155,7 @@ static void restore(trace *t, const line *l, step *s)
         s->positions[s->n++] = (int32_t)i;
         if (s->n == PIECE || i + 1 == l->n_slots) {
             note_positions(t, s);
-            take(&t->m, &(kvant_plan_step){ s->slots, s->positions, s->n, NULL, 0 });
+            take(&t->m, &(kvant_plan_step){ s->slots, s->positions, s->n, NULL, 0, false });
             s->n = 0;
         }
     }

@@ -212,12 +212,7 @@ bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t n,
                          cu_stream stream);
 
-/* open.c. Without an exact part, only the rows of short steps stay in pages, because encoding a few
- * rows takes as long as encoding a block. If bounded is not set, rows of all steps do until the
- * next call. */
-void kvp_gpu_bound_steps(kvp_gpu_cache *cache, bool bounded);
-
-/* Sealed pages hold all rows afterwards. forget: all rows are of the past. */
+/* open.c. Sealed pages hold all rows afterwards. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
 

@@ -58,35 +58,21 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache)
     cache->table_changed = true;
 }
 
-static uint32_t pages_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
 /* Without an exact part (KVANT_CODEC with sink=, recent= or a trellis), only a few rows wait in
  * pages, because encoding them takes as long as encoding a block. They may use all pages but those
  * for one sequence's first and newest tokens, which begin anywhere in a block. */
 static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
-    const uint32_t ends = pages_of(part->first) + pages_of(part->newest) + (part->newest != 0);
+    const uint32_t ends = kvp_pages_of(part->first) + kvp_pages_of(part->newest) + (part->newest != 0);
     const uint32_t rest = cache->n_pages > ends ? cache->n_pages - ends : 1;
 
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = cache->n_pages,
-                                .step_pages = part->step != 0 ? pages_of(part->step) : rest,
+                                .step_pages = part->step != 0 ? kvp_pages_of(part->step) : rest,
                                 .first = part->first,
                                 .newest = part->newest,
                                 .step_rows = part->step != 0 ? 0 : KVP_FEW_TOKENS };
-}
-
-void kvp_gpu_bound_steps(kvp_gpu_cache *cache, bool bounded)
-{
-    kvant_plan_params params = plan_params(cache);
-
-    if (!bounded)
-        params.step_rows = 0;
-    kvant_plan_set_params(cache->plan, &params);
 }
 
 /* The plan, and room for the table. A tensor that joins later may have more first and newest

@@ -119,21 +119,22 @@ static void release_unused(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
 /* Plans */
 
 static kvant_plan_changes plan_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step,
-                                    const views *seen)
+                                    const views *seen, bool stays_exact)
 {
     const kvant_plan_step rows = { .slots = step->cells,
                                    .positions = step->positions,
                                    .n = (uint32_t)step->n,
+                                   .stays_exact = stays_exact,
                                    .views = seen->list,
                                    .n_views = seen->n };
 
     return kvant_plan_step_rows(cache->plan, &rows);
 }
 
-static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, const views *seen,
-                      cu_stream stream)
+/* Of rows that nobody sees yet. */
+static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
 {
-    const kvant_plan_changes changes = plan_rows(cache, step, seen);
+    const kvant_plan_changes changes = plan_rows(cache, step, &(views){ 0 }, false);
 
     return kvp_gpu_carry_out(cache, &changes, stream);
 }
@@ -146,10 +147,10 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
     for (uint32_t page = 0; page < cache->n_pages; page++)
         n_free += kvant_plan_block(cache->plan, page) < 0;
     for (size_t i = 0; i < step->n; i++) {
-        size_t j = 0;
-        while (j < i && block_of(step, j) != block_of(step, i))
-            j++;
-        n += j == i && kvant_plan_page(cache->plan, block_of(step, i)) < 0;
+        size_t before = i;
+        while (before > 0 && block_of(step, before - 1) != block_of(step, i))
+            before--;
+        n += before == 0 && kvant_plan_page(cache->plan, block_of(step, i)) < 0;
     }
     return n <= n_free;
 }
@@ -183,9 +184,7 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
         release_unused(cache, step, mask);
     ok = find_views(cache, step, mask, &seen);
     if (ok) {
-        kvp_gpu_bound_steps(cache, !stays_exact(cache, step));
-        changes = plan_rows(cache, step, &seen);
-        kvp_gpu_bound_steps(cache, true);
+        changes = plan_rows(cache, step, &seen, stays_exact(cache, step));
         ok = kvp_gpu_first_prepare(cache, step, has_pages(cache, step), changes.n_seal > 0);
         if (!ok)
             kvant_plan_undo(cache->plan);
@@ -198,13 +197,12 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
 
 bool kvp_gpu_open_blocks(kvp_gpu_cache *cache, const uint32_t *blocks, uint32_t n, cu_stream stream)
 {
-    const views none = { 0 };
     int64_t cells[KVP_MOST_PAGES];
 
     for (uint32_t i = 0; i < n; i++)
         cells[i] = (int64_t)blocks[i] * KVANT_PAGE_TOKENS;
     return !cache->keeps ||
-           open_rows(cache, &(kvp_gpu_step){ .cells = cells, .n = n }, &none, stream);
+           open_rows(cache, &(kvp_gpu_step){ .cells = cells, .n = n }, stream);
 }
 
 /* Rows */
@@ -303,9 +301,6 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
     if (ok)
         kvp_gpu_first_mark(cache, step);
     ok = ok && kvp_gpu_ranges_prepare(cache, step);
-    if (ok)
-        kvp_gpu_first_mark(cache, step);
-    ok = ok && kvp_gpu_ranges_prepare(cache, step);
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_holds(cache, step->cells[i]);
     cache->planner = NULL;
@@ -344,7 +339,6 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
-    const views none = { 0 };
     int64_t *slots;
     int32_t *positions;
     bool ok;
@@ -357,11 +351,11 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
     if (ok) {
         const kvp_gpu_step rows = { step->cells, positions, step->n };
         count_positions(cache, step, positions);
-        ok = open_rows(cache, &rows, &none, stream);
+        ok = open_rows(cache, &rows, stream);
         kvp_gpu_slots_of(cache, step->cells, step->n, slots);
         note_positions(cache, step);
         if (ok)
-            note_rows(cache, &(kvp_gpu_step){ .cells = step->cells, .n = step->n }, slots, false);
+            note_rows(cache, step, slots, false);
     }
     free(slots);
     free(positions);
